@@ -14,5 +14,5 @@ wishes       the deadline, priority and version that a client asks for
 parameters   reads the parameters of management calls
 byte_ledger  how many bytes of requests and answers are held at a time
 decoding     threads for bodies that take long to decode
-come_back    when a refused client is told to come back
+come_back    the `Retry-After` of a refusal
 """

@@ -1,9 +1,9 @@
-"""Which requests a browser sends for another site's page, where no key tells them from the operator's. Pure.
+"""Refuses what a browser sends for another site's page, on routes that need no key. Pure.
 
-Two attacks reach a port without keys through a browser that can reach it. A page of another site may send what changes
-something (a form, `fetch` without reading the answer): its `Origin` or `Sec-Fetch-Site` shows it. A page may have led
-its own name to this machine (DNS rebinding), so that the browser takes both for one site: the `Host` shows it, where
-the names of this server are known. Other clients send no `Origin`, and pass.
+Two attacks reach a port without keys through a browser that can reach it. In the first a page of another site sends a
+request that changes something (a form, `fetch` without reading the answer); `Origin` or `Sec-Fetch-Site` shows it. In
+the second a page points its own name at this machine (DNS rebinding), so that the browser takes both for one site; the
+`Host` shows it, if the names of this server are known. Other clients send no `Origin` and pass.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Origin(NamedTuple):
 
 
 class OwnHosts:
-    """The hosts that requests to one listener may name: this machine's own names, its address's, and those allowed.
+    """The hosts that requests to one listener may name: this machine's own, the listener's address, and `allowed`.
 
-    `allowed` are names or addresses in lower case, `*.example.com` for those below one, `*` for all.
+    `allowed` are names or addresses in lower case; `*.example.com` stands for the names below one, `*` for all.
     """
 
     def __init__(self, allowed: Sequence[str] = (), address_host: str = "") -> None:
@@ -50,7 +50,7 @@ class OwnHosts:
         self._takes_all = "*" in allowed
 
     def has(self, value: bytes) -> bool:
-        """Whether a `Host` names this server. An empty one names no server, so not another one."""
+        """Whether a `Host` names this server. An empty `Host` passes: it names no other server."""
         host, _ = split_host(value)
         if not value or self._takes_all or host in self._names or host.endswith(self._endings):
             return True
@@ -59,10 +59,10 @@ class OwnHosts:
 
 
 class BrowserRules:
-    """What one listener refuses. With `own_hosts` None any `Host` passes.
+    """The rules of one listener. With `own_hosts` None any `Host` passes.
 
-    `allowed_origins` are those of `cors_allowed_origin`, `*` for all. `open_paths` and the paths below them are
-    answered to all: health and metrics, which say little and change nothing.
+    `allowed_origins` are those of `cors_allowed_origin`, `*` for all. `check_scope` lets `open_paths`, and the paths
+    below them, pass: health and metrics say little and change nothing.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class BrowserRules:
         self._scheme = scheme
         self._own_hosts = own_hosts
         self._takes_all = "*" in allowed_origins
-        # `null`, and what else has no such form, is compared as it is written.
+        # `null` and other values without scheme and host are compared as written.
         self._allowed = frozenset(read_origin(each) or each for each in allowed_origins)
 
     def check(self, method: str | bytes, lines: Lines) -> None:
-        """Let a request pass, by its method and its header. Raises ForeignHost and ForeignOrigin."""
+        """Check a request by its method and header. Raises ForeignHost and ForeignOrigin."""
         host, sites, origins = b"", [], []
         for name, value in lines:
             size = len(name)
@@ -102,13 +102,13 @@ class BrowserRules:
             raise ForeignOrigin(origins[0] if origins else "")
 
     def check_scope(self, scope: Scope) -> None:
-        """As `check`, of a request on its way through an application, whose path is split."""
+        """As `check`, for a request on its way through an application. Its path must be split already."""
         path = scope["path"]
         if not any(path == each or path.startswith(f"{each}/") for each in self._open_paths):
             self.check(scope["method"], scope["headers"])
 
     def check_host(self, lines: Lines) -> None:
-        """As `check`, of the `Host` alone."""
+        """As `check`, for the `Host` alone."""
         self.check(b"GET", lines)
 
     def _may_call(self, text: str, host: bytes, *, is_told_same: bool) -> bool:
@@ -136,7 +136,7 @@ def read_origin(text: str) -> Origin | None:
 
 
 def write_origin(text: str) -> str:
-    """An origin as browsers write it and compare it; what has no such form as it stands."""
+    """An origin as browsers write and compare it; other text unchanged."""
     origin = read_origin(text)
     if origin is None:
         return text
@@ -146,7 +146,7 @@ def write_origin(text: str) -> str:
 
 
 def split_host(value: bytes) -> tuple[str, int]:
-    """The host of a `Host`, in lower case, without brackets and a last dot; and its port, 0 where it names none."""
+    """The host of a `Host`, in lower case, without brackets and a last dot; and its port, 0 if not given."""
     text = value.decode("latin-1").strip()
     found = _HOST.fullmatch(text)
     return (_plain(found[1]), int(found[2] or 0)) if found else (text, 0)
@@ -163,7 +163,7 @@ def _plain(host: str) -> str:
 
 
 def _read_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is in any of the spellings that people type (`127.1`); None for a name."""
+    """The address that a host stands for, in any spelling that people type (`127.1`); None for a name."""
     try:
         if _NUMERIC.fullmatch(host):
             return ipaddress.IPv4Address(socket.inet_aton(host))

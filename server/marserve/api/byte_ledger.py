@@ -1,21 +1,21 @@
-"""How many bytes of requests and answers a server holds at a time, and which bodies wait for room. Pure.
+"""Counts the bytes of requests and answers that a server holds, and decides which bodies wait for room. Pure.
 
-A body of at most `SMALL_BYTES` counts in a reserve of its own, so that small requests pass while large ones wait;
-those that come in pieces have half of it until they are whole. A longer one is a `Hold`: it asks for its whole length
-when its header has come (a chunked one for a little more than it has, and more as it grows), and waits in line, its
-connection unread, until there is room. What came of it before the connection stopped counts in a second reserve, of the
-same size. Answers that wait for their clients count, and are never refused. Callers pass the time, in seconds on the
-monotonic clock.
+A body of at most `SMALL_BYTES` counts in a reserve of its own, so that small requests pass while large ones wait. Half
+of the reserve is for small bodies that come in pieces, until they are whole. A longer body has a `Hold`. It asks for
+its whole length when its header has come; a chunked body asks for a little more than it has, and for more as it grows.
+The hold waits in line, and its connection is not read, until there is room. What came of the body before the connection
+stopped reading counts in a second reserve of the same size. Answers that wait for their clients count, and are never
+refused. Callers pass the time, in seconds on the monotonic clock.
 
     held by bodies                at most `limit`, less what answers and small bodies beyond their reserve hold
-    small bodies                  at most `reserve`, half of it for those that have not come as a whole; and whatever
+    small bodies                  at most `reserve`, half of it for those that have not come as a whole; beyond it what
                                   is free of `limit`
     first bytes of waiting bodies at most `reserve`
 
-Nothing waits for ever: `turn` refuses what waited `PATIENCE_S`. Where the first in line has waited `STUCK_S`, it makes
-room: bodies that arrive slowly lose their place, then the youngest of those that wait in the middle of their bytes,
-until the first in line can go on. Connections ask `is_pressed`, and refuse whole requests that they keep behind an
-answer which their client does not take.
+Nothing waits for ever: `turn` refuses a body that waited `PATIENCE_S`. When the first in line has waited `STUCK_S`,
+`turn` makes room for it: it refuses bodies that arrive slowly, then the youngest of those that wait in the middle of
+their bytes, until the first in line fits. Connections ask `is_pressed`, and refuse whole requests that they keep behind
+an answer which their client does not take.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ SMALL_BYTES: Final = 64 * 1024
 UNBOUNDED: Final = 1 << 62
 RESERVE_SHARE: Final = 16
 LEAST_RESERVE_BYTES: Final = 4 * 1024 * 1024
-# How much one read of a connection may bring.
+# The most bytes that one read of a connection brings.
 READ_BYTES: Final = 256 * 1024
-# How long a body waits for room before it is refused, and how long the first in line before others make room for it.
+# A body is refused after this wait for room.
 PATIENCE_S: Final = 5.0
+# Others must make room for the first in line when it has waited this long.
 STUCK_S: Final = 1.0
 # A body that comes more slowly than this loses its place while others are stuck.
 PRESSED_BYTES_PER_S: Final = 64 * 1024
@@ -46,17 +47,17 @@ class Reader(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether its client may send, or could have: where not, it is not slow."""
+        """Whether the client holds the body up; False while the server itself does not read."""
 
     def go_on(self) -> None:
-        """Read on: the body has room."""
+        """Go on reading: the body has room."""
 
     def give_up(self, why: Refusal) -> None:
         """Refuse the body, which has no room any more. Its hold is closed."""
 
 
 class Hold:
-    """The room of one body, from its first byte until `close`, or until nothing refers to it any more."""
+    """The room of one body, from its first byte until `close`, or until its last reference is dropped."""
 
     __slots__ = (
         "_ledger",
@@ -99,11 +100,11 @@ class Hold:
         return self.waits_since is not None
 
     def waited_s(self, now: float) -> float:
-        """How long it has waited, 0 where it does not."""
+        """How long it has waited; 0 if it does not wait."""
         return 0.0 if self.waits_since is None else now - self.waits_since
 
     def take(self, size: int, now: float) -> bool:
-        """Count bytes that have come; False where there is no room even for them, and the body must be refused."""
+        """Count bytes that have come. False: not even these have room, and the body must be refused."""
         self.received += size
         if self.is_small and self.received <= SMALL_BYTES:
             return self._ledger.take_part(self, size)
@@ -114,7 +115,7 @@ class Hold:
         return self._ledger.take_ahead(self, max(0, self.received - self.granted))
 
     def complete(self) -> bool:
-        """All of the body has come: keep what it takes, and no more. False where there is no room for it."""
+        """All of the body has come: keep room for its actual length. False if there is no room for it."""
         return self._ledger.complete(self)
 
     def close(self) -> None:
@@ -122,13 +123,13 @@ class Hold:
         self._ledger.close(self)
 
     def __del__(self) -> None:
-        # Any thread may drop the last reference, at any moment: the ledger looks later.
+        # Any thread may drop the last reference at any moment, so the ledger books it later.
         if self.granted:
             self._ledger.drop(self.granted, is_small=self.is_small, is_part=self.is_part)
 
 
 class ByteLedger:
-    """The books of one server. Used by one thread; only `drop` may be called by any.
+    """The books of one server. Used by one thread; `drop` may be called by any thread.
 
     `on_room` is called, by any thread, when room was given back while a body waits: `turn` should follow soon.
     """
@@ -152,7 +153,7 @@ class ByteLedger:
 
     @property
     def room(self) -> int:
-        """What a large body could have now, below 0 where answers have taken more than there is."""
+        """Bytes that a large body could have now; below 0 when answers hold more than the limit leaves."""
         if self._dropped:
             self._settle()
         half = self.half
@@ -171,7 +172,7 @@ class ByteLedger:
     # ------------------------------------------------------------------------------------------- small bodies
 
     def take_small(self, size: int) -> bool:
-        """Count a small body until `release_small`; False where there is no room for it."""
+        """Count a small body until `release_small`; False if there is no room for it."""
         if not self._has_room_for_small(size):
             return False
         self.small += size
@@ -190,13 +191,13 @@ class ByteLedger:
     # ------------------------------------------------------------------------------------------- bodies
 
     def take(self, size: int) -> Hold | None:
-        """Room for a body that has come as a whole; None where there is none."""
+        """Room for a body that has come as a whole; None if there is not enough."""
         hold = self._new(None, 0.0)
         hold.received = size
         return hold if self._grant(hold, size) else None
 
     def open(self, length: int | None, reader: Reader, now: float) -> Hold:
-        """A place for a body of this length, or a chunked one (None), that begins to come; a large one may wait."""
+        """A hold for a body of this length (None: chunked) whose bytes begin to come. A large one may have to wait."""
         hold = self._new(reader, now)
         hold.grows = length is None
         if length is None or length <= SMALL_BYTES:
@@ -208,7 +209,7 @@ class ByteLedger:
         return hold
 
     def take_part(self, hold: Hold, size: int) -> bool:
-        """Count a piece of a small body; those that are not whole leave half of the reserve to those that are."""
+        """Count a piece of a small body. Bodies in pieces leave half of the reserve to bodies that are whole."""
         self._settle()
         half = self.half
         if self.parts + size > half and self.parts + size - max(half, self.parts) > self.room:
@@ -218,13 +219,13 @@ class ByteLedger:
         return True
 
     def grow(self, hold: Hold, now: float) -> None:
-        """A chunked body that is more than small needs more room for its next read: it may wait from now on."""
+        """Ask for room for the next read of a chunked body that is no longer small. It may have to wait for that."""
         hold.wanted = min(max(hold.received + READ_BYTES, 2 * hold.granted), max(self.limit, hold.received))
         self._reading[hold] = None
         self._ask(hold, now)
 
     def take_ahead(self, hold: Hold, size: int) -> bool:
-        """Count what has come of a body that waits."""
+        """Count what has come of a waiting body; False if that is more than the reserve."""
         self.ahead += size - hold.ahead
         hold.ahead = size
         return self.ahead <= self.reserve
@@ -250,7 +251,7 @@ class ByteLedger:
         hold.reader = None
 
     def drop(self, size: int, *, is_small: bool, is_part: bool) -> None:
-        """A hold has gone with its last reference."""
+        """Give back the room of a hold whose last reference was dropped."""
         self._dropped.append((size, is_small, is_part))
         if self.waiting:
             self.on_room()
@@ -264,7 +265,7 @@ class ByteLedger:
     # ------------------------------------------------------------------------------------------- answers
 
     def count_answers(self, size: int) -> None:
-        """So many bytes more wait for their clients, or fewer."""
+        """Add to the bytes that wait for their clients; `size` is negative when they were taken."""
         self.answers += size
         if size < 0 and self.waiting:
             self.on_room()
@@ -272,7 +273,7 @@ class ByteLedger:
     # ------------------------------------------------------------------------------------------- turns
 
     def turn(self, now: float) -> None:
-        """Let bodies go on that have room now, and refuse those that have waited too long. Call it every second."""
+        """Let bodies go on that have room now, and refuse those that waited too long. To be called every second."""
         self._settle()
         self._serve()
         for hold in [hold for hold in self.waiting if hold.waited_s(now) >= PATIENCE_S]:
@@ -323,14 +324,14 @@ class ByteLedger:
         return Hold(self, self._last_number, reader, now)
 
     def _ask(self, hold: Hold, now: float) -> None:
-        """Room for what the hold wants, at once or in its turn: older ones that wait go first."""
+        """Grant what the hold wants, or put it in line: older holds that wait go first."""
         if (not self.waiting or hold < self.waiting[0]) and self._grant(hold, hold.wanted):
             return
         hold.waits_since = now
         insort(self.waiting, hold)
 
     def _fits(self, hold: Hold) -> bool:
-        """Whether there is room for what a hold that waits wants."""
+        """Whether there is room for what a waiting hold wants."""
         return hold.wanted - (0 if hold.is_small else hold.granted) <= self.room
 
     def _grant(self, hold: Hold, wanted: int) -> bool:
@@ -341,7 +342,7 @@ class ByteLedger:
         had = 0 if hold.is_small else hold.granted
         if wanted - had > self.room:
             return False
-        if hold.is_small:  # it was thought to be small
+        if hold.is_small:  # until now it counted as small
             self._lessen(hold.granted, is_small=True, is_part=hold.is_part)
             hold.is_small = hold.is_part = False
         self.bodies += wanted - had
@@ -362,7 +363,7 @@ class ByteLedger:
             self.waiting.remove(hold)
 
     def _settle(self) -> None:
-        """Book what was dropped meanwhile."""
+        """Book the holds that were dropped meanwhile."""
         while self._dropped:
             size, is_small, is_part = self._dropped.popleft()
             self._lessen(size, is_small=is_small, is_part=is_part)
@@ -377,7 +378,7 @@ class ByteLedger:
 
 
 class HeldBytes(bytearray):
-    """A body that keeps its room as long as anything refers to it."""
+    """A body that keeps its room until its last reference is dropped."""
 
     __slots__ = ("hold",)
 

@@ -1,8 +1,8 @@
-"""Threads for what would hold the event loop: bodies whose decoding takes longer than a step of the loop may.
+"""Threads for bodies whose decoding would hold the event loop for too long.
 
-A step of the loop is to cost 2 ms at most. Decoders of short bodies run on the loop, which is quicker than a change of
-threads; those of longer ones, or of bodies that are dear to decode, run here. What runs here gives the interpreter's
-lock away now and then (`breathe`), so that the loop is not kept waiting for it.
+A step of the loop is to cost 2 ms at most. Short bodies are decoded on the loop, which is quicker than a change of
+threads. Longer bodies, and those that cost much to decode, are decoded here. A decoder that runs here gives the
+interpreter's lock away now and then (`breathe`), so that the loop does not wait for it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from marserve.machine.threads import DaemonThreads
 
 Made = TypeVar("Made")
 
-# A body up to this length may be decoded on the loop whatever it holds, where a decoder knows no better bound.
+# A body up to this length may be decoded on the loop whatever it holds, unless its decoder has a bound of its own.
 SHORT_BYTES: Final = 8 * 1024
-# So many inputs a request may have: fields of a form, parts, entries of a message.
+# The most inputs of one request: fields of a form, parts, entries of a message.
 MAX_PARTS: Final = 1024
-# Two threads: one large body does not hold up all others, and many do not take the processors from the loop.
+# Two, so that one large body does not hold up all others. More would take processors from the loop.
 THREADS: Final = 2
 
 
@@ -36,7 +36,7 @@ class Decoding:
         return asyncio.get_running_loop().run_in_executor(self._threads, decode, *given)
 
     async def run(self, length: int, decode: Callable[..., Made], *given: Any) -> Made:
-        """What `decode` makes of `length` bytes: at once if they are few, else in a thread. Raises what it raises."""
+        """What `decode` makes of `length` bytes, on the loop if they are few, else in a thread. Raises its errors."""
         if length <= SHORT_BYTES:
             return decode(*given)
         return await self.begin(decode, *given)
@@ -47,5 +47,5 @@ class Decoding:
 
 
 def breathe() -> None:
-    """Let a thread that waits for the interpreter's lock have it. For decoders, between two slices of a long body."""
+    """Let another thread have the interpreter's lock. For decoders, between two slices of a long body."""
     time.sleep(0)

@@ -1,8 +1,8 @@
-"""Which status and which `type` word an error has over HTTP. The only file that knows both.
+"""The status and the `type` word of each error over HTTP. The only file that knows both.
 
-The table holds TorchServe's words where it has words (contract §1.5) and is looked up along the error's bases, so a new
-error needs a line here only if it is to differ from its parent. Refusals of HTTP itself (a request that cannot be read)
-are declared here too: below this floor nobody knows of them.
+The table holds TorchServe's words where TorchServe has some (contract §1.5). It is looked up along the error's bases,
+so a new error needs a line here only if it differs from its parent. Refusals of HTTP itself (a request that cannot be
+read) are declared here too: no lower room uses them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HttpRefusal(MarserveError):
 
 
 class MalformedRequest(HttpRefusal):
-    """What came is no HTTP/1.1 request, or one that two servers could read in two ways."""
+    """The request is not HTTP/1.1, or two servers could read it in two ways."""
 
     cause = "malformed"
 
@@ -97,7 +97,7 @@ class RequestTooSlow(HttpRefusal):
 
 
 class BodyTooSlow(HttpRefusal):
-    """The body arrives at less than the least rate."""
+    """The body arrives more slowly than the least rate allowed."""
 
     cause = "too_slow"
 
@@ -127,7 +127,7 @@ class HeadersTooLarge(HttpRefusal):
 
 
 class ExpectationFailed(HttpRefusal):
-    """An `Expect` other than `100-continue`."""
+    """The request has an `Expect` other than `100-continue`."""
 
     cause = "malformed"
 
@@ -136,7 +136,7 @@ class ExpectationFailed(HttpRefusal):
 
 
 class ForeignOrigin(ClientError):
-    """A browser sent what changes something for a page of another site, and no key says that its user meant it.
+    """A browser sent a changing request for a page of another site, and no key shows that its user meant it.
 
     `origin` is the page's, empty where the browser does not name it.
     """
@@ -198,7 +198,7 @@ class NoRoomForBody(Unavailable):
 
 
 class ErrorAnswer(NamedTuple):
-    """An error as HTTP: status, the whole body, and the headers that go with it beside the content type."""
+    """An error as HTTP: status, the whole body, and all headers of its own, the content type among them."""
 
     status: int
     body: bytes
@@ -261,7 +261,7 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     MarserveError: (500, INTERNAL),
 }
 
-# Errors that say "full" or "going", and may be answered with another status than 503 by setting.
+# Errors that mean a full or stopping server; a setting may give them another status than 503.
 OVERLOAD = (
     *(QueueFull, NoTicket, SequencesFull, NoDescribeRoom, WaitTooLong, WorkflowBusy, Draining, TooManyConnections),
     NoRoomForBody,
@@ -271,12 +271,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def error_status(error: BaseException, *, overload_status: int = 503) -> int:
-    """The status of an error. What marserve did not raise on purpose is 500.
+    """The status of an error; 500 for what marserve did not raise on purpose.
 
-    `overload_status` replaces 503 where the server is full or going (429, for clients that retry only on that).
+    `overload_status` replaces 503 for a full or stopping server (429, for clients that retry only on that).
     """
     if isinstance(error, HandlerFailed):
-        # The author chooses, but not what HTTP gives a meaning of its own; 413 is about the request (contract §1.5).
+        # The author chooses, but neither 1xx nor 413, which is about the request (contract §1.5).
         if error.code == 413:
             return 507
         return error.code if 200 <= error.code <= 999 else 500
@@ -295,7 +295,7 @@ def error_type(error: BaseException) -> str:
 
 
 def error_message(error: BaseException) -> str:
-    """What a client may read. Of errors that nobody foresaw it says nothing: their text may hold anything."""
+    """The sentence for the client. That of an unforeseen error says nothing of it: its text may hold anything."""
     return error.message if isinstance(error, MarserveError) else "The server failed to handle the request."
 
 
@@ -310,7 +310,7 @@ def error_body(error: BaseException, *, overload_status: int = 503) -> bytes:
 
 
 def error_headers(error: BaseException) -> list[tuple[str, str]]:
-    """Headers that go with an error beside its content type: `retry-after` (whole seconds), `x-marserve-cause`,
+    """Headers of an error beside its content type: `retry-after` (whole seconds), `x-marserve-cause`,
     `www-authenticate`."""
     headers = []
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
@@ -334,7 +334,7 @@ def error_answer(error: BaseException, *, overload_status: int = 503) -> ErrorAn
 
 
 def _quoted(text: str) -> str:
-    """A client's own word, fit for a sentence."""
+    """A client's own word, bounded and quoted for a sentence."""
     return repr(text if len(text) <= 100 else f"{text[:100]}...")
 
 

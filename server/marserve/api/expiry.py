@@ -1,4 +1,4 @@
-"""When certificates end, read from their own bytes: what serves PEM files has no library that could say it. Pure."""
+"""When certificates end, read from their own bytes, as servers with PEM files need no library for them. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-# A certificate that ends sooner is told of at a start.
+# The start warns of a certificate that ends sooner.
 SOON: Final = timedelta(days=7)
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -19,7 +19,7 @@ _GENERALIZED_TIME: Final = 0x18
 
 
 def expiry_warning(chain_pem: bytes, what: str, now: datetime) -> str | None:
-    """A sentence where a certificate of the chain has ended, or will soon; None where none has, or it cannot be read.
+    """A warning if a certificate of the chain has ended or will end soon; None if not, or if it cannot be read.
 
     `what` says whose it is, as in `https addresses`.
     """
@@ -35,13 +35,13 @@ def expiry_warning(chain_pem: bytes, what: str, now: datetime) -> str | None:
 
 
 def _end_of(pem: bytes) -> datetime | None:
-    """The last moment of a certificate; None for what is none."""
+    """The last moment of a certificate; None for bytes that are no certificate."""
     try:
         certificate = ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
         (_, outer), *_ = _read(certificate)
         (_, signed), *_ = _read(outer)
         fields = [field for field in _read(signed) if field[0] != _VERSION]
-        _, validity = fields[3]  # behind the serial number, the kind of signature and the issuer
+        _, validity = fields[3]  # after the serial number, the kind of signature and the issuer
         _, (kind, text) = _read(validity)
         form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[kind]
         return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)
@@ -50,7 +50,7 @@ def _end_of(pem: bytes) -> datetime | None:
 
 
 def _read(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements that stand one behind the other in DER: kind and content. Raises IndexError where one is cut."""
+    """The elements of a DER sequence, in order: kind and content. Raises IndexError if one is cut off."""
     at = 0
     while at < len(data):
         kind, length = data[at], data[at + 1]

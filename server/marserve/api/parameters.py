@@ -1,9 +1,9 @@
 """Reads the parameters of management calls the way TorchServe's clients send them.
 
-In a query nothing has a type: for TorchServe an integer that does not parse counts as not given, and only the word
-`true` is true (contract 2.1). Where a recorded call does so, `integer` takes it so; elsewhere `whole` refuses it. JSON
-has types, so there a value of the wrong one is an error. What counts as not given, or is not known, is told in
-`warnings`.
+Values in a query are text. TorchServe takes an integer that does not parse as not given, and only the word `true` as
+true (contract 2.1). `integer` does the same, for calls that were recorded; `whole` refuses such a value. JSON has
+types, so a value of the wrong type is an error. `warnings` name unknown parameters and those that were taken as not
+given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_KMS = (
     "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
     "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
 )
-# What clients send for "not given" where a number must stand.
+# The numbers that clients send for "not given".
 _NOT_GIVEN = {
     "batch_size": (-1,),
     "max_batch_delay": (-100, -10000),
@@ -51,9 +51,9 @@ _NOT_GIVEN = {
     "startup_timeout": (-1,),
 }
 
-# No call has parameters that take so much; those of a body over the shorter length are read by a thread.
+# Far more than any call's parameters take; a body over `SHORT_BYTES` is read in a thread.
 MOST_BODY_BYTES: Final = 256 * 1024
-# How many unknown names a warning lists.
+# How many unknown names are listed.
 MOST_WARNINGS: Final = 20
 
 # TorchServe's integers have 32 bits; a longer one does not parse.
@@ -62,7 +62,7 @@ _LARGEST = 2**31 - 1
 
 
 class QueryParameters:
-    """Parameters from a query string, last one wins. `known` are the names that mean something."""
+    """Parameters from a query string; the last of a name counts. `known` are the names that are used."""
 
     def __init__(self, values: Mapping[str, str], known: Collection[str]) -> None:
         self._values = values
@@ -70,7 +70,7 @@ class QueryParameters:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all that is given, known or not."""
+        """The names of all given parameters, known or not."""
         return self._values.keys()
 
     def has(self, name: str) -> bool:
@@ -78,11 +78,11 @@ class QueryParameters:
         return self._values.get(name) is not None
 
     def text(self, name: str) -> str | None:
-        """The value, None where there is none."""
+        """The value, or None."""
         return self._values.get(name)
 
     def integer(self, name: str) -> int | None:
-        """The value as a whole number, None where there is none or it does not parse."""
+        """The value as a whole number; None if it is not given or does not parse."""
         word = self._values.get(name)
         if word is None:
             return None
@@ -92,7 +92,7 @@ class QueryParameters:
         return None
 
     def whole(self, name: str) -> int | None:
-        """As `integer`. Raises BadInput for what does not parse: the call would do what nobody asked for."""
+        """As `integer`, but raises BadInput for a value that does not parse: the call would do something else."""
         word = self._values.get(name)
         number = None if word is None else self.integer(name)
         if word is not None and number is None:
@@ -110,10 +110,10 @@ class QueryParameters:
 
 
 class JsonParameters:
-    """Parameters from a JSON object. null is not given. Raises BadInput for values of another type."""
+    """Parameters from a JSON object; null counts as not given. Raises BadInput for values of another type."""
 
     def __init__(self, body: bytes, known: Collection[str]) -> None:
-        """Read the object in `body`. Raises BadInput when there is none."""
+        """Read the object in `body`. Raises BadInput if it is no object."""
         try:
             values = json.loads(body) if body.strip() else None
         except (ValueError, RecursionError):
@@ -125,7 +125,7 @@ class JsonParameters:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all that is given, known or not."""
+        """The names of all given parameters, known or not."""
         return self._values.keys()
 
     def has(self, name: str) -> bool:
@@ -159,7 +159,7 @@ class JsonParameters:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """The value as true or false; the words `"true"` and `"false"` will do."""
+        """The value as true or false; the words `"true"` and `"false"` count too."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -174,7 +174,7 @@ Parameters = QueryParameters | JsonParameters
 
 
 async def read_parameters(request: Request, known: Collection[str]) -> Parameters:
-    """The parameters of a call: from the body if that is JSON, and then from nowhere else. Raises BadInput."""
+    """The parameters of a call: from the body alone if it is JSON, else from the query. Raises BadInput."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return QueryParameters(request.query_params, known)
     body = await request.body()
@@ -200,9 +200,9 @@ def _shown(word: str) -> str:
 
 
 def sign(url: str) -> str:
-    """The address of the same object of S3 that is asked for with a signature. Raises BadInput for what is none.
+    """The address of an S3 object by which it is fetched with a signature. Raises BadInput for other addresses.
 
-    Requests to `s3://` addresses always have one, and S3 decrypts for who may: KMS needs nothing else.
+    KMS needs nothing else: S3 decrypts for clients that may read. Requests to `s3://` always have a signature.
     """
     if re.match(r"s3[an]?://", url, re.IGNORECASE):
         return url
@@ -212,7 +212,7 @@ def sign(url: str) -> str:
 
 
 def read_registration(parameters: Parameters) -> RegisterParameters:
-    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
+    """A registration's parameters, times in seconds. Raises BadInput if the URL, or a value in JSON, cannot be used."""
     url = parameters.text("url")
     if url is None:
         raise BadInput("Parameter url is required.")

@@ -1,7 +1,7 @@
-"""What a browser asks before it sends for another site's page: each route that exists answers.
+"""Answers preflights, which a browser sends before a request for another site's page, for each route that exists.
 
-What it wants to know stands in the CORS headers of every answer, or in that it has none: an empty 200 does. Routes that
-answer `OPTIONS` with a document, as TorchServe's do, go on to do so where `keeps_documents`.
+The browser reads only the CORS headers, which every answer has if CORS is configured, so an empty 200 suffices. With
+`keeps_documents`, routes that answer `OPTIONS` with a document, as TorchServe's do, still do so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks what it may send (the Fetch standard's CORS-preflight request)."""
+    """Whether a request is a preflight (the Fetch standard's CORS-preflight request)."""
     if scope["method"] != "OPTIONS":
         return False
     names = {name for name, _ in scope["headers"]}
@@ -22,9 +22,9 @@ def is_preflight(scope: Scope) -> bool:
 
 
 class Preflights:
-    """Answers for the routes of one listener, where no key is asked for.
+    """Answers preflights for the routes of one listener without keys.
 
-    `is_inference` says whether a path is one that predicts: those are in none of the `routers`.
+    `is_inference` says whether a path is an inference route; `routers` do not hold those.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Preflights:
         return any(match is not Match.NONE for match in matches) or self._is_inference(scope["raw_path"])
 
     async def _has_sent_document(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Let the route answer. An error of it (no such model, no `OPTIONS`) is not sent: it is no answer."""
+        """Let the route answer. Its error (no such model, no `OPTIONS`) is not sent, as it answers no preflight."""
         has_document = False
 
         async def send_document(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Request ids: as long and as shaped as a UUID, and made in a fraction of a microsecond."""
+"""Request ids: they look like a UUID, and are made in a fraction of a microsecond."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uuid import uuid4
 
 
 class RequestIds:
-    """Makes the ids of one listener's requests: random up to the last group, which counts."""
+    """Makes the ids of one listener's requests: random, with a counter as the last group."""
 
     __slots__ = ("_last", "_prefix")
 

@@ -1,7 +1,7 @@
-"""The certificate and key of https listeners, and the TLS they speak (contract §6.3). Knows no addresses or sockets.
+"""The certificate and key of https listeners, and their TLS context (contract §6.3). Knows no addresses or sockets.
 
-They come from PEM files, from a PKCS#12 keystore, or are made up at the start: whoever calls knows which. Keystores and
-certificates made up need the library `cryptography`, which is imported only then.
+They come from PEM files or a PKCS#12 keystore, or are made at the start; the caller chooses. Keystores and made
+certificates need the library `cryptography`, which is imported only then.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from marserve.optional import trouble
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName
 
-# What Java's own keystores begin with.
+# The first bytes of Java's own keystores.
 _JKS = b"\xfe\xed\xfe\xed"
 LARGEST_FILE = 1 << 20
 SELF_SIGNED_FOR = timedelta(days=365)
-# Clocks differ: what was made now must count for who is a little behind.
+# A new certificate is valid from a day ago, for clients whose clocks are behind.
 SELF_SIGNED_SINCE = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the server is: its certificate with what certifies it, and its private key, both as PEM."""
+    """The server's certificate chain and its private key, as PEM."""
 
     chain_pem: bytes
     key_pem: bytes = field(repr=False)
@@ -117,23 +117,23 @@ def make_up_identity(hosts: Iterable[str]) -> Identity:
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
-    """The TLS that https listeners speak: 1.2 and newer, HTTP/1.1 inside. Raises BadSettings for what does not fit."""
+    """TLS 1.2 and newer, with HTTP/1.1 inside. Raises BadSettings if the certificate and the key do not fit."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # The library reads files only. This one is its owner's alone, and gone as soon as it was read.
+    # The library reads only files. Only the owner can read this one, and it is removed at once.
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
         file.write(identity.key_pem.rstrip() + b"\n" + identity.chain_pem)
         file.flush()
         try:
-            # A password is never asked for at the terminal: nobody may be there.
+            # Without this openssl would ask for a password at the terminal.
             context.load_cert_chain(file.name, password=lambda: b"")
         except ssl.SSLError as error:
             raise BadSettings(_why_refused(error, context.security_level), key="private_key_file") from error
     return context
 
 
-# Bits of an RSA key and of an elliptic curve's that openssl's security levels take at least.
+# The least bits of an RSA key and of an elliptic curve's at openssl's security levels.
 _LEAST_BITS: Final = {1: (1024, 160), 2: (2048, 224), 3: (3072, 256), 4: (7680, 384), 5: (15360, 512)}
 
 
@@ -170,7 +170,7 @@ def _cryptography(module: str, key: str, why: str) -> Any:
         return import_module(f"cryptography.{module}")
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a broken one panics, which is no Exception
+    except BaseException as error:  # a broken installation panics, which is no Exception
         raise BadSettings(
             f"an address is https and {key} {why}: that needs the library cryptography, and "
             f"{trouble('security', error)}; install marserve[security], or name certificate and key as PEM files in "

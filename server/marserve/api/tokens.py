@@ -1,8 +1,8 @@
-"""Who may ask what: the keys of `key_file.json`, and which of them a request over HTTP needs (contract §2.9).
+"""The keys of `key_file.json`, and the check of a request's key (contract §2.9).
 
-`Tokens` knows keys, their lifetime and their file, and nothing of HTTP but the header's value: every surface asks
-`Tokens.check(kind, header_value)`. `Guard` stands in front of a listener's application and knows which of its routes
-needs which key. Keys stand in the file and in memory and nowhere else: in no message, no log line and no answer.
+`Tokens` knows the keys, their lifetime and their file, and of HTTP only a header's value: every surface calls
+`Tokens.check(kind, header_value)`. `api/rest/guard.py` knows which route needs which key. Keys are in the file and in
+memory only: never in a message, a log line or an answer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from marserve.files.atomic import replace_file
 log = logging.getLogger("marserve.api")
 
 Kind = Literal["inference", "management"]
-# `unprotected`: a setting has opened what would need a key, so browsers' requests are judged.
+# `unprotected`: a setting has opened routes that would need a key, so the rules for browsers apply.
 Access = Literal["open", "unprotected", "inference", "management", "either"]
 
 API_KEY: Final = "API"
 KINDS: Final[tuple[Kind, ...]] = ("management", "inference")
 KEY_BYTES: Final = 32
-# The last instant that ISO 8601 has four digits for: a key with a longer life never expires.
+# The last instant whose year has four digits in ISO 8601: no key's end is later.
 LAST_INSTANT: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
@@ -45,7 +45,7 @@ class CannotKeepTokens(Exception):
 
 
 class KeyNotReplaced(Unavailable):
-    """A key cannot be replaced now: its file cannot be written, for want of space say."""
+    """A key cannot be replaced now, because its file cannot be written (the disk may be full)."""
 
     cause = "key_not_replaced"
 
@@ -55,22 +55,22 @@ class KeyNotReplaced(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A key, and when it ends in seconds of the wall clock; None: never."""
+    """A key and its end, in seconds of the wall clock; None: it never ends."""
 
     key: bytes
     expires_at: float | None = None
 
     def is_expired(self, now: float) -> bool:
-        """Whether it is past its time."""
+        """Whether its end has passed."""
         return self.expires_at is not None and now >= self.expires_at
 
 
 class Tokens:
-    """The three keys of a running server, new with every start, and the file that hands them to clients.
+    """The three keys of a running server, new with every start, and the file from which clients read them.
 
-    `lifetime_s` is how long the management and the inference key are good for; the API key, which renews them, is good
-    as long as the server runs. `clock` gives wall-clock time: clients read the expiry in the file. `takes_any_case`:
-    the word before a key may be written `bearer`, as RFC 9110 has it (TorchServe takes `Bearer` alone).
+    `lifetime_s` is how long the management and the inference key are good; the API key, which renews them, is good as
+    long as the server runs. `clock` gives wall-clock time, as the file has the keys' ends. `takes_any_case`: the word
+    before a key may be written `bearer`, as in RFC 9110 (TorchServe takes only `Bearer`).
     """
 
     def __init__(
@@ -90,28 +90,28 @@ class Tokens:
         self._written: tuple[int, ...] | None = None
 
     def check(self, kind: Kind, header_value: str | bytes | None) -> None:
-        """Let a request pass that has the key of this kind. `header_value` is that of `Authorization`.
+        """Check that a request has the key of this kind. `header_value` is that of `Authorization`.
 
-        Raises InvalidToken for everything else, in the same words and the same time whatever was wrong.
+        Raises InvalidToken otherwise, in the same words and the same time whatever was wrong.
         """
         if not self._holds(self._tokens[kind], header_value):
             raise InvalidToken("Authorization")
 
     def check_either(self, header_value: str | bytes | None) -> None:
-        """Let a request pass that has any key but the API's. Raises InvalidToken."""
+        """Check that a request has the inference or the management key. Raises InvalidToken."""
         if not any(self._holds(self._tokens[kind], header_value) for kind in KINDS):
             raise InvalidToken("Authorization")
 
     def has_expired(self, kind: Kind) -> bool:
-        """Whether no request can pass any more until the key of this kind is renewed."""
+        """Whether the key of this kind has ended; no request passes with it until it is renewed."""
         return self._tokens[kind].is_expired(self._clock())
 
     def key_of(self, kind: Kind) -> bytes:
-        """The key now in force: for comparing whether it is still the same, never for showing."""
+        """The present key, to see whether it is still the same. Never to be shown."""
         return self._tokens[kind].key
 
     def renew(self, kind: str, header_value: str | bytes | None) -> str:
-        """Replace a key, for who has the API key; returns when the new one ends, as ISO 8601.
+        """Replace a key for a client with the API key; returns the end of the new one, as ISO 8601.
 
         The file is written first: if that fails (CannotKeepTokens) the old key stays in force. Raises InvalidToken.
         """
@@ -127,7 +127,7 @@ class Tokens:
         self._write(self._tokens)
 
     def remove(self) -> None:
-        """Remove the file, if it is still the one that was written here: another server's stays."""
+        """Remove the file, unless another server has replaced it."""
         with contextlib.suppress(OSError):
             if self._written == _identity(self._file.lstat()):
                 self._file.unlink()
@@ -143,7 +143,7 @@ class Tokens:
         return is_right and is_bearer and not token.is_expired(self._clock())
 
     def _write(self, tokens: dict[str, Token]) -> None:
-        """Let the file appear with its content, and readable for its owner alone from its first instant."""
+        """Write the file so that it appears whole, and only its owner can ever read it."""
         document: dict[str, dict[str, str]] = {}
         for name, token in tokens.items():
             document[name] = {"key": token.key.decode()}
@@ -175,7 +175,7 @@ def _new_key() -> bytes:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """What tells a file from one that stands in its place later: numbers of files are given out again."""
+    """Distinguishes a file from one that replaces it later, even under the same inode number."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 

@@ -1,4 +1,4 @@
-"""What a client may ask for beside its input: a deadline, a priority, a version. One reader for all surfaces. Pure.
+"""Reads what a client may ask for besides its input: a deadline, a priority, a version. For all surfaces. Pure.
 
 The names are those of headers over HTTP, and of metadata over gRPC.
 """
@@ -16,24 +16,24 @@ TIMEOUT: Final = "x-marserve-timeout-ms"
 PRIORITY: Final = "x-marserve-priority"
 VERSION: Final = "x-marserve-version"
 
-# Longest relative deadline that a client may name: as far as 31 bits of milliseconds reach, about 25 days.
+# The longest relative deadline: 31 bits of milliseconds, about 25 days.
 MAX_TIMEOUT_MS: Final = 2**31 - 1
 
-# As long as a version may be that stands in a path.
+# As long as a version in a path may be.
 MAX_VERSION_BYTES: Final = 8 * 1024
 
 _DIGITS = re.compile(rb"[0-9]{1,10}").fullmatch
 
 
 class Wishes(NamedTuple):
-    """What one request asks for; None where it does not. `asked_version` is a version, or a label."""
+    """What one request asks for; None for what it does not. `asked_version` is a version or a label."""
 
     timeout_s: float | None = None
     priority: int | None = None
     asked_version: str | None = None
 
     def adding(self, name: str, value: bytes, where: str = "request") -> Wishes:
-        """These and the one of that name, one of `READERS`. Raises BadInput for a wrong value, and for a second one."""
+        """These, and the wish `name` of `READERS`. Raises BadInput for a wrong value, and for a second one."""
         field, read = READERS[name]
         if getattr(self, field) is not None:
             raise BadInput(f"{name} stands in the {where} more than once; it must stand there once.")
@@ -51,9 +51,9 @@ def read_timeout_s(value: bytes) -> float:
 
 
 def read_version(value: bytes) -> str:
-    """The value of `x-marserve-version`: a version or a label, what is no plain text of it percent-encoded.
+    """The value of `x-marserve-version`: a version or a label, percent-encoded where it is not plain text.
 
-    Raises BadInput for an empty one, and for one that is longer than any that there is.
+    Raises BadInput for an empty one, and for one that is too long.
     """
     if len(value) > MAX_VERSION_BYTES:
         raise BadInput(f"{VERSION} has {len(value)} bytes; it may have {MAX_VERSION_BYTES}.")
@@ -70,7 +70,7 @@ def read_priority(value: bytes) -> int:
 
 
 def _show(value: bytes) -> str:
-    """The client's own value, fit for a sentence."""
+    """The client's own value, bounded and quoted for a sentence."""
     text = value.decode("latin-1")
     return repr(text if len(text) <= 40 else text[:40] + "...")
 

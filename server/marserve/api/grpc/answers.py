@@ -1,7 +1,7 @@
-"""The data plane's receiver for a gRPC call: an answer, or the pieces of a stream, taken one by one.
+"""The data plane's receiver for a gRPC call. A coroutine takes the answer's pieces from it one by one.
 
-It knows no messages and no grpcio. A client that takes its pieces slowly slows its worker (`Accepted.hold`); one that
-takes nothing, while the worker cannot be held, loses its stream.
+It knows no messages and no grpcio. A client that takes its pieces slowly slows its worker (`Accepted.hold`). If the
+worker cannot be held, and too much waits, the client loses its stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marserve.errors import MarserveError
 from marserve.messages import Accepted, Answer
 from marserve.registry.catalogue.traffic import VERSION_HEADER
 
-# A stream's worker is held when so much waits for the client, and goes on when it is less.
+# A stream's worker is held when more than this waits for the client, and goes on when it is less.
 HOLD_ABOVE_BYTES: Final = 64 * 1024
 MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
 
@@ -24,7 +24,7 @@ MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
 class Pieces:
     """The pieces of one answer, in order. `next` is called by one task at a time.
 
-    `version_header` says which version answers, from the first piece on, where the answer says so.
+    `version_header` names the version that answers, from the first piece on, if the answer names it.
     """
 
     __slots__ = ("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes", "version_header")
@@ -49,7 +49,7 @@ class Pieces:
         return pieces
 
     async def next(self) -> bytes | None:
-        """The next piece, None behind the last one. Raises what became of the request."""
+        """The next piece; None after the last one. Raises the error of a request that failed."""
         while not self._waiting:
             if self._error is not None:
                 raise self._error
@@ -68,19 +68,19 @@ class Pieces:
         return bytes(piece)
 
     def cancel(self) -> None:
-        """Nobody wants the rest."""
+        """Cancel the job: the rest of the answer is not wanted."""
         self._is_over = True
         job, self._job = self._job, None
         if job is not None:
             job.cancel()
 
     def on_answer(self, answer: Answer) -> None:
-        """The whole answer."""
+        """Take the whole answer."""
         self._take(answer)
         self._end()
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """One piece."""
+        """Take one piece."""
         self._take(piece)
         if last:
             self._end()
@@ -94,7 +94,7 @@ class Pieces:
             self._job.hold()
 
     def on_error(self, error: MarserveError) -> None:
-        """No answer, or no rest of it."""
+        """The request failed, before or in the middle of its answer."""
         self._error = error
         self._end()
 

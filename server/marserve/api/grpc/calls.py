@@ -1,8 +1,8 @@
-"""What every call of a gRPC listener passes: its key, its wishes, its status, its line in the log.
+"""What every call of a gRPC listener passes: the check of its key, its wishes, its status, its line in the log.
 
-Services (`inference.py`, …) are written as coroutines that take a message and a `Call` and give a message, or
-write several; they raise typed errors. Here these become what grpcio calls, with bytes in and bytes out: a message that
-cannot be read is then refused like any other bad input. It knows no service and no model.
+Services (`inference.py`, …) are coroutines that take a message and a `Call`, and return a message or write several.
+They raise typed errors. This file makes grpcio's handlers of them, with bytes in and bytes out, so that a message that
+cannot be read is refused like any other bad input. It knows no service and no model.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from marserve.telemetry.metrics.counts import Metrics
 
 log = logging.getLogger("marserve.api")
 
-# Raises where the value of `authorization` does not let a call pass.
+# Raises if the value of `authorization` does not let a call pass.
 Authorize = Callable[[str | bytes | None], None]
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
 # grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
 DEADLINE_SLACK_S: Final = 0.05
-# grpcio's own logger, which writes a traceback where a client or its deadline ends a call before its status is sent.
+# grpcio's own logger. It writes a traceback when a client or its deadline ends a call before its status is sent.
 GRPCIO_LOG: Final = "grpc._cython.cygrpc"
-# Fields that a message may have, not counting those inside of them; a tensor or an input is one.
+# The most fields of a message, not counting fields inside fields; a tensor or an input is one.
 MAX_FIELDS: Final = 4096
-# A message up to this length that has no more fields than that is read on the loop: mostly one long text or picture.
+# A message up to this length, within `MAX_FIELDS`, is read on the loop: mostly it is one long text or picture.
 QUICK_MESSAGE_BYTES: Final = 128 * 1024
-# A question to health or reflection is a name.
+# A request to health or reflection is a name.
 LONGEST_QUESTION_BYTES: Final = 64 * 1024
-# How long a stream may wait for a client that takes nothing of it, as over HTTP.
+# A stream is broken off when its client has taken nothing of it for so long, as over HTTP.
 STALL_TIMEOUT_S: Final = 60.0
 
 
@@ -59,24 +59,24 @@ _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
 class ClientGone(Exception):
-    """The call has ended on the wire: by its client, by its deadline. There is nobody to write to."""
+    """The client or its deadline has ended the call, so that nothing more can be written to it."""
 
 
 def quiet_grpcio() -> None:
-    """Have grpcio write no traceback for a client that has gone: its call is counted, and has a line of its own."""
+    """Keep grpcio from writing a traceback for a client that has gone: the access log has a line for its call."""
     logging.getLogger(GRPCIO_LOG).addFilter(_is_no_failed_batch)
 
 
 def _is_no_failed_batch(record: logging.LogRecord) -> bool:
-    """Whether a record is of something else than a message or status that could not be sent any more."""
+    """Whether a record is about anything but a message or status that could not be sent any more."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, grpc.aio.InternalError)
 
 
 class Call:
-    """One call. `deadline` is in seconds on the monotonic clock: the channel's or the wished one, if there is any.
+    """One call. `deadline` is in seconds on the monotonic clock: the channel's or the wished one, if any.
 
-    `metadata` is what came with the call, without its key. `message_bytes` is the length of a single message. A service
+    `metadata` came with the call; the key is left out. `message_bytes` is the length of a single message. A service
     sets `version_header` to the header that names the version which answered.
     """
 
@@ -110,7 +110,7 @@ class Call:
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.
 
-        Raises StalledReader when it has none for too long, ClientGone where the call has ended.
+        Raises StalledReader if it has no room for too long, ClientGone if the call has ended.
         """
         data = message.SerializeToString()
         self._ledger.count_answers(len(data))
@@ -125,7 +125,7 @@ class Call:
             self._ledger.count_answers(-len(data))
 
     def read_metadata(self, now: float) -> str | bytes | None:
-        """Look at what came with the call; returns the value of `authorization`."""
+        """Read the metadata that came with the call; returns the value of `authorization`."""
         left_s = self._context.time_remaining()
         if left_s is not None:
             self.deadline = now + left_s
@@ -138,7 +138,7 @@ class Call:
         return key
 
     def read_wishes(self, now: float) -> None:
-        """Read deadline, priority and version of what came. Raises BadInput."""
+        """Read deadline, priority and version from the metadata. Raises BadInput."""
         for name, value in self.metadata:
             if (wish := name.decode("latin-1")) in READERS:
                 self.wishes = self.wishes.adding(wish, value, "call")
@@ -178,7 +178,7 @@ class Calls:
         self._authorize = authorize
         self._overload_status = overload_status
         self._next_id = RequestIds().next
-        # Those in the middle of an answer: a dialogue that waits for its client is none.
+        # Calls in the middle of an answer; a dialogue that waits for its client does not count.
         self._busy = 0
         self.has_been_called = False
         self._is_silent = asyncio.Event()
@@ -200,21 +200,21 @@ class Calls:
         return grpc.method_handlers_generic_handler(name, handlers)
 
     def unknown_methods(self) -> grpc.GenericRpcHandler:
-        """grpcio's handler of everything that no other takes. It must come last."""
+        """grpcio's handler of all methods that no other handler takes. It must come last."""
         return _UnknownMethods(self)
 
     async def wait_until_silent(self) -> None:
-        """Return when nobody waits for an answer that is being made."""
+        """Return when no answer is being made."""
         await self._is_silent.wait()
 
     def begin_work(self) -> None:
-        """An answer is being made from now on."""
+        """Count an answer that is being made from now on."""
         self._busy += 1
         self.has_been_called = True
         self._is_silent.clear()
 
     def end_work(self) -> None:
-        """It was given, or nobody waits for it any more."""
+        """Count it no longer: it was given, or its client has gone."""
         self._busy -= 1
         if not self._busy:
             self._is_silent.set()
@@ -250,7 +250,7 @@ class Calls:
         async def behave(_: Any, context: Any) -> None:
             async def messages() -> AsyncIterator[Any]:
                 while (data := await context.read()) is not grpc.aio.EOF:
-                    # Counted until the next is asked for: what runs of a dialogue is bounded by `MOST_AT_ONCE`.
+                    # Counted until the next message is read: `MOST_AT_ONCE` bounds what runs of a dialogue.
                     with self._room_for(len(data)):
                         yield await self._parse(message, data)
 
@@ -264,7 +264,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _room_for(self, size: int) -> Iterator[None]:
-        """Count a message that has come, as long as its call runs. Raises NoRoomForBody."""
+        """Count a message that has come, until its call ends. Raises NoRoomForBody."""
         hold = self._ledger.take(size)
         if hold is None:
             raise NoRoomForBody(self._ledger.limit)
@@ -274,12 +274,12 @@ class Calls:
             hold.close()
 
     def _count_until_sent(self, size: int, context: Any) -> None:
-        """Count an answer until its client has it, or has gone."""
+        """Count an answer until its client has taken it or has gone."""
         self._ledger.count_answers(size)
         context.add_done_callback(lambda _: self._ledger.count_answers(-size))
 
     async def _parse(self, message: Any, data: bytes) -> Any:
-        """The message in these bytes, read in a thread where there are many. Raises BadInput."""
+        """The message in these bytes; many bytes are read in a thread. Raises BadInput."""
         if len(data) <= SHORT_BYTES:
             return parse(message, data)
         check_fields(message, data)
@@ -288,7 +288,7 @@ class Calls:
         return await self._decoding.begin(parse, message, data)
 
     async def refuse(self, path: str, context: Any, error: MarserveError) -> None:
-        """Refuse a call for nothing that stands in it."""
+        """Refuse a call whatever its message says."""
 
         async def work(call: Call) -> bytes:
             raise error
@@ -298,12 +298,12 @@ class Calls:
     async def _carry(
         self, path: str, context: Any, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool = True
     ) -> bytes:
-        """Run one call to its end, whatever that is, and count and log it."""
+        """Run one call to its end, and count and log it."""
         began = monotonic()
         call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s, self._ledger)
         if is_busy:
             self.begin_work()
-            # Not when it is made, but when it was sent: a stopping port would cut it in between.
+            # Over when the answer was sent, not when it was made: a stopping port would cut it in between.
             context.add_done_callback(self._work_was_sent)
         try:
             key = call.read_metadata(began)
@@ -316,7 +316,7 @@ class Calls:
             self._record(path, call, context, StatusCode.OK, began)
             return answer
         except (asyncio.CancelledError, ClientGone) as error:
-            # By the client, by the deadline that it named, or by a server that ends.
+            # Ended by the client, by the deadline that it named, or by a server that stops.
             passed = call.deadline is not None and monotonic() >= call.deadline - DEADLINE_SLACK_S
             code = StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED
             self._record(path, call, context, code, began)
@@ -325,12 +325,12 @@ class Calls:
             raise
         except Exception as error:
             if not isinstance(error, MarserveError):
-                # A border: a defect of ours in one call must be answered, and must not be silent.
+                # The outermost border: a defect of marserve in one call is answered and logged.
                 log.exception("Request %s failed: gRPC %s", call.id, path, extra=caused_by(peer_of(context.peer())))
             code, description, trailers = grpc_status(error, overload_status=self._overload_status)
             self._record(path, call, context, code, began)
             if isinstance(error, StalledReader):
-                # A status cannot overtake the message that the client does not take: the call is let go instead.
+                # A status cannot overtake a message that the client does not take, so the call is dropped instead.
                 raise asyncio.CancelledError from error
             metadata = ((REQUEST_ID, call.id), *trailers)
             if code is StatusCode.OK:  # a handler that raised with a code that means success
@@ -363,7 +363,7 @@ class Calls:
 
 
 class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Says of every call that there is no such method, in TorchServe's words."""
+    """Answers every call that there is no such method, in TorchServe's words."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -375,7 +375,7 @@ class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def behave(_: Any, context: Any) -> None:
             await self._calls.refuse(path, context, MethodNotFound(path))
 
-        # Reads nothing, so it suits every kind of call.
+        # It reads nothing, so it suits every kind of call.
         return grpc.stream_stream_rpc_method_handler(behave)
 
 
@@ -398,9 +398,9 @@ async def parse_or_abort(message: Any, data: bytes, context: Any) -> Any:
 
 
 def check_fields(message: Any, data: bytes) -> None:
-    """Look over a message before it is read: each of its fields becomes an object. Raises BadInput for too many.
+    """Count the fields of a message before it is read: each becomes an object. Raises BadInput for too many.
 
-    A message that is broken off passes; reading it fails.
+    A message that is cut off passes; reading it fails.
     """
     at, end = 0, len(data)
     try:
@@ -429,7 +429,7 @@ def check_fields(message: Any, data: bytes) -> None:
 
 
 def _end_of_number(data: bytes, at: int) -> int:
-    """The place behind a number that goes on here. Raises IndexError at the end of the data."""
+    """The place after a number that goes on here. Raises IndexError at the end of the data."""
     while data[at] > 0x7F:
         at += 1
     return at + 1

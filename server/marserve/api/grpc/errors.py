@@ -1,8 +1,8 @@
-"""Which status an error has over gRPC, and what travels with it. The only file that knows both.
+"""The status of each error over gRPC, its description and its trailers. The only file that knows both sides.
 
-The table is looked up along the error's bases, as the one of HTTP is (`errors.py`); an error that stands only
-there has the status that its code stands for. A description is the sentence that HTTP's clients get, and in a line of
-its own the name of TorchServe's class, which its clients look for (contract §5).
+The table is looked up along the error's bases, as the one of HTTP is (`errors.py`). An error that stands only in that
+one has the status that its code stands for. A description is the sentence that HTTP's clients get, and on a line of its
+own the name of TorchServe's class, which TorchServe's clients look for (contract §5).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from marserve.errors import (
     VersionNotFound,
 )
 
-# A description travels as a header, which clients bound at 8 KiB, and may need three bytes for one.
+# A description travels as a header, which clients bound at 8 KiB. A character may take three bytes.
 MAX_DESCRIPTION_CHARACTERS: Final = 2000
 # gRPC clients with a retry policy wait this long before the next attempt; a negative number forbids it.
 RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
@@ -58,7 +58,7 @@ class MethodNotFound(ClientError):
 
 
 class ModelApiDisabled(ClientError):
-    """Models are not registered and unregistered here."""
+    """This server's settings allow no registering and unregistering."""
 
     cause = "model_api_disabled"
 
@@ -67,7 +67,7 @@ class ModelApiDisabled(ClientError):
 
 
 class ReportedInternal(MarserveError):
-    """An error that a service of TorchServe's reports as INTERNAL, though elsewhere it has a status of its own."""
+    """An error that one of TorchServe's services reports as INTERNAL; other services give it a status of its own."""
 
     def __init__(self, error: MarserveError) -> None:
         self.error = error
@@ -75,7 +75,7 @@ class ReportedInternal(MarserveError):
 
 
 class SlowReader(MarserveError):
-    """The client does not take the stream that it asked for."""
+    """The client takes its stream too slowly: more waits for it than may."""
 
     cause = "slow_reader"
 
@@ -93,7 +93,7 @@ class StalledReader(MarserveError):
 
 
 class GrpcStatus(NamedTuple):
-    """An error as gRPC. `trailers` go with it beside the request's id."""
+    """An error as gRPC. `trailers` do not hold the request's id."""
 
     code: StatusCode
     description: str
@@ -136,7 +136,7 @@ _TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
     DependencyFailed: (StatusCode.INVALID_ARGUMENT, f"{_MODEL}ModelException"),
 }
 
-# What a handler's own codes, which are HTTP's, become.
+# Statuses for a handler's own codes, which are HTTP's.
 _BY_HTTP_CODE = {
     400: StatusCode.INVALID_ARGUMENT,
     401: StatusCode.UNAUTHENTICATED,
@@ -155,9 +155,9 @@ _BY_HTTP_CLASS = {2: StatusCode.OK, 4: StatusCode.FAILED_PRECONDITION, 5: Status
 
 
 def grpc_status(error: BaseException, *, overload_status: int = 503) -> GrpcStatus:
-    """Status, description and trailers of an error. What marserve did not raise on purpose is INTERNAL.
+    """Status, description and trailers of an error; INTERNAL for what marserve did not raise on purpose.
 
-    `overload_status` is HTTP's status for a server that is full or going; 429 makes RESOURCE_EXHAUSTED of it.
+    `overload_status` is HTTP's status for a full or stopping server; 429 becomes RESOURCE_EXHAUSTED.
     """
     if isinstance(error, ReportedInternal):
         return grpc_status(error.error)._replace(code=StatusCode.INTERNAL)
@@ -179,7 +179,7 @@ def status_of_http(code: int) -> StatusCode:
 
 
 def error_reason(error: BaseException) -> str:
-    """TorchServe's name for the kind of error, for a refusal that travels inside a stream."""
+    """TorchServe's name for the kind of error, for a refusal inside a stream."""
     return _entry(error)[1].rpartition(".")[2] or type(error).__name__
 
 
@@ -194,7 +194,7 @@ def _trailers(error: BaseException) -> list[tuple[str, str]]:
         trailers.append(("retry-after", str(seconds)))
         trailers.append((RETRY_PUSHBACK, str(seconds * 1000)))
     elif isinstance(error, HandlerFailed):
-        # UNAVAILABLE is what retry policies try again, and the handler would fail each time.
+        # Retry policies repeat a call that was UNAVAILABLE, and the handler would fail each time.
         trailers.append((RETRY_PUSHBACK, "-1"))
     return trailers
 

@@ -1,7 +1,7 @@
 """The health service that gRPC's load balancers and probes ask (`grpc.health.v1`). Needs no key, as HTTP's probes.
 
-The whole server (an empty name) and every service of a listener are as well as `/readyz` says: SERVING while requests
-should be sent here. `Watch` tells a change when it sees one; it looks often enough for a probe.
+The whole server (an empty name) and every service of a listener have the health of `/readyz`: SERVING while requests
+should be sent here. `Watch` polls, often enough for a probe, and writes each change that it sees.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GrpcHealth:
         self._services = frozenset(("", *services))
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """grpcio's handler of the service. It takes bytes: a message that cannot be read is the client's fault."""
+        """grpcio's handler of the service. It takes bytes, so that an unreadable message is the client's error."""
         methods = {
             "Check": grpc.unary_unary_rpc_method_handler(self.check),
             "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
@@ -39,7 +39,7 @@ class GrpcHealth:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def check(self, data: bytes, context: Any) -> bytes:
-        """How a service is now."""
+        """Answer a service's health now."""
         request = await parse_or_abort(_Request, data, context)
         status = self._status(request.service)
         if status == _Response.SERVICE_UNKNOWN:
@@ -48,7 +48,7 @@ class GrpcHealth:
         return answer
 
     async def watch(self, data: bytes, context: Any) -> None:
-        """How a service is now, and again after every change, until the client leaves or the server ends."""
+        """Write a service's health now and after every change, until the client leaves or the server ends."""
         request = await parse_or_abort(_Request, data, context)
         told = None
         while True:

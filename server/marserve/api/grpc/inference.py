@@ -20,7 +20,7 @@ from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.models import Registry
 
 SERVICE: Final = f"{INFERENCE}.InferenceAPIsService"
-# Requests of one dialogue that may be under way; the client's next one is read when there is room again.
+# The most requests of one dialogue that are under way; the next one is read when one of them has ended.
 MOST_AT_ONCE: Final = 64
 
 
@@ -54,7 +54,7 @@ class GrpcInference:
         return self._health_response(health=json.dumps({"status": status}, indent=2))
 
     async def _predict(self, message: Any, call: Call) -> Any:
-        """One answer; of a handler that streams, its first piece, and the rest is not made."""
+        """Return one answer. Of a streaming handler that is the first piece, and the job is cancelled."""
         pieces = self._submit(message, call, call.id, [])
         try:
             return self._response(prediction=await pieces.next())
@@ -72,7 +72,7 @@ class GrpcInference:
             pieces.cancel()
 
     async def _converse(self, messages: AsyncIterator[Any], call: Call) -> None:
-        """Requests as they come, answers in their order; what is refused is told in place of its answer."""
+        """Submit requests as they come, and write answers in the same order, refusals among them."""
         begun: asyncio.Queue[Pieces | MarserveError | None] = asyncio.Queue(MOST_AT_ONCE)
         unfinished: set[Pieces] = set()
         under_way = 0
@@ -135,7 +135,7 @@ class GrpcInference:
         headers: list[tuple[bytes, bytes]],
         parts: list[Part] | None = None,
     ) -> Pieces:
-        """Hand a request to the data plane. An input is a part; metadata do not reach handlers (contract §5.1)."""
+        """Submit a request to the data plane. Each input is a part; metadata do not reach handlers (contract §5.1)."""
         model, version = message.model_name, message.model_version or None
         if not model:
             raise BadInput("Parameter model_name is required.")
@@ -155,10 +155,10 @@ class GrpcInference:
         return Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))
 
     def _read_sequence(self, message: Any) -> tuple[list[tuple[bytes, bytes]], list[Part]]:
-        """The headers that tell a handler of the sequence, and the inputs that are not about it.
+        """The sequence headers for the handler, and the inputs that do not concern the sequence.
 
-        Every request ends its sequence unless it says otherwise, as over TorchServe's wire; an input entry of a
-        header's name says so.
+        As over TorchServe's wire, a request ends its sequence unless an input with the name of the header says
+        otherwise.
         """
         _check_inputs(message)
         names = self._sequence
@@ -191,6 +191,6 @@ class GrpcInference:
 
 
 def _check_inputs(message: Any) -> None:
-    """As over HTTP a form may have so many fields. Raises BadInput."""
+    """Raise BadInput for more inputs than a form may have fields over HTTP."""
     if len(message.input) > MAX_PARTS:
         raise BadInput(f"The request has {len(message.input)} inputs; it may have {MAX_PARTS}.")

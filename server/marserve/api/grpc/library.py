@@ -1,9 +1,9 @@
 """Imports grpcio without its fork handlers. Import this before anything else that imports grpcio.
 
-grpcio stops its threads before each fork of the process and starts them again behind it, and ends the process (SIGABRT)
-when one cannot be started. The server forks, and uses no call of grpcio's in what it forks; a handler that takes all
-processes which a container may have would take the server along. grpcio reads the variable when it is imported. It is
-then put back as it was: workers inherit the user's own value.
+grpcio stops its threads before each fork of the process and starts them again after it. If one cannot be started, it
+ends the process (SIGABRT). So a handler that uses up all processes of its container would end the server, which forks.
+What the server forks calls nothing of grpcio's, so the handlers are not needed. grpcio reads the variable when it is
+imported; then the user's own value is restored, as workers inherit it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two gRPC ports: grpcio's servers, their limits and keys, and which services they have.
 
-The only file that makes a grpcio server. A listener is bound first (a taken port is found at the start), accepts later,
-and is stopped in two steps: calls that are being answered get their answers, then what is idle is cut.
+The only file that makes a grpcio server. A listener is bound first, so that a taken port is found at the start, and
+accepts later. It is stopped in two steps: calls that are being answered get their answers, then idle calls are cut.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from marserve.registry.models import Registry
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.metrics.counts import Metrics
 
-# No call is longer than its answer may be, which workers bound (`max_response_size`).
+# Of an answer's length; workers bound it (`max_response_size`).
 UNLIMITED: Final = -1
-# What grpcio may take to end calls that it was told to cut, and its port.
+# How long grpcio may take to cut calls and close its port.
 CUT_LIMIT_S: Final = 5.0
-# A call that has come, and was not looked at when grpcio is told to stop, ends as CANCELLED (grpc/grpc#41785), which
-# clients do not send anywhere else; and nothing of grpcio's sends a GOAWAY without that. So they are refused for a
-# moment first: who hears UNAVAILABLE does not come again at once.
+# grpcio sends a GOAWAY only when it is stopped, and then ends a call that has come but was not looked at as CANCELLED
+# (grpc/grpc#41785), which clients do not retry elsewhere. So new calls are first refused for a moment: a client that
+# gets UNAVAILABLE does not come back at once.
 REFUSE_FIRST_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """What clients of one port may take. Sizes in bytes, times in seconds; None: no limit.
+    """Limits for clients of one port. Sizes in bytes, times in seconds; None: no limit.
 
-    A connection that is `age_s` old is asked to go, and its calls have `age_grace_s` to end. After `keepalive_s` of
-    silence a client is asked whether it is there, and cut if it does not answer within `keepalive_timeout_s`; a client
-    may ask the same every `least_ping_interval_s`.
+    A connection that is `age_s` old is asked to close, and its calls have `age_grace_s` to end. After `keepalive_s`
+    of silence a client gets a ping, and is cut if it does not answer within `keepalive_timeout_s`. A client may send a
+    ping every `least_ping_interval_s`.
     """
 
     message_bytes: int = 6_553_500
@@ -67,7 +67,7 @@ class GrpcLimits:
     def options(self) -> list[tuple[str, int]]:
         """As grpcio's channel arguments."""
         options = {
-            "grpc.so_reuseport": 0,  # a port that is taken must be found out
+            "grpc.so_reuseport": 0,  # so that binding a taken port fails
             "grpc.max_receive_message_length": self.message_bytes,
             "grpc.max_send_message_length": UNLIMITED,
             "grpc.max_metadata_size": self.header_bytes,
@@ -114,7 +114,7 @@ class GrpcListener:
         await self._server.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, send clients away (GOAWAY), and let what is being answered end within `grace_s`.
+        """Take no more calls, send clients away (GOAWAY), and give calls `grace_s` for their answers.
 
         The rest is cut.
         """
@@ -129,7 +129,7 @@ class GrpcListener:
                 await asyncio.wait((ending, silence), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 silence.cancel()
-                # Watches and dialogues whose clients say nothing would keep the port for as long as they like.
+                # Watches and silent dialogues would keep the port open as long as their clients like.
                 cutting = asyncio.ensure_future(self._server.stop(None))
                 with contextlib.suppress(asyncio.CancelledError):
                     await silence
@@ -139,7 +139,7 @@ class GrpcListener:
 
 
 class GrpcPorts:
-    """Makes listeners of what they share: the schema, the log, the metrics, TLS."""
+    """Makes listeners. They share the schema, the log, the metrics and TLS."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class GrpcPorts:
         has_open_inference: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
     ) -> GrpcListener:
-        """The inference port. Raises OSError when the address cannot be had."""
+        """The inference port. Raises OSError if the address cannot be bound."""
         calls = self._calls(authorize)
         inference = GrpcInference(self._schema, calls, self._registry, sequence)
         answers = {grpc_inference.SERVICE: inference.answers()}
@@ -193,7 +193,7 @@ class GrpcPorts:
         enable_model_api: bool,
         changes: Changes | None = None,
     ) -> GrpcListener:
-        """The management port; `changes` as for HTTP's routes. Raises OSError when the address cannot be had."""
+        """The management port; `changes` as for HTTP's routes. Raises OSError if the address cannot be bound."""
         calls = self._calls(authorize)
         management = GrpcManagement(self._schema, self._registry, enable_model_api=enable_model_api, changes=changes)
         name = grpc_management.SERVICE
@@ -233,13 +233,13 @@ class GrpcPorts:
             else:
                 pair = (self._identity.key_pem, self._identity.chain_pem)
                 port = server.add_secure_port(str(address), grpc.ssl_server_credentials([pair]))
-        except RuntimeError as error:  # grpcio says no more than that it failed
+        except RuntimeError as error:  # grpcio does not say why
             raise OSError("the port could not be had") from error
         return GrpcListener(name, GrpcAddress(address.host, port), services, calls, server)
 
 
 def check_free(address: GrpcAddress) -> None:
-    """Raise OSError, which says why, where the address cannot be had; grpcio would only say that it cannot."""
+    """Raise OSError, with the reason, if the address cannot be bound; grpcio gives no reason."""
     infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, where = infos[0]
     with socket.socket(family, kind, protocol) as sock:

@@ -1,7 +1,7 @@
 """TorchServe's management service over gRPC: from its messages to the calls of the registry, and back (contract §5.2).
 
-It decides nothing: values are read by what reads those of HTTP, and the registry does what is asked. In these messages
-an empty text and a number below 1 mean "not given", as everything has a value there.
+It decides nothing: the reader of HTTP's values reads these too, and the registry does what is asked. Every field of
+these messages has a value, so an empty text and a number below 1 mean "not given".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GrpcManagement:
     def __init__(
         self, schema: Schema, registry: Registry, *, enable_model_api: bool, changes: Changes | None = None
     ) -> None:
-        """`changes` is what calls that change models go to; the registry itself if not given."""
+        """`changes` takes the calls that change models; the registry if not given."""
         self._registry = registry
         self._changes = changes or DirectChanges(registry)
         self._enable_model_api = enable_model_api
@@ -54,7 +54,7 @@ class GrpcManagement:
         if not message.customized:
             return self._document([self._registry.describe(model, version)])
         within_s = None if call.deadline is None else call.deadline - monotonic()
-        # Status and headers that the handler sets have no effect over gRPC.
+        # Status and headers set by the handler have no effect over gRPC.
         described, _ = await self._registry.describe_customized(model, version, within_s)
         return self._document([described])
 
@@ -70,7 +70,7 @@ class GrpcManagement:
         return self._response(msg=registered.message)
 
     async def _scale(self, message: Any, call: Call) -> Any:
-        """`number_gpu` and `timeout` never did anything; clients may send them."""
+        """Ignores `number_gpu` and `timeout`, as TorchServe does."""
         minimum = _positive(message.min_worker) or 1
         scaled = await self._changes.scale(
             _named(message),
@@ -110,7 +110,7 @@ def _positive(number: int) -> int | None:
 
 
 def _given(message: Any, names: Iterable[str]) -> dict[str, str]:
-    """The fields that say something, as a query would."""
+    """The fields that are given, as parameters of a query."""
     given = {}
     for name in names:
         value = getattr(message, name, None)

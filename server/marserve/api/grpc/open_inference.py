@@ -1,8 +1,8 @@
 """The Open Inference Protocol over gRPC: from tensors to a JSON request of the data plane, and back (contract §5.3).
 
-A handler gets one part `body` of `application/json`, as it would over HTTP, and answers JSON; the envelope `kservev2`
-makes both. Tensors come in typed contents or raw; those of the answer go out raw where the request's came so, or where
-a data type (FP16) has no typed form.
+A handler gets one part `body` of `application/json`, as over HTTP, and answers JSON; the envelope `kservev2` reads and
+writes it. Tensors come in typed contents or raw. Those of the answer are raw if the request's were, or if a data type
+(FP16) has no typed form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JSON_TYPE: Final = "application/json"
 
 
 class DataType(NamedTuple):
-    """How a data type travels: its field of typed contents (empty: none), and `struct`'s word for raw ones."""
+    """How a data type travels: its field of typed contents (empty: it has none), and `struct`'s format of raw ones."""
 
     field: str
     code: str
@@ -139,7 +139,7 @@ def write_request(message: Any) -> bytes:
     for number, tensor in enumerate(message.inputs):
         kind = _type_of(tensor)
         data = _read_raw(tensor, kind, raw[number]) if raw else _read_contents(tensor, kind)
-        # JSON has no word for what is not finite; Python's reader knows three.
+        # JSON has no NaN and Infinity; Python's reader accepts them.
         is_finite = is_finite and (tensor.datatype not in ("FP16", "FP32", "FP64") or math.isfinite(sum(data)))
         described = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
         inputs.append(_with_parameters(described, tensor.parameters))
@@ -152,9 +152,9 @@ def write_request(message: Any) -> bytes:
 
 
 def fill_response(response: Any, message: Any, body: bytes) -> None:
-    """Write a handler's JSON answer into a `ModelInferResponse`. Raises HandlerFailed for what is none.
+    """Write a handler's JSON answer into a `ModelInferResponse`. Raises HandlerFailed if it cannot be read as one.
 
-    What the answer leaves out of `id` and `model_name` is the request's.
+    `id` and `model_name` are the request's if the answer leaves them out.
     """
     try:
         document = msgspec.json.decode(body)
@@ -207,7 +207,7 @@ def _read_raw(tensor: Any, kind: DataType, raw: bytes) -> list[Any]:
 
 
 def _elements(name: str, raw: bytes) -> Iterator[bytes]:
-    """The elements of raw BYTES: each has its length before it, in four bytes."""
+    """The elements of raw BYTES: four bytes of length stand before each."""
     position = 0
     while position < len(raw):
         end = position + 4 + int.from_bytes(raw[position : position + 4], "little")

@@ -1,6 +1,6 @@
-"""The reflection service, by which clients without `.proto` files learn services and messages (v1alpha). Needs no key.
+"""The reflection service (v1alpha): clients without `.proto` files ask it for services and messages. Needs no key.
 
-What is answered is grpcio's own; here are the bytes, so that a message that cannot be read is the client's fault.
+grpcio's servicer makes the answers. This file reads the bytes, so that an unreadable message is the client's error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GrpcReflection:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def info(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """An answer for each message, in their order."""
+        """Yield an answer for each message, in order."""
 
         async def requests() -> AsyncIterator[Any]:
             async for data in messages:

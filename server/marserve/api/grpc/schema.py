@@ -1,10 +1,11 @@
 """The messages and services that gRPC clients know, as tables, and the classes made of them (contract §5.1 to §5.3).
 
-Names, numbers and types are what clients have compiled in, ours from 1001 on; no file is read. The descriptors
-lie in a pool of their own, so that whatever else is imported cannot clash with them; reflection shows that pool.
+Clients have compiled in the names, numbers and types; marserve's own numbers begin at 1001. No file is read. The
+descriptors are in a pool of their own, so that other imported modules cannot clash with them. Reflection shows that
+pool.
 
-A field is written `number name type`. Types are protobuf's words and names of messages; behind them stand `*` for
-repeated, `?` for optional, `|` for one of the message's alternatives, and `map<…>` maps strings.
+A field is written `number name type`. Types are protobuf's words and names of messages. After a type, `*` means
+repeated, `?` optional, `|` one of the message's alternatives. `map<…>` maps strings.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 INFERENCE: Final = "org.pytorch.serve.grpc.inference"
 MANAGEMENT: Final = "org.pytorch.serve.grpc.management"
-# TorchServe put the protocol's service under a name of its own, which clients of the standard do not know.
+# TorchServe gave the protocol's service a name of its own, which clients of the standard do not know.
 OPEN_INFERENCE_OF_TORCHSERVE: Final = "org.pytorch.serve.grpc.openinference"
 OPEN_INFERENCE: Final = "inference"
 
@@ -40,7 +41,7 @@ class Method(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a `.proto` file would say."""
+    """The content of a `.proto` file."""
 
     name: str
     package: str
@@ -77,7 +78,7 @@ _MANAGEMENT_MESSAGES: Messages = {
         "9 url string",
         "10 s3_sse_kms bool",
         "11 startup_timeout int32",
-        # Ours, far behind what TorchServe may add.
+        # marserve's own, far above any number that TorchServe may add.
         "1001 memory string",
         "1002 load string",
         "1003 pinned bool",
@@ -278,7 +279,7 @@ def _describe_message(message: Any, fields: Fields | Messages, package: str, ful
         elif kind.endswith("?"):
             optional.append(field)
         _set_type(field, kind.rstrip("*?|"), package)
-    for field in optional:  # behind the true alternatives, as the format asks
+    for field in optional:  # after the true alternatives, as the format asks
         field.oneof_index = len(message.oneof_decl)
         field.proto3_optional = True
         message.oneof_decl.add(name=f"_{field.name}")

@@ -1,7 +1,7 @@
-"""The ASGI application around one request: what every answer of a listener has, whoever made it.
+"""The ASGI application around one request: adds what every answer of a listener has.
 
-Adds the common headers, counts the answer and logs its request. Knows uvicorn's cycle only to ask whether its client
-has gone.
+It adds the common headers, counts the answer and logs its request. It asks uvicorn's cycle only whether the client has
+gone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ log = logging.getLogger("marserve.api")
 class AsgiRun:
     """One request on its way through the application. `id` is the request id, also in the scope's state.
 
-    The state's `sent_headers` are those that a handler may see, names in the case they came in: ASGI knows lower case
-    alone.
+    The state's `sent_headers` are those that a handler may see. Their names keep their case, which ASGI's headers lose.
     """
 
     __slots__ = ("_app", "_began", "_cycle", "_has_started", "_listener", "_peer", "_send_on", "head", "hold", "id")
@@ -37,7 +36,7 @@ class AsgiRun:
         self, listener: Listener, cycle: RequestResponseCycle, app: ASGI3Application, peer: str, head: Head
     ) -> None:
         self.id = listener.next_id()
-        # The room of its body: given back when nothing refers to the run any more, so when the application has ended.
+        # The room of its body, given back with the last reference to the run: when the application has ended.
         self.hold: Hold | None = None
         self._listener = listener
         self._cycle = cycle
@@ -48,7 +47,7 @@ class AsgiRun:
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Run the application; what it lets escape before it has answered becomes an error object."""
+        """Run the application. An exception before its answer becomes an error object."""
         self._send_on = send
         scope["state"]["request_id"] = self.id
         scope["state"]["sent_headers"] = self.head.headers

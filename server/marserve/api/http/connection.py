@@ -1,18 +1,19 @@
-"""One HTTP/1.1 connection: its limits, and the short way from its parser to the data plane and back (DESIGN §2).
+"""One HTTP/1.1 connection: its limits, and the short path from its parser to the data plane and back.
 
-A subclass of uvicorn's protocol class keeps uvicorn's life cycle and TLS. Requests for inference routes are taken here:
-bytes in, one `Request` out; an `Answer` in, one write out; no ASGI scope and no task. Everything else goes on as ASGI.
+`HttpConnection` is a subclass of uvicorn's protocol class and keeps uvicorn's life cycle and TLS. It takes requests for
+inference routes itself: bytes in, one `Request` out; an `Answer` in, one write out; no ASGI scope and no task. All
+other requests go on as ASGI.
 
-Requests of one connection are answered one after the other, in the order they came: `active` is the one being answered
-(an `Exchange` of ours, or uvicorn's cycle), the rest are `waiting`, and when many are, reading pauses.
+Requests of one connection are answered one at a time, in the order they came. `active` is the one being answered (an
+`Exchange`, or uvicorn's cycle); the rest are `waiting`. While many wait, reading pauses.
 
     phase IDLE   between two requests
           HEAD   a request has begun, its header is not complete
           BODY   the header is complete, the body is not
-          DEAF   what comes is thrown away: the connection will close after what it still has to answer
+          DEAF   further bytes are dropped; the connection closes after the answers that it still owes
 
-A header that was seen before, byte for byte, and accepted, is not parsed again: a client repeats its own, and the
-parser would say the same of it. That holds for whole requests in one read, with a length, on inference routes.
+Clients repeat their headers. A header whose very bytes were accepted before is not parsed again. That holds for whole
+requests in one read, with a length, on inference routes.
 """
 
 from __future__ import annotations
@@ -74,17 +75,17 @@ DEAF: Final = 3
 END_OF_HEAD: Final = b"\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-# A read that may hold chunks goes to the parser in slices: each chunk costs some microseconds, and may have one byte.
+# A read that may hold chunks is parsed in slices: each chunk costs some microseconds, and may be of one byte.
 SLICE_BYTES: Final = 4 * 1024
-# For so long slices are read in one step of the loop; one of the worst takes about as long.
+# Slices are parsed for so long in one step of the loop; a slice of the worst kind takes about as long.
 SLICES_S: Final = 0.001
 
-# Requests that may wait on a connection, and bytes that one of them may hold, before it is read from no more.
+# Reading pauses when so many requests wait on a connection, or when a waiting one has a longer body than this.
 READ_AHEAD: Final = 8
 READ_AHEAD_BYTES: Final = 64 * 1024
-# Requests behind an answer of which their client has taken nothing for so long lose their room to others that need it.
+# If a client has taken nothing of an answer for so long, its requests behind it lose their room to others.
 PRESSED_STALL_S: Final = 2.0
-# What the frame of one chunk may take on the wire: sixteen digits and two line ends, and a little more.
+# The most bytes of one chunk's frame on the wire: sixteen digits, two line ends, and a little more.
 CHUNK_FRAME_BYTES: Final = 24
 
 
@@ -104,10 +105,10 @@ def bind_connection(
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
-    `surface` is None on a listener without inference routes. Whoever made `connections` starts and stops it, and closes
-    `large_answers` and `decoding`. With `tokens` inference routes need the inference key; for the other routes
-    `auth.Guard` asks. `browser_rules` judge requests for inference routes that need none.
-    Uvicorn's own access log, `Date` and `Server` headers are best switched off beside it.
+    `surface` is None on a listener without inference routes. The owner of `connections` starts and stops it, and closes
+    `large_answers` and `decoding`. With `tokens` inference routes need the inference key; `api/rest/guard.py` checks
+    the keys of other routes. `browser_rules` judge requests for inference routes without a key. Uvicorn's own access
+    log, `Date` and `Server` headers should be off.
     """
     shared = Listener(
         surface,
@@ -132,8 +133,8 @@ def bind_connection(
 class HttpConnection(WrittenConnection):
     """One connection of the listener that `bind_connection` gave it."""
 
-    # Of the read, and of the request that it belongs to; each is set by the step that comes before its first use.
-    begun: int  # requests whose first byte came with the present read
+    # About the present read and its request; each is set before its first use.
+    begun: int  # requests whose first byte came with this read
     read_bytes: int
     partial_bytes: int
     lines: deque[tuple[bytes, bytes]]
@@ -141,7 +142,7 @@ class HttpConnection(WrittenConnection):
     body_bytes: int
     chunks: int
     framed_bytes: int
-    run: AsgiRun | None  # which gets the body
+    run: AsgiRun | None  # gets the body
     body_since: float
     body_mark_at: float
     body_mark_bytes: int
@@ -154,7 +155,7 @@ class HttpConnection(WrittenConnection):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # uvicorn lets data follow a request that asked to close; nothing of ours would read it.
+        # uvicorn lets data follow a request that asked to close; nothing here would read it.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
         self.phase = IDLE
         self.active: Exchange | RequestResponseCycle | None = None
@@ -166,7 +167,7 @@ class HttpConnection(WrittenConnection):
         self.head: Head | None = None
         self.hold: Hold | None = None  # the room of its body
         self.replay: tuple[bytes, bytes, Headers] | None = None
-        # Since when, in monotonic seconds; 0: not so.
+        # In monotonic seconds; 0: neither idle nor in a header.
         self.idle_since = monotonic()
         self.head_since = 0.0
         self.has_spoken = False
@@ -174,7 +175,7 @@ class HttpConnection(WrittenConnection):
     # ------------------------------------------------------------------------------------------- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, or say that there are too many."""
+        """Take the connection in, or refuse it if there are too many."""
         super().connection_made(transport)
         self.flow = Flow(transport)
         self.keep_open = not self.listener.is_leaving
@@ -186,7 +187,7 @@ class HttpConnection(WrittenConnection):
             self._refuse(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone, or was closed: nobody waits for what is still under way."""
+        """The connection has closed, by the client or the server: drop what is under way."""
         self.listener.connections.leave(self, self.client[0] if self.client is not None else None)
         self.phase = DEAF
         active, self.active = self.active, None
@@ -201,7 +202,7 @@ class HttpConnection(WrittenConnection):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent; a whole request with a known header goes past the parser."""
+        """Read what the client sent. A whole request with a known header skips the parser."""
         phase = self.phase
         if phase == IDLE:
             if self.active is None:
@@ -220,7 +221,7 @@ class HttpConnection(WrittenConnection):
             self._receive(data)
 
     def _may_be_chunked(self, data: bytes) -> bool:
-        """Whether a read may hold chunks, each of which takes its time however short it is."""
+        """Whether a read may hold chunks: each costs time, however short it is."""
         if self.phase == BODY:
             assert self.head is not None
             if self.head.body_bytes == UNKNOWN_LENGTH:
@@ -230,10 +231,10 @@ class HttpConnection(WrittenConnection):
         return self.phase == HEAD or b"chunked" in data.lower()
 
     def _receive_slices(self, data: bytes) -> None:
-        """Read slices for a while, the rest in later steps of the loop; nothing more comes until then."""
+        """Parse slices for a while and the rest in later steps of the loop; until then nothing more is read."""
         end = monotonic() + SLICES_S
         for at in range(0, len(data), SLICE_BYTES):
-            if self.phase == DEAF:  # the connection has been refused, or has gone
+            if self.phase == DEAF:  # refused or closed
                 break
             if at and monotonic() >= end:
                 self.flow.hold("slices")
@@ -256,7 +257,7 @@ class HttpConnection(WrittenConnection):
             if self.phase != DEAF:
                 self._on_parser_error(error)
             return
-        if offer_at is not None:  # not while its exception is handled: it would be the context of the next error
+        if offer_at is not None:  # here, so that the upgrade is not the context of the next error
             self._on_upgrade(data, offer_at)
             return
         after = self.phase
@@ -269,18 +270,18 @@ class HttpConnection(WrittenConnection):
             self._on_partial_body(phase)
 
     def eof_received(self) -> None:
-        """A client that closes its half has gone, as for TorchServe: the transport closes, and what runs is dropped."""
+        """Close the transport and drop what runs: as for TorchServe, a client that closes its half has gone."""
 
     def part_after_next_answer(self) -> None:
-        """The server is about to go: say `connection: close` with the next answer. Until then all is as before."""
+        """The server will stop soon: answer the next request with `connection: close`."""
         self.keep_open = False
         if isinstance(self.active, RequestResponseCycle):
             self.active.keep_alive = False
 
     def shutdown(self) -> None:
-        """The server is going: answer what is under way, say `connection: close`, and close.
+        """The server stops: answer what is under way with `connection: close`, and close.
 
-        An idle connection is listened to a little longer, for the request that the client may just be sending.
+        An idle connection stays open a little longer, for a request that the client may be sending.
         """
         self.part_after_next_answer()
         if not self.is_busy:
@@ -293,20 +294,20 @@ class HttpConnection(WrittenConnection):
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is being made, or its client has not taken all of it."""
+        """Whether an answer is being made or not yet taken whole."""
         return self.active is not None or self.unsent > 0
 
     def close_if_idle(self) -> None:
-        """Close unless a request is under way, or has come and was not read yet."""
+        """Close unless a request is under way, or has come but was not read yet."""
         if self.is_busy:
             return
-        if has_unread(self.transport):  # the loop stalled; what waits is read next
+        if has_unread(self.transport):  # the loop stalled; the request is read next
             self.loop.call_later(self.listener.limits.drain_idle_s, self.close_if_idle)
         else:
             self.transport.close()
 
     def resume_writing(self) -> None:
-        """The client has taken nearly all that waited for it: whoever streams to it may go on."""
+        """The client has taken nearly all that waited for it: let the active exchange go on."""
         super().resume_writing()
         if isinstance(self.active, Exchange):
             self.active.go_on()
@@ -314,7 +315,7 @@ class HttpConnection(WrittenConnection):
     # ------------------------------------------------------------------------------------------- limits of time
 
     def check(self, now: float) -> None:
-        """Look at every limit of time. Called about once a second."""
+        """Check every time limit. Called about once a second."""
         transport = self.transport
         if self.counted_unsent:
             self.count_unsent(self.unsent)
@@ -341,7 +342,7 @@ class HttpConnection(WrittenConnection):
             self._check_body(now, limits)
 
     def _check_body(self, now: float, limits: HttpLimits) -> None:
-        if self.flow.read_paused or self.owes_continue:  # it is us who keep the client waiting
+        if self.flow.read_paused or self.owes_continue:  # the client waits for the server
             self.body_since = self.body_mark_at = now
             self.body_mark_bytes = self.body_bytes
         elif not self.body_bytes:
@@ -362,7 +363,7 @@ class HttpConnection(WrittenConnection):
         self.has_spoken = True
         self.begun += 1
         self.url = b""
-        # One line over the limit tells as much as a million.
+        # One line over the limit is enough to refuse the header.
         self.lines = deque(maxlen=self.listener.limits.header_lines + 1)
 
     def on_url(self, url: bytes) -> None:
@@ -370,11 +371,11 @@ class HttpConnection(WrittenConnection):
         self.url = self.url + url if self.url else url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header line, as the client wrote it; or a line behind a chunked body, which no header is read from."""
+        """One header line, as the client wrote it; or a trailer line of a chunked body, which is not used."""
         self.lines.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Check the header; know the route. Raises what refuses the request, which `data_received` answers."""
+        """Check the header and find the route. Raises what refuses the request; `data_received` answers with it."""
         lines = list(self.lines)
         listener = self.listener
         limits = listener.limits
@@ -393,7 +394,7 @@ class HttpConnection(WrittenConnection):
             listener.match,
         )
         if listener.tokens is not None and head.route is not None:
-            # Before the body: who has no key sends none. A header that passes may be remembered, key and all.
+            # Before the body, so that a client without a key need not send it. A header that passes may be remembered.
             listener.tokens.check("inference", authorization_of(lines))
         if listener.browser_rules is not None and head.route is not None:
             listener.browser_rules.check(head.method, head.lines)
@@ -438,13 +439,13 @@ class HttpConnection(WrittenConnection):
         elif received == len(body):
             self.body = body
         elif isinstance(self.body, bytearray):
-            self.body += body  # in place: a large body is held once
+            self.body += body  # in place, so that a large body is held once
         else:
             self.body = HeldBytes(self.body)
             self.body += body
 
     def on_message_complete(self) -> None:
-        """The request is whole: ours is submitted now, or when its turn comes."""
+        """The request is whole: submit one of an inference route now or in its turn."""
         if self.replay is not None:
             return
         head = self.head
@@ -459,7 +460,7 @@ class HttpConnection(WrittenConnection):
             body = body if isinstance(body, HeldBytes) else HeldBytes(body)
             body.hold = hold
         elif isinstance(body, HeldBytes):
-            body = bytes(body)  # without a hold of its own: the exchange counts it
+            body = bytes(body)  # it has no hold; the exchange counts it
         exchange = Exchange(self, head, body)
         if self.active is None:
             self.active = exchange
@@ -471,9 +472,9 @@ class HttpConnection(WrittenConnection):
 
     @property
     def is_reading(self) -> bool:
-        """Whether its client keeps the body back: it may send, or nothing is read for an answer that it does not take.
+        """Whether the client holds the body up: it does not send, or does not take the answer that must go first.
 
-        Without the latter, a client that takes no answer could keep room for bodies of which it sends nothing.
+        Without the second, a client that takes no answers could keep room for bodies of which it sends nothing.
         """
         active = self.active
         if not self.flow.read_paused or active is None:
@@ -483,14 +484,14 @@ class HttpConnection(WrittenConnection):
         return not is_its_own or active.response_started  # type: ignore[union-attr]
 
     def go_on(self) -> None:
-        """Read the body: it has room now."""
+        """Read on: the body has room now."""
         self.flow.let_go("room")
         if self.owes_continue and self.active is None and self.phase == BODY:
             self.owes_continue = False
             self.transport.write(CONTINUE)
 
     def give_up(self, why: Refusal) -> None:
-        """Refuse the body, which has no room."""
+        """Refuse the body: it has no room any more."""
         self._refuse(NoRoomForBody(self.listener.ledger.limit, why))
 
     def _open_body(self, length: int | None) -> Hold:
@@ -514,9 +515,9 @@ class HttpConnection(WrittenConnection):
             self.flow.hold("room")
 
     def _complete_body(self) -> Hold | None:
-        """The body has come: the hold that it keeps, if it keeps one. Raises NoRoomForBody.
+        """The body has come whole: the hold that it keeps, if any. Raises NoRoomForBody.
 
-        A small one of an inference request is its exchange's to count, one that goes on as ASGI its run's.
+        The exchange counts the small body of an inference request, the run that of a request that goes on as ASGI.
         """
         ledger = self.listener.ledger
         hold, self.hold = self.hold, None
@@ -534,7 +535,7 @@ class HttpConnection(WrittenConnection):
         return hold
 
     def _drop_body(self) -> None:
-        """Keep nothing of the body that is being read, and give its room back."""
+        """Drop the body that is being read, and give its room back."""
         self.body = b""
         self.run = None
         hold, self.hold = self.hold, None
@@ -548,13 +549,13 @@ class HttpConnection(WrittenConnection):
             if isinstance(waiting, Exchange):
                 waiting.release(self)
             else:
-                waiting[0].body = bytearray()  # whatever else knows of it, nothing counts these bytes any more
+                waiting[0].body = bytearray()  # the cycle may live on, but its bytes do not count any more
         self.waiting.clear()
 
     def _refuse_waiting(self) -> None:
         """Refuse what waits behind an answer that the client does not take: others need the room of its bodies.
 
-        The first of it is answered with the refusal in its turn, which closes the connection; the rest is dropped.
+        In its turn the first waiting request gets the refusal, which closes the connection. The rest is dropped.
         """
         first = self.waiting[0]
         head = first.head if isinstance(first, Exchange) else first[1].head
@@ -570,7 +571,7 @@ class HttpConnection(WrittenConnection):
     # ------------------------------------------------------------------------------------------- reading, step by step
 
     def _learn_head(self, data: bytes) -> None:
-        """Remember the header of the one request that `data` was, if the same bytes will mean the same again."""
+        """Remember the header of the one request in `data`, if the same bytes will always mean the same."""
         head = self.head
         assert head is not None
         end = len(data) - head.body_bytes
@@ -578,11 +579,11 @@ class HttpConnection(WrittenConnection):
             self.listener.remember(data[:end], head)
 
     def _on_partial_head(self, phase_before: int) -> None:
-        """A read ended inside a header: count its bytes, for the parser keeps what is not complete to itself."""
+        """A read ended inside a header: count its bytes, as the parser does not show an incomplete line."""
         limits = self.listener.limits
         if not self.head_since:
             self.head_since = monotonic()
-            # Of a read that held the end of another request it is not known how much was header.
+            # If the read held the end of another request, it is not known how many bytes were header.
             self.partial_bytes = self.read_bytes if phase_before == IDLE and self.begun == 1 else 0
         else:
             self.partial_bytes += self.read_bytes
@@ -594,7 +595,7 @@ class HttpConnection(WrittenConnection):
             self._refuse(HeadersTooLarge(limits.header_bytes, "bytes"))
 
     def _on_partial_body(self, phase_before: int) -> None:
-        """A read ended inside a body: start its clock, and see that a chunked one is more body than frame."""
+        """A read ended inside a body: start its clock, and bound the frames of a chunked one."""
         if not self.body_since:
             self.body_since = self.body_mark_at = monotonic()
             self.body_mark_bytes = self.body_bytes
@@ -611,13 +612,13 @@ class HttpConnection(WrittenConnection):
                 self._refuse(error)
                 return
         if head.body_bytes == UNKNOWN_LENGTH:
-            # Chunk extensions and trailers are read and dropped; without a bound they need never end.
+            # Chunk extensions and trailers are read and dropped; without a bound they could go on for ever.
             spare = self.listener.limits.header_bytes + CHUNK_FRAME_BYTES * self.chunks
             if self.framed_bytes - self.body_bytes > spare:
                 self._refuse(HeadersTooLarge(self.listener.limits.header_bytes, "bytes"))
 
     def _on_parser_error(self, error: httptools.HttpParserError) -> None:
-        """The parser, or one of our callbacks inside it, gave the request up."""
+        """Refuse the request: the parser, or a callback that it called, raised."""
         cause = error.__context__  # what the callback raised
         if cause is None or isinstance(cause, httptools.HttpParserError):
             cause = MalformedRequest()
@@ -626,10 +627,10 @@ class HttpConnection(WrittenConnection):
         self._refuse(cause)
 
     def _on_upgrade(self, data: bytes, offset: int) -> None:
-        """The client offered another protocol, and the parser stopped there; but we go on in its version of HTTP.
+        """Ignore an offer to change the protocol, at which the parser stopped, and go on in HTTP/1.
 
-        Java's client does so with every first request. The header is read once more without the offer, then the body
-        and what follows it: that may be a request with another offer, and then many more of them, so no recursion.
+        Java's client makes one with every first request. The header is read again without the offer, then the body and
+        what follows it. That may be many more requests with an offer, so this is a loop and no recursion.
         """
         rest = memoryview(data)
         at: int | None = offset
@@ -638,7 +639,7 @@ class HttpConnection(WrittenConnection):
             at = self._read_without_offer(rest)
 
     def _read_without_offer(self, rest: memoryview) -> int | None:
-        """Read the header that was kept without its offer, and `rest`; returns where in it the next offer ended."""
+        """Read the kept header without its offer, then `rest`; returns where in `rest` the next offer ended."""
         assert self.replay is not None
         assert self.head is not None
         version = b"1.0" if self.head.is_http10 else b"1.1"
@@ -665,7 +666,7 @@ class HttpConnection(WrittenConnection):
         return None
 
     def _refuse(self, error: BaseException) -> None:
-        """Answer the request being read with an error, in its turn, and close; nothing more is read."""
+        """Answer the request being read with an error, in its turn, and close. Nothing more is read."""
         cycle = self._drop_cycle()
         self._drop_body()
         phase, self.phase = self.phase, DEAF
@@ -673,7 +674,7 @@ class HttpConnection(WrittenConnection):
         cause = "too_large" if isinstance(error, BodyTooLarge) else getattr(error, "cause", None)
         self.listener.metrics.count_refused(cause or "unreadable")
         if cycle is not None and cycle.response_started:
-            # The application has answered, or begun to, without having read everything; no second answer may follow.
+            # The application has begun to answer without reading everything; no second answer may follow.
             if cycle.response_complete:
                 self._close_gently()
             else:
@@ -689,7 +690,7 @@ class HttpConnection(WrittenConnection):
         self._answer_with(error, head)
 
     def _answer_with(self, error: BaseException, head: Head) -> None:
-        """Refuse a request in its turn."""
+        """Answer a request with an error, in its turn."""
         exchange = Exchange(self, head, b"")
         exchange.refusal = error
         if self.active is None:
@@ -699,7 +700,7 @@ class HttpConnection(WrittenConnection):
             self.waiting.append(exchange)
 
     def _drop_cycle(self) -> RequestResponseCycle | None:
-        """The ASGI cycle of the request being read, told that its client has gone; None if it has none."""
+        """Take the ASGI cycle of the request being read out, marked as disconnected; None if it has none."""
         if self.phase != BODY or self.head is None or self.head.route is not None or self.cycle is None:
             return None
         cycle = self.cycle
@@ -714,7 +715,7 @@ class HttpConnection(WrittenConnection):
     # ------------------------------------------------------------------------------------------- one after the other
 
     def finish(self, now: float, keep: bool, *, is_refusal: bool) -> None:
-        """Go on with what waits, or close."""
+        """Go on with the next waiting request, or close."""
         self.active = None
         self.idle_since = now
         if not keep:
@@ -728,7 +729,7 @@ class HttpConnection(WrittenConnection):
             self._advance()
 
     def break_off(self, *, at_once: bool) -> None:
-        """Close without an end of the answer that could pass for one."""
+        """Close in the middle of an answer, so that it cannot pass for a whole one."""
         self.active = None
         if at_once:
             self.transport.abort()
@@ -736,7 +737,7 @@ class HttpConnection(WrittenConnection):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """uvicorn's cycle has been answered."""
+        """The answer of uvicorn's cycle is complete: go on."""
         self.server_state.total_requests += 1
         self.active = None
         self.idle_since = monotonic()
@@ -744,7 +745,7 @@ class HttpConnection(WrittenConnection):
             self._advance()
 
     def _advance(self) -> None:
-        """Start what waits, until something is active again. What is answered at once comes back here: no recursion."""
+        """Start waiting requests until one stays active. One answered at once calls this again, without recursion."""
         if self._is_advancing:
             return
         self._is_advancing = True
@@ -766,22 +767,22 @@ class HttpConnection(WrittenConnection):
                     self.transport.write(CONTINUE)
 
     def _enqueue(self, waiting: Exchange | tuple[RequestResponseCycle, AsgiRun]) -> None:
-        """Let a request wait for those before it. Raises MalformedRequest where too many wait already."""
+        """Let a request wait for those before it. Raises MalformedRequest if too many wait already."""
         if len(self.waiting) >= self.listener.limits.pipelined_requests:
             raise MalformedRequest(f"more than {self.listener.limits.pipelined_requests} requests were sent ahead")
         self.waiting.append(waiting)
-        # Not at the first: while nothing is read, it is not seen that a client has gone either.
+        # Not at the first one: while nothing is read, a client that goes away is not noticed.
         if len(self.waiting) >= READ_AHEAD or (isinstance(waiting, Exchange) and len(waiting.body) > READ_AHEAD_BYTES):
             self.flow.pause_reading()
 
     def _begin_asgi(self, head: Head) -> None:
-        """Hand the request on as ASGI; its body follows through `on_body`."""
+        """Pass the request on as ASGI; its body follows through `on_body`."""
         url = self.url
         super().on_message_begin()  # makes the scope
         self.url = url
         self.headers.extend([(name.lower(), value) for name, value in head.lines])
         self.expect_100_continue = head.expects_continue
-        # uvicorn would put the request behind a cycle that is not complete; `_start_asgi_task` sees to the order.
+        # Else uvicorn would queue the request behind an incomplete cycle; `_start_asgi_task` keeps the order.
         self.cycle = None  # type: ignore[assignment]
         super().on_headers_complete()
 
@@ -804,7 +805,7 @@ class HttpConnection(WrittenConnection):
     def _close_gently(self) -> None:
         """Close once the client has had time to read the answer.
 
-        Closing at once while it still sends would reset the connection, and the answer be lost with it (RFC 9112 §9.6).
+        If the client still sends, closing at once resets the connection, and the answer is lost (RFC 9112 §9.6).
         """
         self.phase = DEAF
         self._drop_waiting()

@@ -1,9 +1,9 @@
-"""The open connections of one or more listeners: how many there may be, and once a second a look at each.
+"""The open connections of one or more listeners: their number is bounded, and once a second each checks its limits.
 
-The table has the ledger of the bytes that they hold (`api/byte_ledger.py`).
+The table has the ledger of the bytes that connections hold (`api/byte_ledger.py`).
 
-One sweep replaces a timer per connection. What a connection must have done by when is the connection's own knowledge;
-the table only asks. `start` and `stop` belong to whoever made the table.
+One sweep replaces a timer per connection. Each connection knows its own limits; the table only calls `check`. The owner
+of the table calls `start` and `stop`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWEEP_EVERY_S = 1.0
 
 # A protocol: `HttpConnection` is built upon this table.
 class Connection(Protocol):
-    """What the table needs of a connection."""
+    """A connection, as the table sees it."""
 
     @property
     def is_busy(self) -> bool:
@@ -29,20 +29,20 @@ class Connection(Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is being made, or its client has not taken all of it."""
+        """Whether an answer is being made or not yet taken whole."""
 
     def check(self, now: float) -> None:
-        """Close, or refuse what is being sent, if a limit of time is passed at `now` (monotonic seconds)."""
+        """Close, or refuse what is being sent, if a time limit has passed at `now` (monotonic seconds)."""
 
     def close_if_idle(self) -> None:
         """Close unless a request is under way."""
 
 
 class ConnectionTable:
-    """Every open connection of the listeners that share it."""
+    """The open connections of the listeners that share the table."""
 
     def __init__(self, limits: HttpLimits, ledger: ByteLedger | None = None) -> None:
-        """Without a `ledger` the bytes that they hold have no bound."""
+        """Without a `ledger` the bytes held have no bound."""
         self.limits = limits
         self.ledger = ledger or ByteLedger(UNBOUNDED)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -57,7 +57,7 @@ class ConnectionTable:
     def admit(self, connection: Connection, address: str | None) -> None:
         """Take in a new connection; `address` is the client's, None over a Unix socket.
 
-        Raises TooManyConnections, and takes nothing in, when all of them or its address has as many as it may.
+        Raises TooManyConnections when the table, or the client's address, has as many as it may.
         """
         limits = self.limits
         if len(self._connections) >= limits.connections:
@@ -70,7 +70,7 @@ class ConnectionTable:
         self._connections.add(connection)
 
     def leave(self, connection: Connection, address: str | None) -> None:
-        """Forget a connection; one that was not admitted is no matter."""
+        """Forget a connection. Does nothing for one that was not admitted."""
         if connection not in self._connections:
             return
         self._connections.discard(connection)
@@ -83,12 +83,12 @@ class ConnectionTable:
 
     @property
     def open_exchanges(self) -> int:
-        """How many connections have a request under way, from its first byte to its answer's last."""
+        """How many connections have a request under way, from its first byte to its answer's last byte."""
         return sum(connection.is_busy for connection in self._connections)
 
     @property
     def answering(self) -> int:
-        """How many connections have an answer under way, made or being made."""
+        """How many connections have an answer that is being made or not yet taken whole."""
         return sum(connection.is_answering for connection in self._connections)
 
     def close_idle(self) -> None:
@@ -97,27 +97,27 @@ class ConnectionTable:
             connection.close_if_idle()
 
     def sweep(self, now: float) -> None:
-        """Let every connection look at its limits of time."""
+        """Let every connection check its time limits."""
         for connection in list(self._connections):
             connection.check(now)
         self.ledger.turn(now)
 
     def start(self) -> None:
-        """Begin to sweep once a second, on the running event loop, and to let waiting bodies go on at once."""
+        """Begin to sweep once a second on the running event loop, and to serve waiting bodies when there is room."""
         if self._timer is None:
             self._loop = asyncio.get_running_loop()
             self._timer = self._loop.call_later(SWEEP_EVERY_S, self._tick)
             self.ledger.on_room = self._look_soon
 
     def stop(self) -> None:
-        """Sweep no more."""
+        """Stop sweeping."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._loop = None
 
     def _look_soon(self) -> None:
-        """Look soon whether a waiting body has room now. Any thread may call it."""
+        """Have the loop check soon whether a waiting body has room. Any thread may call it."""
         if self._loop is not None and not self._has_room:
             self._has_room = True
             self._loop.call_soon_threadsafe(self._look)

@@ -1,6 +1,6 @@
-"""One inference request and its answer on one connection: the data plane's receiver, and the bytes that go out.
+"""One inference request and its answer on one connection: the data plane's receiver, and the bytes of the answer.
 
-It knows the connection it belongs to, and when its own life is over; reading requests is the connection's.
+The connection reads requests; an exchange only writes to it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
-# Statuses whose answers have no body, and no length.
+# Statuses whose answers have no body and no length.
 BODILESS: Final = (204, 304)
-# One write copies head and body together; above this two writes are cheaper than the copy.
+# Up to this length head and body are copied into one write; above it two writes are cheaper.
 ONE_WRITE_BYTES: Final = 64 * 1024
-# A form up to this length is decoded at once; it need not be looked at.
+# A form up to this length is always quick to decode.
 TINY_BYTES: Final = 512
 
 
 class Exchange:
-    """One inference request and its answer. `id` is the request's; `refusal`: what to answer instead of running it."""
+    """One inference request and its answer. `id` is the request's; `refusal` is answered in place of running it."""
 
     __slots__ = (
         "began",
@@ -54,7 +54,7 @@ class Exchange:
     )
 
     def __init__(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
-        # None once the exchange is over: whatever comes then is nobody's.
+        # None once the exchange is over; what comes later is dropped.
         self.connection: WrittenConnection | None = connection
         self.head = head
         self.body = body
@@ -71,7 +71,7 @@ class Exchange:
         self.small_bytes = 0  # of its body in the reserve for small ones
         self.hold: Hold | None = None  # the room of a form whose parts have taken the place of its body
         if body and type(body) is not HeldBytes:
-            # As `take_small` does it, without a call: nearly every request comes here.
+            # As `ledger.take_small`, but without a call: nearly every request comes here.
             ledger, size = connection.listener.ledger, len(body)
             if size <= SMALL_BYTES and ledger.small + size <= ledger.half:
                 ledger.small += size
@@ -80,7 +80,7 @@ class Exchange:
                 self._count(connection, body)
 
     def _count(self, connection: WrittenConnection, body: bytes | bytearray) -> None:
-        """Find room for a body that has come as a whole; without any the request is refused."""
+        """Take room for a body that has come as a whole; without room the request is refused."""
         ledger, size = connection.listener.ledger, len(body)
         if size <= SMALL_BYTES:
             if ledger.take_small(size):
@@ -95,14 +95,14 @@ class Exchange:
         connection.listener.metrics.count_refused(error.cause or "")
 
     def release(self, connection: WrittenConnection) -> None:
-        """Its body takes no room any more, or the request keeps that room itself."""
+        """Give the room of the body back. A `HeldBytes` that the job still refers to keeps its own."""
         self.hold = None
         if self.small_bytes:
             connection.listener.ledger.release_small(self.small_bytes)
             self.small_bytes = 0
 
     def start(self) -> None:
-        """The connection has made it the active one: submit it, or say why not."""
+        """Submit the request, or answer with its refusal: the connection has made it the active one."""
         connection, head = self.connection, self.head
         assert connection is not None
         body, self.body = self.body, b""
@@ -121,7 +121,7 @@ class Exchange:
             self._submit(connection, body, None)
 
     def _decoded(self, decoding: asyncio.Future[list[Part]]) -> None:
-        """Submit the request: a thread has read the parts of its body."""
+        """Submit the request after a thread has read the parts of its body."""
         self.decoding = None
         connection = self.connection
         error = None if decoding.cancelled() else decoding.exception()
@@ -137,7 +137,7 @@ class Exchange:
         self.on_error(error)
 
     def _submit(self, connection: WrittenConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
-        """Hand the request to the data plane; `parts` is what was read of its body already, None: nothing."""
+        """Submit the request to the data plane. `parts` is its body, if it was decoded already."""
         head = self.head
         timeout_s, priority, asked_version = head.wishes
         deadline = None if timeout_s is None else self.began + timeout_s
@@ -167,7 +167,7 @@ class Exchange:
                 self.job = job
 
     def abandon(self) -> None:
-        """The client has gone: nobody waits for the answer."""
+        """The client has gone: cancel the request."""
         if self.connection is not None:
             self.release(self.connection)
         self.connection = None
@@ -206,7 +206,7 @@ class Exchange:
         log.error("The answer to request %s is not sent: %s", self.id, error, extra=caused_by(connection.peer))
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """Write one piece of a stream; the head goes out with the first (contract §1.8)."""
+        """Write one piece of a stream, the first one with the head (contract §1.8)."""
         connection = self.connection
         if connection is None:
             return
@@ -246,14 +246,14 @@ class Exchange:
             self._end(connection, monotonic(), self.keep and connection.keep_open)
 
     def go_on(self) -> None:
-        """The client has taken what was written to it."""
+        """Go on: the client has taken what was written."""
         if self.feed is not None:
             self.feed.go_on()
         elif self.is_streaming and self.job is not None:
             self.job.resume()
 
     def look(self, now: float, unsent_bytes: int) -> None:
-        """About once a second: a large answer need not wait in memory for a client that is slow to take it."""
+        """Check about once a second whether a large answer must leave memory, because its client is slow."""
         if self.feed is not None:
             self.feed.look(now, unsent_bytes)
 
@@ -269,13 +269,13 @@ class Exchange:
                 self._tell_in_stream(connection, error)
             connection.break_off(at_once=self.head.is_http10)
             return
-        if isinstance(error, Draining):  # the client should look elsewhere for its next request too
+        if isinstance(error, Draining):  # the client should send its next request elsewhere too
             connection.keep_open = False
         status, body, headers = error_answer(error, overload_status=connection.listener.overload_status)
         self._answer(connection, status, phrase_of(status), headers, body)
 
     def _tell_in_stream(self, connection: WrittenConnection, error: MarserveError) -> None:
-        """Say why the stream breaks off, where what it carries has a place for it."""
+        """Write why the stream breaks off, if its content type has a form for that."""
         _, body, _ = error_answer(error, overload_status=connection.listener.overload_status)
         frame = error_frame(self.stream_type, body)
         if frame:
@@ -289,7 +289,7 @@ class Exchange:
         headers: list[tuple[str, str]],
         body: bytes | bytearray,
     ) -> None:
-        """Write an answer of any kind. Raises HandlerFailed, with nothing written, when its head is no legal HTTP."""
+        """Write a whole answer. Raises HandlerFailed, with nothing written, if its head is not legal HTTP."""
         keep = self.head.keep_alive and connection.keep_open and self.refusal is None
         ours = connection.listener.response_headers.of(self.head.lines)
         start = ours.head(status, reason, headers, keep_alive=keep)
@@ -338,7 +338,7 @@ class Exchange:
     def _send_large(
         self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
     ) -> None:
-        """Write the head, and the body as the client takes it; the request is over, and its worker free, at once."""
+        """Write the head now and the body as the client takes it. The job is over at once, and its worker free."""
         self.job = None
         self.keep = keep
         connection.listener.record(connection.peer, self.head.line, status, self.began, monotonic(), self.id)
@@ -348,14 +348,14 @@ class Exchange:
             self.feed = feed
 
     def fed(self) -> None:
-        """A large answer was written to its end."""
+        """A large answer was written whole."""
         self.feed = None
         connection = self.connection
         if connection is not None:
             self._end(connection, monotonic(), self.keep and connection.keep_open)
 
     def cut(self) -> None:
-        """A large answer cannot be kept for its client: break it off so that it cannot pass for a whole one."""
+        """A large answer cannot be kept: break it off so that it cannot pass for a whole one."""
         self.feed = None
         connection, self.connection = self.connection, None
         if connection is not None:
@@ -372,12 +372,12 @@ class Exchange:
 
 
 def _read_parts(body: bytes | bytearray, content_type: str) -> list[Part]:
-    """For a thread."""
+    """Called in a thread."""
     return read_parts(bytes(body), content_type)
 
 
 class _Way:
-    """Where the pieces of a large answer go: an exchange's connection."""
+    """Writes the pieces of a large answer to an exchange's connection."""
 
     __slots__ = ("_connection", "_exchange")
 
@@ -386,7 +386,7 @@ class _Way:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough waits for the client, or nothing can be written to it any more."""
+        """Whether enough waits for the client, or the connection closes."""
         return self._connection.flow.write_paused or self._connection.transport.is_closing()
 
     def take(self, piece: bytes) -> None:
@@ -394,9 +394,9 @@ class _Way:
         self._connection.stream(piece)
 
     def fed(self) -> None:
-        """That was the last."""
+        """The last piece was written."""
         self._exchange.fed()
 
     def cut(self) -> None:
-        """The rest is lost."""
+        """The rest cannot be written."""
         self._exchange.cut()

@@ -1,7 +1,7 @@
-"""The inference surface over HTTP: which target is an inference route, and from a request to the data plane.
+"""The inference surface over HTTP: finds inference routes, and submits their requests to the data plane.
 
-It knows no sockets. `http_connection` asks it twice a request: `match` (once per distinct target, then from a table)
-and `predict`, which makes one `Request` of header and body and submits it. The answer's way back is the connection's.
+It knows no sockets. For each request `HttpConnection` calls `match`, which reads each distinct target once, and
+`predict`, which makes one `Request` of header and body and submits it. The connection writes the answer.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from marserve.messages import Accepted, Part, Receiver, Request
 from marserve.registry.models import Registry
 from marserve.workflows.workflows import Workflows
 
-# Targets are the client's; the table of those seen must not grow with them.
+# Clients choose targets, so the table of known ones is bounded.
 MAX_KNOWN_TARGETS = 1024
 MAX_KNOWN_TARGET_BYTES = 512
 MAX_SEGMENTS = 256
-# As long as a name may be that stands in a path.
+# The length that a name in a path may have.
 MAX_NAME_BYTES = 8 * 1024
 
 
@@ -27,9 +27,9 @@ MAX_NAME_BYTES = 8 * 1024
 class Route:
     """An inference route, read from a target. Equal targets share one.
 
-    `model` is None on `/invocations` without `?model_name=`. `server_headers` go to the handler over the client's.
-    `query_parts` are the query's parameters on the routes that take them as input, else empty. `is_explain` tells an
-    explanation from a prediction. With `is_workflow` it is a workflow that `model` names.
+    `model` is None on `/invocations` without `?model_name=`; with `is_workflow` it names a workflow. The handler gets
+    `server_headers` in place of the client's headers of these names. `query_parts` are the query's parameters on routes
+    that take them as input, else empty. `is_explain` marks an explanation.
     """
 
     model: str | None
@@ -41,9 +41,9 @@ class Route:
 
 
 class InferenceSurface:
-    """Turns inference requests over HTTP into requests of the data plane. Without `workflows` none is found.
+    """Turns inference requests over HTTP into requests of the data plane. Without `workflows` no workflow is found.
 
-    `further_route` is a path that predicts as `/invocations` does, but takes no input from its query.
+    `further_route` is a path that predicts as `/invocations` does, but without input from its query.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class InferenceSurface:
         self._known: dict[bytes, Route | None] = {}
 
     def match(self, target: bytes) -> Route | None:
-        """The inference route that a request target names, or None. Raises BadInput for an endless query."""
+        """The inference route of a request target, or None. Raises BadInput for too many segments or parameters."""
         known = self._known
         try:
             return known[target]
@@ -85,10 +85,9 @@ class InferenceSurface:
     ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
-        `parts` is what was read of the body, None where that is still to be done.
-
-        `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own.
-        `asked_version` is a version, or a label, that the client asks for beside the path, which goes before it.
+        `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own. `asked_version` is a
+        version or label that the client's header asks for; one in the path has precedence. `parts` is the decoded body,
+        None if it is not decoded yet.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
@@ -162,7 +161,7 @@ def read_route(target: bytes) -> Route | None:
     if first in ("v1", "v2"):
         return _kserve(segments)
     if first.lower() == "wfpredict":
-        is_named = len(segments) > 1 and segments[1] != ""  # what follows the name says nothing
+        is_named = len(segments) > 1 and segments[1] != ""  # what follows the name is ignored
         return Route(segments[1], None, [], [], is_workflow=True) if is_named else None
     match segments:
         case ["invocations"]:
@@ -185,7 +184,7 @@ _FIXED_BEGINNINGS = (b"predictions", b"explanations", b"wfpredict")
 
 
 def _is_bare(path: bytes) -> bool:
-    """Whether a path names a model as `/{m}/predict` does, TorchServe's oldest route: a chosen route goes before it."""
+    """Whether a path has the form `/{m}/predict`, TorchServe's oldest route. `further_route` has precedence over it."""
     return path.endswith(b"/predict") and path.split(b"/")[1].lower() not in _FIXED_BEGINNINGS
 
 

@@ -1,11 +1,11 @@
 """Large answers on their way to clients: fed to the connection piece by piece, and put on disk where a client is slow.
 
-An answer waits in one place: in memory, as it came from the worker, or in a file without a name. The transport is given
-no more than a piece at a time, so what a slow client costs in memory is that piece. An answer goes to a file when its
-client would take longer than `PATIENCE_S` for the rest, judged once a second, or when all that wait hold more memory
-than they may. Where the disk has no room either, answers over the bound are cut.
+An answer waits in one place: in memory, as it came from the worker, or in a file without a name. The transport gets
+one piece at a time, so a slow client costs only that piece of memory. An answer moves to a file when its client would
+take longer than `PATIENCE_S` for the rest (judged once a second), or when all waiting answers hold more memory than
+they may. If the disk has no room either, answers over the bound are cut.
 
-Knows no HTTP and no sockets: a `Way` is what it needs of a connection. Files are written and read by threads.
+It knows no HTTP and no sockets: a `Way` is the connection's side. Threads write and read the files.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
-# An answer above this is fed piece by piece; below it one write is quickest, and little more than a piece waits anyway.
+# Longer answers are fed piece by piece. For shorter ones a single write is quickest.
 LARGE_ABOVE_BYTES: Final = 1024 * 1024
 PIECE_BYTES: Final = 256 * 1024
 PATIENCE_S: Final = 5.0
-# While disks are slow, so many times the bound on memory may be on its way to them.
+# While the disk is slow, so many times the bound on memory may be on its way there.
 MOVING_FACTOR: Final = 3
-# So much of a disk is left to others.
+# This share of a disk stays free for others.
 LEAVE_FREE_SHARE: Final = 0.1
 
 
 class Way(Protocol):
-    """Where the pieces of one answer go."""
+    """Takes the pieces of one answer."""
 
     @property
     def is_full(self) -> bool:
-        """Whether enough waits for the client; when it no longer does, `Feed.go_on` is called."""
+        """Whether enough waits for the client. When it does not any more, `Feed.go_on` is called."""
 
     def take(self, piece: bytes) -> None:
         """Take a piece."""
 
     def fed(self) -> None:
-        """That was the last piece."""
+        """The last piece was taken."""
 
     def cut(self) -> None:
-        """The rest cannot be kept for the client."""
+        """The rest cannot be kept and will not come."""
 
 
 class LargeAnswers:
-    """What the large answers of a server share: how much they may hold, and the threads for their files.
+    """The large answers of a server: how much memory and disk they hold, and the threads for their files.
 
-    `folder` is where files are made, None for the system's temporary folder. Used on one event loop; whoever made it
-    calls `close` once no feed is open.
+    Files are made in `folder`, by default the system's temporary folder. Used on one event loop; the owner calls
+    `close` once no feed is open.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class LargeAnswers:
         ledger: ByteLedger | None = None,
         ready_threads: int = 0,
     ) -> None:
-        """`ledger` has what they hold in memory among its answers; while it has no room they go to disk.
+        """`ledger` counts what they hold in memory; while it has no room they go to disk.
 
-        `ready_threads` of those for files are begun at once, the others when an answer needs them.
+        `ready_threads` of the threads are begun at once, the others when an answer needs them.
         """
         self._ledger = ledger or ByteLedger(UNBOUNDED)
         self.folder = folder
         self.memory_bytes = memory_bytes
         self.disk_bytes = disk_bytes
         self.in_memory_bytes = 0
-        self.on_disk_bytes = 0  # what is on its way there counts as well
+        self.on_disk_bytes = 0  # counts what is on its way there, too
         self._moving_bytes = 0
-        self._staying: dict[Feed, None] = {}  # in memory and not on their way to a file, oldest first
+        self._staying: dict[Feed, None] = {}  # in memory, and not on the way to disk; the oldest first
         self.threads = DaemonThreads(2, "large-answers", ready=ready_threads)
 
     def feed(self, body: bytes | bytearray, way: Way) -> Feed:
-        """Begin to feed an answer's body to `way`; all of it may have been taken when this returns."""
+        """Begin to feed an answer's body to `way`, which may have taken all of it when this returns."""
         feed = Feed(self, body, way)
         self._count(len(body))
         self._staying[feed] = None
@@ -99,7 +99,7 @@ class LargeAnswers:
         self._ledger.count_answers(size)
 
     def _make_room(self) -> None:
-        """Put answers on disk while they hold more memory than they may; one may always stay, however large it is."""
+        """Move answers to disk while they hold more memory than they may. One may always stay, however large it is."""
         while len(self._staying) > 1 and (
             self.in_memory_bytes - self._moving_bytes > self.memory_bytes or self._ledger.room + self._moving_bytes < 0
         ):
@@ -116,7 +116,7 @@ class LargeAnswers:
                 feed.cut()
 
     def _move(self, feed: Feed) -> bool:
-        """Have a feed's answer put on disk; False where there is no room."""
+        """Have a feed's answer written to disk; False if there is no room."""
         size = feed.total_bytes - feed.taken_bytes
         is_disk_behind = (
             self._moving_bytes and self._moving_bytes + feed.total_bytes > MOVING_FACTOR * self.memory_bytes
@@ -136,37 +136,37 @@ class LargeAnswers:
             return False
         return disk.free - (self.on_disk_bytes + size) >= LEAVE_FREE_SHARE * disk.total
 
-    # What a feed tells.
+    # Called by a feed.
 
     def slow(self, feed: Feed) -> None:
-        """A feed's client will take long: its answer need not wait in memory. Without room on disk it stays."""
+        """A feed's client is slow: move its answer to disk, if there is room."""
         if feed in self._staying:
             self._move(feed)
 
     def moved(self, feed: Feed) -> None:
-        """A feed's answer has left memory for its file."""
+        """A feed's answer is on disk now."""
         self._moving_bytes -= feed.total_bytes
         self._count(-feed.total_bytes)
 
     def not_moved(self, feed: Feed, size: int) -> None:
-        """The file could not be written: the answer is still in memory."""
+        """A feed's file could not be written: the answer is still in memory."""
         self._moving_bytes -= feed.total_bytes
         self.on_disk_bytes -= size
 
     def left_memory(self, feed: Feed) -> None:
-        """A feed has ended whose answer was in memory."""
+        """A feed with its answer in memory has ended."""
         self._staying.pop(feed, None)
         self._count(-feed.total_bytes)
 
     def left_disk(self, size: int) -> None:
-        """A feed has ended whose answer was on disk."""
+        """A feed with its answer on disk has ended."""
         self.on_disk_bytes -= size
 
 
 class Feed:
-    """One large answer on its way. `go_on` when its client has taken what was written, `look` once a second.
+    """One large answer on its way. The connection calls `go_on` when its client has taken what was written.
 
-    Its body is in memory until it is on disk: while a thread copies it there, memory is still what is fed from.
+    It calls `look` once a second. While a thread copies the body to disk, pieces are still fed from memory.
     """
 
     def __init__(self, answers: LargeAnswers, body: bytes | bytearray, way: Way) -> None:
@@ -205,12 +205,12 @@ class Feed:
                 self._read_ahead()
                 return
             with memoryview(self._body) as view:
-                # A copy: what waits in the transport must not keep the whole answer in memory.
+                # A copy, so that a piece in the transport does not keep the whole answer in memory.
                 piece = bytes(view[self.taken_bytes : self.taken_bytes + PIECE_BYTES])
             self._feed(piece)
 
     def look(self, now: float, unsent_bytes: int) -> None:
-        """Judge how quick the client is: `unsent_bytes` of what it was given it has not taken."""
+        """Judge how fast the client is. It has not taken `unsent_bytes` of what was written."""
         sent = self.taken_bytes - unsent_bytes
         if self._seen_at and self._body is not None and not self._is_moving:
             pace = max(sent - self._seen_bytes, 0) / max(now - self._seen_at, 1e-3)
@@ -219,18 +219,18 @@ class Feed:
         self._seen_at, self._seen_bytes = now, sent
 
     def cut(self) -> None:
-        """Give the answer up."""
+        """Drop the answer, which cannot be kept, and tell the connection."""
         way = self._way
         self.close()
         if way is not None:
             way.cut()
 
     def close(self) -> None:
-        """Nobody wants the rest, or there is none: let go of what is held."""
+        """End the feed, and release memory and file."""
         if self._way is None:
             return
         self._way = None
-        if not self._is_moving and not self._is_reading:  # else whoever has it lets go of it
+        if not self._is_moving and not self._is_reading:  # else `_moved` or `_read` releases them
             self._let_go()
 
     def _let_go(self) -> None:
@@ -283,7 +283,7 @@ class Feed:
             self.go_on()
 
     def _read_ahead(self) -> None:
-        """Have a thread read the next piece of the file; it is fed when it is there."""
+        """Have a thread read the next piece of the file, to be fed then."""
         if self._is_reading:
             return
         self._is_reading = True
@@ -313,7 +313,7 @@ class Feed:
 
 
 def _write_file(folder: Path | None, body: bytes | bytearray, begin: int) -> int:
-    """Write `body` from `begin` on to a file that has no name; returns its descriptor, which the caller owns."""
+    """Write `body` from `begin` on to a file without a name; returns its descriptor, which the caller owns."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file, memoryview(body) as view:
         at = begin
         while at < len(view):

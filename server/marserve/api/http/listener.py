@@ -1,6 +1,6 @@
-"""What the connections of one listening address share: limits, the surface, where answers are counted and logged.
+"""What the connections of one listening address share: limits, the surface, counts and log of answers.
 
-No sockets here. Nothing of it is global: a server makes one for each listener.
+It knows no sockets. Nothing is global: a server makes one `Listener` for each address.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Listener:
         self.overload_status = overload_status
         self.large_answers = large_answers
         self.decoding = decoding or Decoding()
-        # The server is about to stop: every answer asks its client to connect anew, elsewhere.
+        # The server will stop soon: every answer asks its client to connect anew, elsewhere.
         self.is_leaving = False
         self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)
         self.next_id = RequestIds().next
@@ -100,9 +100,9 @@ def _match_nothing(target: bytes) -> None:
 
 
 class KnownHeads(dict[bytes, Head]):
-    """The accepted headers of a listener, each with its key inside: all forgotten once that key is another or ended.
+    """The accepted headers of a listener with keys. All are forgotten when the key is replaced or has expired.
 
-    Takes the place of a plain table where tokens are on, so that a listener without them pays nothing.
+    Used only where tokens are on, so that other listeners have a plain table and pay nothing.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -111,7 +111,7 @@ class KnownHeads(dict[bytes, Head]):
         self._key = tokens.key_of("inference")
 
     def get(self, head_bytes: bytes, default: Head | None = None) -> Head | None:  # type: ignore[override]
-        """The header that was read from these bytes, if it would still be let in."""
+        """The header read from these bytes, if its key is still good."""
         key = self._tokens.key_of("inference")
         if key is not self._key or self._tokens.has_expired("inference"):
             self.clear()

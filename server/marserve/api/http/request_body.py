@@ -1,10 +1,10 @@
 """From the bytes of a request to the named inputs that a handler sees (contract §1.3). Knows no sockets and no routes.
 
-A body is one part called `body` unless it is a form. Every bound here is one that an honest client never meets; past
-them, and for a form that cannot be read, BadInput says what was wrong.
+A body that is no form is one part called `body`. An honest client never meets the bounds. Beyond them, and for a form
+that cannot be read, BadInput says what was wrong.
 
-Forms are dear to decode, by what they hold more than by their length: `is_quick` says, from a few counts, which may be
-decoded on the event loop. The others are decoded in slices, for a thread that lets the loop in between two of them.
+What a form holds costs more to decode than its length: `is_quick` decides by a few counts which forms may be decoded on
+the event loop. A thread decodes the others, in slices, and lets the loop run between two of them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ MAX_CONTENT_TYPE_CHARACTERS = 1024
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 
-# Up to these lengths a form may be decoded on the loop, if what it holds is cheap enough.
+# Up to these lengths a form may be decoded on the loop, if its content is cheap.
 QUICK_BYTES: Final = 64 * 1024
 QUICK_FILE_BYTES: Final = 256 * 1024
-# What it may hold. Escapes and fields of a urlencoded form are decoded one by one, as are lines of a part's header and
-# the parameters in them. Of one longer than `QUICK_BYTES` so few lines are a file's or two, whose bytes cost nothing.
+# What it may hold: escapes and fields of a urlencoded form are decoded one by one, as are lines of a part's header and
+# their parameters. A form over `QUICK_BYTES` with few lines holds one or two files, whose bytes cost nothing.
 QUICK_ESCAPES: Final = 8000
 ESCAPES_PER_FIELD: Final = 16
 QUICK_LINES: Final = 200
 PARAMETERS_PER_LINE: Final = 4
 QUICK_LINES_OF_FILES: Final = 10
-# A long body is decoded in slices of so many bytes.
+# A long body is decoded in slices of this length.
 SLICE_BYTES: Final = 32 * 1024
 
 _PLUS_TO_SPACE = bytes(0x20 if byte == 0x2B else byte for byte in range(256))
@@ -45,7 +45,7 @@ _NO_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def read_parts(body: bytes, content_type: str | None) -> list[Part]:
-    """The inputs in `body`, in the order they stand there; of two with one name the handler sees the later.
+    """The inputs in `body`, in their order. Of two with one name the handler sees the later.
 
     `content_type` is the request's, as the client wrote it, or None. Raises BadInput when a form cannot be read.
     """
@@ -62,7 +62,7 @@ def is_form(content_type: str) -> bool:
 
 
 def is_quick(body: bytes | bytearray, content_type: str) -> bool:
-    """Whether a form is decoded within a step of the loop, whatever a client made of it."""
+    """Whether a form is decoded within a step of the loop, whatever it holds."""
     if content_type[:10].lower() == "multipart/":
         if len(body) > QUICK_FILE_BYTES:
             return False
@@ -78,8 +78,8 @@ def is_quick(body: bytes | bytearray, content_type: str) -> bool:
 def read_fields(encoded: bytes) -> list[Part]:
     """Decode a urlencoded form, or a query string.
 
-    A field without `=` has an empty value. Names are UTF-8 (what is not becomes U+FFFD), values any bytes. Raises
-    BadInput when there are more than MAX_PARTS.
+    A field without `=` has an empty value. Names are UTF-8 (other bytes become U+FFFD), values any bytes. Raises
+    BadInput for more than MAX_PARTS.
     """
     if not encoded:
         return []
@@ -96,7 +96,7 @@ def read_fields(encoded: bytes) -> list[Part]:
 
 
 def _decode(text: bytes) -> bytes:
-    """A name or value without its escapes; what is no escape stays as it is."""
+    """A name or value with its escapes decoded. A `%` that begins no escape stays."""
     if b"+" in text:
         text = text.translate(_PLUS_TO_SPACE)
     if b"%" not in text:
@@ -117,7 +117,7 @@ def _decode(text: bytes) -> bytes:
 
 
 def _unescape(text: bytes) -> bytes:
-    """Escapes are those of quoted-printable text but for their first character, and that has a decoder in C."""
+    """Decode `%xx` as quoted-printable's `=xx`, for which Python has a decoder in C."""
     text = _NO_ESCAPE.sub(b"%25", text)
     return a2b_qp(text.replace(b"=", b"=3D").replace(b"%", b"="))
 
@@ -149,7 +149,7 @@ def _read_multipart(body: bytes, content_type: str) -> list[Part]:
                 pieces.append(bytes(event))
             else:
                 name, pieces = event.name or "", []
-                # Only a file's content type travels along; a file without one is octets (contract §1.3).
+                # Only files keep their content type; a file without one is octets (contract §1.3).
                 part_type = None
                 if event.filename is not None:
                     part_type = event.header("Content-Type") or "application/octet-stream"
@@ -165,7 +165,7 @@ def _read_multipart(body: bytes, content_type: str) -> list[Part]:
 
 
 def _events(parser: PushMultipartParser, body: bytes) -> Iterator[MultipartSegment | bytes | bytearray | None]:
-    """What the parser finds in the body; a long one is given to it in slices."""
+    """The parser's events for the body; a long body is fed in slices."""
     if len(body) <= QUICK_FILE_BYTES and is_quick(body, MULTIPART):
         yield from parser.parse(body)
         return

@@ -1,7 +1,7 @@
-"""What the header of one request says, checked: is it HTTP/1.1 that can be read in one way only, and within limits?
+"""Reads the header of one request, and checks that it is within limits and can be read in one way only.
 
 Pure: no sockets, no clock. The parser (llhttp, strict) has refused folded lines, bare CR and LF, NUL, two lengths, a
-length beside chunks, and what is no token; here is what it lets pass (RELIABILITY A2, B2, B6).
+length beside chunks, and names that are no token. This file refuses what the parser lets pass (RELIABILITY A2, B2, B6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marserve.telemetry.logs.access_log import legible
 
 UNKNOWN_LENGTH = -1
 
-# In the value of `url`: a query (whose `&` may stand there as it is), and user information, escaped or not.
+# Parts of the value of `url`: its query (whose `&` may be unescaped), and its user information, escaped or not.
 _KEY = re.compile(r"([?&]url=[^&?%]*(?:%(?!3[Ff])[^&?%]*)*)(?:\?.*|%3[Ff][^&]*)", re.DOTALL)
 _VALUE = re.compile(r"([?&]url=)([^&]*)")
 _SECRET = re.compile(r"([?&]secret=)[^&]*")
@@ -34,14 +34,14 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What one client may take. Sizes in bytes, times in seconds.
+    """Limits for one client. Sizes in bytes, times in seconds.
 
-    A header has `header_timeout_s` from its first byte (a connection that never sends any, from its opening). A body
-    may be silent for `body_timeout_s` before its first byte; after it at least `body_bytes_per_s` are expected,
-    measured over `body_window_s`. `stall_timeout_s` is how long an answer may wait for a client that takes nothing of
-    it; of a stream at most `stream_buffer_bytes` wait for a slow one. `drain_idle_s`: how long a connection without a
-    request is still listened to once the server is going. `linger_s`: how long a refused client is heard out, so that
-    it reads the refusal rather than a reset.
+    A header must be complete `header_timeout_s` after its first byte; a new connection must send a byte within the same
+    time. The first byte of a body must come within `body_timeout_s`; then at least `body_bytes_per_s` must come,
+    measured over `body_window_s`. A connection closes when its client takes nothing of an answer for `stall_timeout_s`;
+    of a stream at most `stream_buffer_bytes` wait for a slow client. `drain_idle_s`: how long a stopping server still
+    reads from a connection without a request. `linger_s`: how long it reads from a refused client, so that the client
+    gets the refusal rather than a reset.
     """
 
     header_bytes: int = 64 * 1024
@@ -64,14 +64,13 @@ class HttpLimits:
 
 
 class Head:
-    """One request's header, read. Never changed once made: identical headers share one.
+    """One request's header, read. It does not change once it is made: identical headers share one.
 
-    `headers` are those a handler may see, `lines` all of them; `body_bytes` is UNKNOWN_LENGTH for a chunked body.
-    `line` is the request line as it may stand in a log. `is_plain`: its answer has a body and the connection stays.
-    `is_form`: its body is cut into fields. `is_repeatable`: the same bytes would be read the same again, whatever stood
-    before them.
-    `fault` is what is wrong with the client's `wishes`. An inference route answers with it; the connection is none the
-    worse.
+    `headers` are those a handler may see, `lines` all of them. `body_bytes` is UNKNOWN_LENGTH for a chunked body.
+    `line` is the request line, made fit for a log. `is_plain`: its answer has a body and the connection stays.
+    `is_form`: its body is cut into fields. `is_repeatable`: the same bytes always mean the same, whatever came before
+    them. `fault` is what is wrong with the client's `wishes`; an inference route answers with it, and the connection
+    stays.
     """
 
     __slots__ = (
@@ -113,9 +112,9 @@ class Head:
 
 
 def request_line(method: bytes, target: bytes, version: str) -> str:
-    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: no quotation marks, controls, endless targets.
+    """`POST /predictions/noop HTTP/1.1`, fit for one line of a log: bounded, no quotation marks, no control characters.
 
-    An address to be fetched from, the parameter `url`, is shown without what may be its key; `secret` is not shown.
+    The parameter `url`, an address to fetch from, is shown without parts that may be a key; `secret` is not shown.
     """
     text = target.decode("latin-1")
     if "secret=" in text:
@@ -126,7 +125,7 @@ def request_line(method: bytes, target: bytes, version: str) -> str:
 
 
 def _hide(found: re.Match[str]) -> str:
-    """A value of `url` without what else of it may be a key; as it was written where there is nothing of the kind."""
+    """A value of `url` without other parts that may be a key; unchanged if it has none."""
     address = unquote(found[2])
     shown = hide_query(address)
     if shown == address:
@@ -197,7 +196,7 @@ def _check_odd_target(method: bytes, target: bytes) -> None:
 
 
 def _name_host(target: bytes, lines: Headers) -> Headers:
-    """The lines with the host of an absolute target in the place of each `Host`, which does not count beside it."""
+    """The lines, with the host of an absolute target in place of each `Host`: the target has precedence."""
     _, absolute, rest = target.partition(b"://")
     if not absolute:
         return lines
@@ -242,11 +241,11 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
     if head.body_bytes == 0:
         head.expects_continue = False
     if hidden:
-        # Handlers take these for the server's own words; a client must not be able to say them (contract, Q4).
+        # Handlers take these for the server's own headers, so a client must not be able to send them (contract, Q4).
         head.headers = [line for line in lines if _NOTABLE.get(line[0].lower()) != "hidden"]
 
 
-# Keys are looked up as written first: these spellings cover nearly every client and save a copy in lower case.
+# Names are first looked up as written: these spellings cover nearly every client and save a copy in lower case.
 _NOTABLE = {
     spelling: what
     for name, what in (
@@ -270,5 +269,5 @@ _FOREIGN_METHODS = frozenset(
 
 _PING = re.compile(rb"/ping/?(?:\?.*)?", re.DOTALL).fullmatch
 
-# A host as an address bar has it, with or without port; RFC 3986 allows more, nobody sends more.
+# A host as in an address bar, with or without port. RFC 3986 allows more, but no client sends it.
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~%!$&'()*+,;=-]*)(?::\d*)?", re.ASCII).fullmatch

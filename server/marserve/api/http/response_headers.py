@@ -1,7 +1,7 @@
-"""The headers every answer has, and an answer's head as bytes. Knows no sockets.
+"""The headers of every answer, and an answer's head as bytes. It knows no sockets.
 
-Contract §1.4: request id, no caching, CORS where it is configured. What a handler sets is checked here, so that nothing
-it returns can become a second answer on the wire (RELIABILITY A11).
+Contract §1.4: request id, no caching, CORS if configured. Headers set by a handler are checked here, so that none of
+them can become a second answer on the wire (RELIABILITY A11).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NO_CACHE = (
     ("cache-control", "no-cache; no-store, must-revalidate, private"),
     ("expires", "Thu, 01 Jan 1970 00:00:00 UTC"),
 )
-# What says where an answer ends, or what becomes of the connection, is the connection's to say; a handler's word for
-# it is dropped. The request id and the caching headers are ours as they are TorchServe's.
+# A handler's headers of these names are dropped. The connection decides where an answer ends and whether it stays open;
+# the request id and the caching headers are the server's, as in TorchServe.
 _OURS = frozenset(
     [
         *("connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
@@ -33,9 +33,9 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*").fullmatch
 _NOT_REASON = re.compile(r"[^\t\x20-\x7e\x80-\xff]+")
 _PHRASES = {int(status): status.phrase for status in HTTPStatus}
-# Heads that are kept: how many, how long each may be, and how long all of them.
+# The cache of heads: how many, the longest one, and all together.
 _MAX_KEPT, _MAX_KEPT_BYTES, _MAX_ALL_KEPT_BYTES = 512, 4096, 512 * 1024
-# What a handler may set in one answer. Its worker holds it, too; a worker's bytes are not believed.
+# The most header bytes that a handler may set. Its worker has the same bound, but what it sends is not trusted.
 MAX_HANDLER_BYTES = 64 * 1024
 _FRAME_BYTES = 4
 
@@ -43,8 +43,8 @@ _FRAME_BYTES = 4
 class ResponseHeaders:
     """Makes the heads of a listener's answers.
 
-    `cors` are (name, value) pairs for every answer that lacks them. With several `origins` an answer names the one that
-    asks in the place of them all: `of` chooses. Raises BadSettings when one is no legal HTTP.
+    `cors` are (name, value) pairs for every answer that lacks them. With several `origins` an answer names only the one
+    of its request; `of` chooses. Raises BadSettings if one is not legal HTTP.
     """
 
     def __init__(self, cors: Sequence[tuple[str, str]] = (), origins: Sequence[str] = ()) -> None:
@@ -64,15 +64,14 @@ class ResponseHeaders:
         self._kept: dict[tuple[int, str, bool, tuple[tuple[str, str], ...]], bytes] = {}
         self._kept_bytes = 0
         self.common = [(name.encode(), value.encode("latin-1")) for name, value in (*_NO_CACHE, *self._cors)]
-        # For the answer that nearly every request gets: status 200, nothing set by the handler, connection kept. The
-        # request id, the body's length and the body complete it.
-        # `%` stands in none of the constant parts but may stand in a CORS value.
+        # The head of nearly every answer: status 200, no headers from the handler, connection kept. The request id, the
+        # body's length and the body are filled in. A CORS value may hold a `%`.
         self.plain = self.head(200, "", [], keep_alive=True).replace(b"%", b"%%") + (
             b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
         )
 
     def of(self, lines: Iterable[tuple[bytes, bytes]]) -> ResponseHeaders:
-        """The heads of answers to a request with these header lines; to one of no such origin they name none."""
+        """The heads for a request with these header lines. They name its origin if that is one of `origins`."""
         if not self._of_origins:
             return self
         asking = {value for name, value in lines if name.lower() == b"origin"}
@@ -82,9 +81,9 @@ class ResponseHeaders:
         return self._of_origins.get(read_origin(text) or text, self)
 
     def head(self, status: int, reason: str, headers: Sequence[tuple[str, str]], *, keep_alive: bool) -> bytes:
-        """Status line and headers up to where the request id and the framing follow.
+        """Status line and headers, up to the request id and the framing.
 
-        Raises HandlerFailed when a name or value is no legal HTTP, when all of them are too long, or when the status
+        Raises HandlerFailed for a name or value that is not legal HTTP, for too many bytes, and for a status that
         cannot end a request. A line break in the reason becomes a space.
         """
         key = (status, reason, keep_alive, tuple(headers))
@@ -96,7 +95,7 @@ class ResponseHeaders:
         return kept
 
     def _keep(self, key: tuple[int, str, bool, tuple[tuple[str, str], ...]], head: bytes) -> None:
-        """Remember a head. The key's texts are about as long as the head."""
+        """Cache a head. Its key is about as long as the head itself."""
         if len(self._kept) >= _MAX_KEPT or self._kept_bytes + len(head) > _MAX_ALL_KEPT_BYTES:
             self._kept.clear()
             self._kept_bytes = 0
@@ -128,12 +127,12 @@ class ResponseHeaders:
         return "\r\n".join(lines).encode("latin-1")
 
     def complete(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-        """An ASGI answer's headers with ours added where they are missing."""
+        """An ASGI answer's headers, with the server's own added where missing."""
         present = {name.lower() for name, _ in headers}
         added = [header for header in self.common if header[0] not in present or header[0] == b"vary"]
         return [*headers, *added, (REQUEST_ID, request_id.encode())]
 
 
 def phrase_of(status: int) -> str:
-    """The usual reason phrase of a status; empty where it has none."""
+    """The usual reason phrase of a status, or an empty text."""
     return _PHRASES.get(status, "")

@@ -1,6 +1,6 @@
-"""The side of a connection that is written to: where an answer goes, and how fast its client takes it.
+"""The writing side of a connection: answers go out through it, and it measures how fast the client takes them.
 
-It knows neither requests nor answers: an exchange writes to it, and `connection.py` has the rest.
+It knows neither requests nor answers. An exchange writes to it; `connection.py` is the reading side.
 """
 
 from __future__ import annotations
@@ -15,62 +15,62 @@ from marserve.api.http.listener import Listener
 
 
 class Flow(FlowControl):
-    """uvicorn's control of a connection's flow, which reads only while there is no reason at all to pause."""
+    """uvicorn's flow control with several reasons to pause: it reads only while there is none."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
         self._holds: set[str] = set()
 
     def hold(self, why: str) -> None:
-        """Read nothing until `let_go` was called for the same reason."""
+        """Pause reading until `let_go` is called with the same reason."""
         self._holds.add(why)
         super().pause_reading()
 
     def let_go(self, why: str) -> None:
-        """Read again, unless there is another reason not to."""
+        """Drop a reason to pause; read again if it was the last."""
         self._holds.discard(why)
         if not self._holds:
             super().resume_reading()
 
     def pause_reading(self) -> None:
-        """Read nothing until `resume_reading`: what was read waits for its turn."""
+        """Pause reading until `resume_reading`: enough requests wait for their turn."""
         self.hold("backlog")
 
     def resume_reading(self) -> None:
-        """What was read has had its turn."""
+        """Read again, unless there is another reason to pause: no request waits any more."""
         self.let_go("backlog")
 
 
 class WrittenConnection(HttpToolsProtocol):
-    """What an exchange has of its connection. `keep_open`: the connection may stay after the answer."""
+    """A connection as an exchange sees it. `keep_open`: it may stay open after the answer."""
 
     listener: ClassVar[Listener]
     flow: Flow
     keep_open: bool
     peer: str
     unsent_since = 0.0  # in monotonic seconds; 0: all was taken when it was last looked at
-    streamed_bytes = 0  # of streams: what was written in all, so that what the client took can be told
+    streamed_bytes = 0  # all that was written of streams, to compute what the client has taken
     taken_bytes = 0
-    counted_unsent = 0  # bytes that wait for the client, as the ledger has them
+    counted_unsent = 0  # bytes that the ledger counts as waiting for the client
 
     def finish(self, now: float, keep: bool, *, is_refusal: bool) -> None:
-        """The active exchange has been answered at `now`; `keep` says whether the connection stays."""
+        """The active exchange was answered at `now`; `keep` says whether the connection stays open."""
         raise NotImplementedError
 
     def break_off(self, *, at_once: bool) -> None:
-        """The active exchange has ended in the middle of its answer, and so does the connection.
+        """The active exchange ended in the middle of its answer: close the connection.
 
-        `at_once`: what waits for the client is not written any more.
+        `at_once`: drop what still waits for the client.
         """
         raise NotImplementedError
 
     def pause_writing(self) -> None:
-        """The client does not keep up: from now on what waits for it counts."""
+        """The client does not keep up: count what waits for it from now on."""
         super().pause_writing()
         self.count_unsent(self.unsent)
 
     def resume_writing(self) -> None:
-        """The client has taken nearly all that waited for it."""
+        """The client has taken nearly all that waited: stop counting it."""
         super().resume_writing()
         self.count_unsent(0)
 
@@ -87,13 +87,13 @@ class WrittenConnection(HttpToolsProtocol):
             self.count_unsent(self.unsent)
 
     def count_unsent(self, unsent: int) -> None:
-        """So many bytes wait for the client now."""
+        """Count so many bytes as waiting for the client."""
         if unsent != self.counted_unsent:
             self.listener.ledger.count_answers(unsent - self.counted_unsent)
             self.counted_unsent = unsent
 
     def is_stalled(self, now: float) -> bool:
-        """Whether the client has taken nothing of what waits for it for too long."""
+        """Whether bytes wait, and the client has taken none for `stall_timeout_s`."""
         unsent = self.unsent
         taken = self.streamed_bytes - unsent
         if not unsent or not self.unsent_since or taken > self.taken_bytes:
@@ -102,5 +102,5 @@ class WrittenConnection(HttpToolsProtocol):
         return self.is_stalled_for(now, self.listener.limits.stall_timeout_s)
 
     def is_stalled_for(self, now: float, seconds: float) -> bool:
-        """Whether it has taken nothing for so long, as far as `is_stalled` has seen."""
+        """As `is_stalled`, for another time; uses what the last call of `is_stalled` saw."""
         return self.unsent > 0 and now - self.unsent_since >= seconds

@@ -1,7 +1,7 @@
-"""How a stream of HTTP says that it breaks off, where what it carries has a place for that. Pure.
+"""The last frame of a stream over HTTP that breaks off. Pure.
 
-A stream that is broken off ends without its last chunk, so no client takes it for a whole one. Who reads events or
-lines hears why as well: as an event of the kind `error`, or as a line of its own.
+A stream that breaks off ends without its last chunk, so no client takes it for a whole one. A stream of events or lines
+also says why, in an event of the kind `error` or in a line of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jso
 
 
 def error_frame(content_type: str, error: bytes) -> bytes:
-    """The error object `error` (JSON) as a frame of a stream of this content type; empty where it has no frames."""
+    """The error object `error` (JSON) as a frame of a stream of this content type; empty if the type has no frames."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == _EVENTS:
         data = b"".join(b"data: %b\n" % line for line in error.splitlines())

@@ -1,7 +1,7 @@
 """Whether the system holds bytes of a connection that the event loop has not read yet.
 
-Timers run before sockets are read. After a stall of the loop, a timer that closes idle connections comes before the
-requests that arrived meanwhile, and closing a socket with unread bytes resets it: those requests would be lost.
+The loop runs timers before it reads sockets. After a stall, a timer that closes idle connections runs before the
+requests that arrived meanwhile are read. Closing a socket with unread bytes resets it, and those requests are lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import termios
 
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:
-    """Whether bytes wait in the system for the loop; False where the transport has no socket any more."""
+    """Whether bytes wait in the system for the loop; False if the transport has no socket any more."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return False

@@ -3,9 +3,9 @@
 application  a listener's FastAPI application, made of routers
 models/      models, traffic, roll-outs, desired state, workflows, events, downloads
 platforms/   health, metrics, KServe, Open Inference, SageMaker, plug-ins
-guard        asks for keys, and applies the rules for browsers
+guard        checks keys, and applies the rules for browsers
 only_here    refuses callers of other machines
-hang_up      ends what is done for a client that hung up
+hang_up      cancels work for a client that hung up
 library      imports FastAPI
 late_routes  routes that are analysed at their first request
 schemas      the shapes of answers

@@ -1,7 +1,7 @@
 """One listener's FastAPI application, made of finished routers: paths, errors and JSON as the contract has them.
 
-Inference requests do not come here, the connection takes them; everything else does. Request ids, caching and CORS
-headers are the connection's too, so that every answer of a listener has them.
+The connection takes inference requests; all others come here. It also adds request ids, caching and CORS headers, so
+that every answer of a listener has them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from marserve.errors import (
 from marserve.names import json_escaped
 from marserve.telemetry.logs.log_limit import caused_by
 
-# A reason in a header: long enough for an exception's words, short enough for any proxy.
+# Of a reason in a header: enough for an exception's message, and short enough for any proxy.
 MAX_REASON_CHARACTERS = 500
-# No call has so many segments or parameters; each takes some microseconds.
+# More than any call has; each parameter costs some microseconds.
 MOST_QUERY_FIELDS = 256
 
 log = logging.getLogger("marserve.api")
 
-# What may stand for itself in a path's segment once it is split: printable ASCII, but not the two that mean something.
+# Characters that need no escape in a segment of a split path: printable ASCII except `/` and `%`.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("/", "").replace("%", "")
 
 
 class PrettyJson(JSONResponse):
-    """JSON as TorchServe writes it: indented by two, one line end; only what could mislead a reader is escaped."""
+    """JSON as TorchServe writes it: indented by two, one line end, and few escapes."""
 
     def render(self, content: Any) -> bytes:
         """The body."""
@@ -64,11 +64,10 @@ def build_app(
     overload_status: int = 503,
     guard: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> FastAPI:
-    """The application of one listener. Routers that share a path are asked in their order.
+    """The application of one listener. If routers share a path, the first one answers.
 
-    `docs_url` is where a page for people is served, if anywhere; it needs scripts from outside. `overload_status` is
-    for what is refused because the server is full or going. `guard` puts something before the routes that sees every
-    request, its path split.
+    `docs_url` is the path of a page for people, if there is to be one; it loads scripts from outside. `overload_status`
+    is the status of a full or stopping server. `guard` wraps the routes and sees every request, with its path split.
     """
     app = FastAPI(
         title=title,
@@ -80,7 +79,7 @@ def build_app(
         default_response_class=PrettyJson,
     )
     for router in routers:
-        # Not `include_router`, which analyses each route a second time, at the first request and on the event loop.
+        # Not `include_router`, which would analyse each route again, at the first request and on the event loop.
         app.router.routes.extend(router.routes)
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -95,7 +94,7 @@ def build_app(
 
 
 class Border:
-    """What every request passes: its path is split before it is decoded, and what nobody foresaw becomes a 500."""
+    """Every request passes it: it splits the path before decoding it, and makes unforeseen exceptions a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -121,10 +120,10 @@ class Border:
         try:
             await self._app(scope, receive, note_begin)
         except ClientDisconnect:
-            # Nobody is left to answer, and nothing went wrong here.
+            # The client has gone; nothing went wrong here.
             return
         except Exception as error:
-            # A border: a defect of ours in one call must neither end the connection without an answer nor be silent.
+            # The outermost border: a defect of marserve in one call is answered and logged.
             request_id = scope.get("state", {}).get("request_id", "-")
             extra = caused_by(peer_of(scope))
             log.exception("Request %s failed: %s %s", request_id, scope["method"], scope["path"], extra=extra)
@@ -139,9 +138,9 @@ def peer_of(scope: Scope) -> str:
 
 
 def split_path(raw: bytes) -> str:
-    """The path with its segments decoded, so that equal names compare equal, and then encoded where they would clash.
+    """The path with its segments decoded, and encoded again in one form, so that equal names compare equal.
 
-    A `%2F` stays part of a name instead of making two of it; slashes at the end do not count.
+    So a `%2F` stays part of a name and does not split it. Slashes at the end are dropped.
     """
     segments = raw.rstrip(b"/").split(b"/")
     return "/".join(quote(unquote_to_bytes(segment), safe=_PLAIN) for segment in segments) or "/"
@@ -151,7 +150,7 @@ def error_response(error: Exception, overload_status: int = 503) -> Response:
     """An error as the contract's error object."""
     answer = error_answer(error, overload_status=overload_status)
     headers = dict(answer.headers)
-    # Only the management API raises these, where more may be said.
+    # Only the management API raises these; its clients may see the reason.
     tells = LoadFailed | BadWorkflow | WorkflowFailed | DownloadFailed
     if isinstance(error, tells) and error.reason and error.reason not in error.message:
         headers["x-marserve-reason"] = _header_text(error.reason)
@@ -165,7 +164,7 @@ def _header_text(text: str) -> str:
 
 
 def _translate(error: Exception) -> Exception:
-    """What the framework refuses, as an error of ours."""
+    """A refusal of the framework as an error of marserve."""
     if isinstance(error, RequestValidationError):
         places = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
         return BadInput(f"The request cannot be used: {places}.")

@@ -1,7 +1,7 @@
-"""The API description: an OpenAPI document of what a listener really serves (contract 1.12).
+"""The API description: an OpenAPI document of what a listener serves (contract 1.12).
 
-FastAPI writes the part that it serves; inference requests never reach it, so their part stands here. Writing takes
-seconds, so a thread does it when the first client asks, and every answer is made of the bytes that it wrote.
+FastAPI describes its own routes. Inference requests never reach it, so their description stands here. Writing takes
+seconds, so a thread does it when the first client asks, and all answers are made of the bytes that it wrote.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("marserve.api")
 
 Document = dict[str, Any]
 
-# Stand for a title and a quoted name in the documents of one model, and for nothing else there.
+# Placeholders for the title and the quoted name in the documents of one model.
 TITLE: Final = "marserve-title-of-this-document"
 NAME: Final = "marserve-name-of-this-model"
 
@@ -44,9 +44,9 @@ class DescriptionFailed(MarserveError):
 
 
 class Descriptions(NamedTuple):
-    """The documents of one listener, as they are sent; those of one model or workflow have `TITLE` and `NAME` in them.
+    """The documents of one listener, as bytes; those of one model or workflow hold `TITLE` and `NAME`.
 
-    Empty where the listener does not serve what they describe.
+    Empty if the listener does not serve what they describe.
     """
 
     whole: bytes
@@ -56,7 +56,7 @@ class Descriptions(NamedTuple):
 
 
 class WrittenOnce:
-    """The descriptions of one listener: the first call of `get` has `write` run in a thread, all get what it wrote."""
+    """The descriptions of one listener. The first call of `get` runs `write` in a thread; all calls get its result."""
 
     def __init__(self, write: Callable[[FastAPI], Descriptions]) -> None:
         self._write = write
@@ -71,7 +71,7 @@ class WrittenOnce:
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, app))
             self._writing.add_done_callback(self._done)
         try:
-            # Shielded, because others wait for the same document when the client of this call goes.
+            # Shielded: other calls wait for the same documents when the client of this one goes.
             return await asyncio.shield(self._writing)
         except Exception:
             raise DescriptionFailed from None
@@ -88,9 +88,9 @@ class WrittenOnce:
 
 
 def description_router(registry: Registry, *, has_inference: bool = False, has_management: bool = False) -> APIRouter:
-    """`OPTIONS /` and `/api-description`, and what describes one model, for a listener that serves these APIs.
+    """`OPTIONS /`, `/api-description` and the descriptions of one model, for a listener that serves these APIs.
 
-    It must come before the management router: of two routes that take the same path the first one answers.
+    It must come before the management router: if two routes take a path, the first one answers.
     """
     router = new_router(PrettyJson)
     written = WrittenOnce(lambda app: _write(app, has_inference=has_inference, has_management=has_management))
@@ -103,7 +103,7 @@ def description_router(registry: Registry, *, has_inference: bool = False, has_m
     async def describe_anyhow(request: Request) -> Response:
         return _answer((await written.get(request.app)).whole)
 
-    # An empty list of methods is every method.
+    # An empty list means every method.
     router.add_route("/api-description", describe, methods=[], include_in_schema=False)
     if has_inference:
         _add_inference_models(router, registry, written)
@@ -160,7 +160,7 @@ def _describe_listener(app: FastAPI, has_inference: bool) -> Document:
 
 # ------------------------------------------------------------------------------------------- inference
 
-# Path, operation id, what it does, whether the query is input too.
+# Path, operation id, summary, whether the query is input too.
 _INFERENCE = (
     ("/predictions/{model_name}", "predictions", "Predict with a model's default version", False),
     ("/predictions/{model_name}/{model_version}", "version_predictions", "Predict with a version", False),

@@ -1,4 +1,4 @@
-"""What stands before a listener's routes: asks for keys, and applies the rules for browsers."""
+"""Stands before a listener's routes: checks keys, and applies the rules for browsers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger("marserve.api")
 
 
 class Guard:
-    """Asks each request of a listener's application for the key that its route needs.
+    """Checks that each request of a listener's application has the key that its route needs.
 
-    `routers` says of each router what its routes need; of what no route takes, and of paths that stand in none of them,
-    `otherwise` is asked, so that nobody learns without a key what there is. `open_paths` need none. `browser_rules`
-    judge what is `unprotected`.
+    `routers` pairs each router with what its routes need. Paths of no route need `otherwise`, so that a client without
+    a key does not learn which routes there are. `open_paths` need no key. `browser_rules` judge requests for
+    `unprotected` routes.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Guard:
         """Serve one request, or refuse it."""
         if scope["type"] == "http":
             if self._answers_preflight and is_preflight(scope):
-                # Browsers ask before they send, and never with a key. What they want to know stands in the headers
-                # that every answer has; of models nothing is said.
+                # A preflight never has a key. Browsers read the CORS headers, which every answer has; an empty one
+                # tells nothing of the models.
                 await Response(status_code=200)(scope, receive, send)
                 return
             try:
@@ -67,7 +67,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def access_of(self, scope: Scope) -> Access:
-        """What a request needs."""
+        """The access that a request needs."""
         path = scope["path"]
         if path in self._open_paths or path == "/api-description" or (path == "/" and scope["method"] == "OPTIONS"):
             return "open"
@@ -116,7 +116,7 @@ def token_router(tokens: Tokens) -> APIRouter:
 
 
 class BrowserGuard:
-    """Applies the rules to every request of a listener whose routes need no key."""
+    """Applies the rules for browsers to every request of a listener without keys."""
 
     def __init__(self, app: ASGIApp, rules: BrowserRules) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""Ends what is done for a client when the client hangs up, for handlers of the ASGI application. No policy.
+"""Cancels what a handler of the ASGI application does for a client when the client hangs up.
 
-The connection class tells an inference request's job itself; a coroutine of the application hears of it only here.
+The connection cancels the job of an inference request itself; a coroutine of the application needs this.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Result = TypeVar("Result")
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`; cancel it, wait for its end and raise ClientGone when the client goes first.
+    """Await `work`. If the client goes first: cancel it, wait for its end and raise ClientGone.
 
-    The request's body must have been read, or not be wanted: what still comes of it is dropped.
+    The rest of the request's body is dropped, so the caller must have read what it wants of it.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_gone(request))

@@ -1,7 +1,7 @@
-"""Routes of FastAPI that are analysed at their first request, or when they are described, and not at the start.
+"""Routes of FastAPI that are analysed at their first request, or for the API description, and not at the start.
 
-FastAPI makes a validator for each parameter of a route, and for each answer that its description names. For all routes
-of a server that takes a third of a second of a processor, and most servers answer few of them.
+FastAPI makes a validator for each parameter of a route and for each answer that the route describes. For all routes of
+a server that takes a third of a second of processor time, and most servers use few of them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from starlette.routing import compile_path
 
 
 def import_for_first_request() -> None:
-    """Import what FastAPI imports when it analyses its first route: in a server that is up, so that no start waits."""
+    """Import what FastAPI imports when it analyses its first route. Called once the server is up, off its start."""
     if sys.version_info < (3, 14):  # later ones only warn that pydantic's first version does not run there
         with suppress(ImportError):
             importlib.import_module("pydantic.v1")
 
 
 class LateRoute(APIRoute):
-    """Knows its path, methods and endpoint; whatever else FastAPI keeps of a route is made when it is first read.
+    """Knows its path, methods and endpoint; FastAPI's other attributes of a route are made when one is first read.
 
-    The thread that writes the API description and the event loop may both make it. They make the same, and each reads
-    an attribute after it was set.
+    The thread that writes the API description and the event loop may both make them. Both make the same, and each
+    reads an attribute only after setting it.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Imports FastAPI without preparing its models of OpenAPI. `api/rest/__init__.py` imports this before anything else.
 
-FastAPI declares some forty models when it is imported, and pydantic prepares each for validating and writing. That is
-a fifteenth of a server's start, and the models are used only where an API description is written. Until FastAPI is
-imported pydantic is told to prepare a model when it is first used (`defer_build`).
+FastAPI declares some forty models when it is imported, and pydantic prepares each for validating and writing. That
+takes a fifteenth of a server's start, and only an API description uses the models. So while FastAPI is imported,
+`defer_build` has pydantic prepare a model at its first use.
 """
 
 from __future__ import annotations

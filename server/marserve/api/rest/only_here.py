@@ -1,7 +1,7 @@
-"""Lets callers on this machine alone manage models, at an address that other APIs share.
+"""Lets only callers on this machine manage models, at an address that the management API shares with others.
 
-Knows who calls by the connection's other end, and nothing of keys. A proxy on this machine counts as this machine, as
-with an address on loopback; so does a browser, and the `Host` shows a page that led its own name here.
+It looks at the connection's other end, and knows no keys. A proxy on this machine counts as this machine, as with an
+address on loopback. So does a browser; the `Host` shows a page that points its own name here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from marserve.errors import ManagementClosed
 
 
 class OnlyHere:
-    """Stands in front of a listener's application, and answers 403 to who asks for one of `routers` from elsewhere.
+    """Stands before a listener's application. Callers elsewhere get 403 for the routes of `routers`.
 
-    `rules` say which hosts a request for them may name.
+    `rules` say which hosts a request for these routes may name.
     """
 
     def __init__(self, app: ASGIApp, routers: Sequence[Router], rules: BrowserRules | None = None) -> None:
@@ -50,7 +50,7 @@ class OnlyHere:
 
 
 def is_here(client: tuple[str, int] | None) -> bool:
-    """Whether the other end of a connection is on this machine; None is the other end of a socket file."""
+    """Whether the other end of a connection is on this machine. It is None over a Unix socket."""
     if client is None:
         return True
     try:

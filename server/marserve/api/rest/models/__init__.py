@@ -1,4 +1,4 @@
-"""The management API: models, and what is done with them.
+"""The management API.
 
 management     register, scale, describe, unregister
 swap           another archive in the place of a version
@@ -6,7 +6,7 @@ traffic        weights, sticky keys, labels
 rollouts       shadows and roll-outs
 desired_state  plan, apply, undo
 workflows      graphs of models
-events         what object stores tell, and what watches do
-event_bodies   reads what object stores send
-downloads      archives on their way
+events         events of object stores, and the watches
+event_bodies   reads the bodies of such events
+downloads      archives that are being fetched
 """

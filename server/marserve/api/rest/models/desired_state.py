@@ -1,6 +1,6 @@
-"""The desired state over HTTP: what is in force, what a document would change, applying one, going back.
+"""The desired state over HTTP: describe, plan, apply, undo.
 
-It decides nothing: documents are read, compared and applied by `rollout`. Bodies are YAML or JSON, whatever their
+It decides nothing: `desired_state` reads, compares and applies documents. Bodies are YAML or JSON, whatever their
 content type says.
 """
 
@@ -49,7 +49,7 @@ _BODY: dict[str, Any] = {
 
 
 def desired_state_router(reconciler: Reconciler, *, enable_model_api: bool) -> APIRouter:
-    """The routes. Without `enable_model_api` none that changes models."""
+    """The routes; without `enable_model_api` only those that change nothing."""
     router = new_router(PrettyJson)
     _add_questions(router, reconciler)
     if enable_model_api:
@@ -147,7 +147,7 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
 
 
 def _unnamed(prune: str | None, adopt: str | None) -> Unnamed:
-    """What becomes of versions that no document names. Raises BadInput for both at once, and for other words."""
+    """What to do with versions that no document names. Raises BadInput for both at once, and for other values."""
     for name, word in (("prune", prune), ("adopt", adopt)):
         if word is not None and word.lower() not in ("true", "false"):
             raise BadInput(f"{name} is {word[:60]!r}; it must be true or false.")
@@ -163,11 +163,11 @@ async def _document(request: Request) -> bytes | None:
 
 
 def told(diff: Diff) -> dict[str, Any]:
-    """A plan as clients get it. `memoryBytes` is what the change takes while old and new are there together.
+    """A plan as clients get it. `memoryBytes` is what the change takes while old and new versions are both loaded.
 
-    That is for `undoWindow` seconds after it, in which undo is only a switch, unless the memory is wanted earlier.
-    `unnamed` are versions that are unloaded only with `prune=true`; `adopted` those that the document was given.
-    `problems` say which archives cannot be had now, for which the change would fail.
+    They both are for `undoWindow` seconds after the change, so that undo is only a switch, unless the memory is needed
+    earlier. `unnamed` are versions that are unloaded only with `prune=true`; `adopted` those added to the document.
+    `problems` name archives that cannot be fetched now; the change would fail.
     """
     coming = [step.memory_bytes for step in diff.of("load")]
     going = [step.memory_bytes for step in diff.of("unload")]
@@ -191,6 +191,6 @@ def _named(versions: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _sum(costs: list[int | None]) -> int | None:
-    """The sum; None where one of them is not known."""
+    """The sum; None if one of them is not known."""
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None

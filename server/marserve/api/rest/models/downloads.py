@@ -1,4 +1,4 @@
-"""Downloads on the management API: which archives are on their way, how far each is, and ending one."""
+"""Downloads on the management API: lists archives that are being fetched, and cancels one."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Status(Protocol):
 
     @property
     def state(self) -> str:
-        """As `DownloadEntry` has it."""
+        """As in `DownloadEntry`."""
 
     @property
     def bytes(self) -> int:
-        """How many are there."""
+        """How many bytes have come."""
 
     @property
     def size(self) -> int | None:
-        """How many there will be; None: unknown."""
+        """How many bytes there will be; None if unknown."""
 
     @property
     def seconds(self) -> float:
-        """How long it has taken."""
+        """How long it has taken so far."""
 
     @property
     def is_cached(self) -> bool:
-        """Whether nothing had to be fetched."""
+        """Whether it was in the cache and nothing was fetched."""
 
     @property
     def reason(self) -> str:
@@ -58,17 +58,17 @@ class Status(Protocol):
 
 # A protocol: the API may not import the store, whose `DownloadList` this is.
 class Downloads(Protocol):
-    """The list of downloads, of which this knows no more."""
+    """The list of downloads, as this surface uses it."""
 
     def statuses(self) -> Sequence[Status]:
         """All, the oldest first."""
 
     def cancel(self, number: int, reason: str) -> bool:
-        """End one; False where none of that number is under way."""
+        """Cancel one; False if none of that number is under way."""
 
 
 def downloads_router(downloads: Downloads, *, enable_model_api: bool) -> APIRouter:
-    """The routes below `/downloads`. Without `enable_model_api` none that ends one."""
+    """The routes below `/downloads`; without `enable_model_api` none that cancels."""
     router = new_router(PrettyJson)
 
     @router.get(

@@ -1,4 +1,4 @@
-"""Reads what object stores send when an object came or went, in the forms that they send it. Pure: bytes to events.
+"""Reads the notifications of object stores that an object came or went. Pure: bytes to events.
 
     S3 and MinIO      {"Records": [{"eventName": "ObjectCreated:Put", "s3": {"bucket": …, "object": …}}]}; also inside
                       of an SNS message, and EventBridge's {"detail-type": "Object Created", "detail": …}
@@ -8,7 +8,7 @@
                       CloudEvents of the same
     our own           {"url": "s3://bucket/key"}, {"urls": […]}, {"watch": "model_store", "key": "m.mar"}
 
-Nothing in a body is believed but that something may have happened to an object of that name.
+Of a body only this much is trusted: something may have happened to an object of that name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _FORMS = (
     "an event of S3 or MinIO (Records), of SNS, EventBridge, Pub/Sub or Event Grid, or "
     '{"url": "s3://bucket/key"} or {"watch": "name", "key": "m.mar"}'
 )
-# Header lines that say what kind of event a bare object of Google's is about.
+# Headers with the kind of event, for a body that is a bare object of Google's.
 _GOOGLE_KINDS = ("ce-type", "x-goog-pubsub-message-attribute-eventtype", "eventtype", "x-goog-resource-state")
 
 
 @dataclass(slots=True)
 class Body:
-    """What a body said: events; words of events that mean nothing here; and what a sender wants to have back.
+    """The content of a body: events, kinds of events that are ignored, and what the sender must get back.
 
-    `confirm` is an address that a person must open once, for SNS to send more.
+    `confirm` is an address that a person must open once before SNS sends more.
     """
 
     events: list[ObjectEvent] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Body:
 
 
 def read_body(data: bytes, headers: Mapping[str, str]) -> Body:
-    """The events in a request's body; names of `headers` are lower case. Raises BadInput, which says what was wrong."""
+    """The events in a request's body; names of `headers` are lower case. Raises BadInput, saying what was wrong."""
     try:
         document = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ def _read_records(records: Any, headers: Mapping[str, str], body: Body, depth: i
     _bound(records)
     for number, each in enumerate(records, 1):
         record = _object(each, f"record {number}")
-        if isinstance(record.get("Sns"), dict):  # as a function that SNS calls would pass it on
+        if isinstance(record.get("Sns"), dict):  # passed on by a function that SNS calls
             _read_sns({"Type": "Notification", **record["Sns"]}, headers, body, depth)
             continue
         name = _text(record, "eventName", f"record {number}")
@@ -113,7 +113,7 @@ def _read_records(records: Any, headers: Mapping[str, str], body: Body, depth: i
         s3 = _object(record.get("s3"), f"s3 of record {number}")
         bucket = _text(_object(s3.get("bucket"), f"s3.bucket of record {number}"), "name", f"bucket of record {number}")
         thing = _object(s3.get("object"), f"s3.object of record {number}")
-        # Keys of these records are encoded as forms are: a space is a plus sign.
+        # Keys of these records are encoded like forms: a space is a plus sign.
         key = unquote_plus(_text(thing, "key", f"object of record {number}"))
         body.events.append(_event(happened, "s3", bucket, key, thing.get("eTag"), thing.get("sequencer")))
 
@@ -144,7 +144,7 @@ def _read_eventbridge(document: dict[str, Any], body: Body) -> None:
     detail = _object(document["detail"], "detail")
     bucket = _text(_object(detail.get("bucket"), "detail.bucket"), "name", "detail.bucket")
     thing = _object(detail.get("object"), "detail.object")
-    # Unlike S3's own records these have keys as they are.
+    # Unlike S3's own records, these do not encode keys.
     key = _text(thing, "key", "detail.object")
     body.events.append(_event(happened, "s3", bucket, key, thing.get("etag"), thing.get("sequencer")))
 
@@ -193,7 +193,7 @@ def _read_google_object(thing: dict[str, Any], kind: str, body: Body) -> None:
         return
     bucket, key = _text(thing, "bucket", "the object"), _text(thing, "name", "the object")
     generation = thing.get("generation")
-    # The ETag of these messages is of the metadata too, and not the one that the store shows.
+    # The ETag of these messages covers the metadata too, and is not the one that the store shows.
     body.events.append(_event(happened, "gs", bucket, key, None, None if generation is None else str(generation)))
 
 
@@ -220,13 +220,13 @@ def _read_azure(event: dict[str, Any], body: Body) -> None:
     address = _text(thing, "destinationUrl" if kind.endswith("BlobRenamed") else "url", "data")
     try:
         url = urlsplit(address)
-    except ValueError:  # brackets that hold no address
+    except ValueError:  # brackets without an address in them
         url = urlsplit("")
     container, _, key = unquote(url.path).lstrip("/").partition("/")
     account = (url.hostname or "").partition(".")[0]
     if not container or not key:
         raise BadInput("data.url of the event names no blob; it must be https://account.blob.core.windows.net/…/…")
-    # Whether a watch names the account or leaves it to its settings, it is meant.
+    # A watch may name the account or leave it to its settings; both are meant.
     etag = thing.get("eTag")
     for host in (container, f"{container}@{account}"):
         body.events.append(_event(happened, "az", host, key, etag, thing.get("sequencer")))

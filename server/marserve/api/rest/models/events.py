@@ -1,7 +1,7 @@
-"""`/events/{source}` and `/watches` of the management API: what object stores tell, and how watches do.
+"""`/events/{source}` and `/watches` of the management API: notifications of object stores, and the state of watches.
 
-An event only makes a watch look sooner: what is loaded is what the store itself shows below a place that is watched.
-So a forged one costs one request of the store. Who may send: who has the management key, or the source's own secret.
+An event only makes a watch look sooner; the watch loads what the store itself shows. So a forged event costs one
+request to the store. A sender needs the management key or its source's secret.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Name = Annotated[str, Path(description="`name` in the list of watches")]
 
 
 class EventSecrets:
-    """The secrets of sources, and what else lets a sender in.
+    """Checks that a sender may send events.
 
-    `secrets` are those of the settings, by source; some stand in variables of `environment` or in files. `check_key`
-    raises InvalidToken for what is not the management key; None where the management API asks for none. Then, and
-    without any secret, everybody may send who reaches the management API.
+    `secrets` are those of the settings, by source; a secret may stand in a variable of `environment` or in a file.
+    `check_key` raises InvalidToken for anything but the management key; None if the management API needs no key. Then,
+    and without any secret, every client of the management API may send.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EventSecrets:
                 return
         elif not self._secrets:
             return
-        # Of a source without a secret something is compared as well: time does not tell which sources there are.
+        # Compared for a source without a secret too, so that the time does not show which sources there are.
         secret = self._reveal(source).encode()
         is_right = False
         for offered in _offered(request, authorization):
@@ -83,7 +83,7 @@ class EventSecrets:
             raise InvalidToken("Authorization")
 
     def _reveal(self, source: str) -> str:
-        """The secret of a source as it is now; empty where it has none, or none can be read."""
+        """The present secret of a source; empty if it has none or it cannot be read."""
         secret = self._secrets.get(source)
         if secret is None:
             return ""
@@ -95,7 +95,7 @@ class EventSecrets:
 
 
 def _offered(request: Request, authorization: bytes | None) -> list[bytes]:
-    """Where stores can put a secret: a header, the key of a webhook, the password of an address, its query."""
+    """The secrets in a request: stores put one into a header, an address's password or its query."""
     found = [value.encode("latin-1") for name in SECRET_HEADERS for value in request.headers.getlist(name)]
     found += [value.encode() for value in request.query_params.getlist(SECRET_PARAMETER)]
     scheme, _, rest = (authorization or b"").strip().partition(b" ")
@@ -110,7 +110,7 @@ def _offered(request: Request, authorization: bytes | None) -> list[bytes]:
 
 
 def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str, int], None]) -> APIRouter:
-    """The route that takes events. It asks for keys and secrets itself. `count` is told of outcomes, for metrics."""
+    """The route that takes events. It checks keys and secrets itself. `count` counts outcomes, for metrics."""
     router = new_router(PrettyJson)
 
     @router.post(
@@ -134,7 +134,7 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
         if not _SOURCE.fullmatch(source):
             raise BadInput("The name of a source is up to 64 letters, digits, _, . and -.")
         try:
-            await to_thread(secrets.check, source, request)  # one may stand in a file
+            await to_thread(secrets.check, source, request)  # may read a file
         except InvalidToken:
             count("unauthorized", 1)
             raise
@@ -176,7 +176,7 @@ def events_router(watches: Watches, secrets: EventSecrets, count: Callable[[str,
 
 
 async def read_events(data: bytes, headers: Mapping[str, str]) -> Body:
-    """The events in a body, read by a thread where it is long. Raises BadInput."""
+    """The events in a body; a long one is read in a thread. Raises BadInput."""
     return read_body(data, headers) if len(data) <= SHORT_BYTES else await to_thread(read_body, data, headers)
 
 

@@ -1,6 +1,6 @@
 """The management API over HTTP: from paths and parameters to calls of the registry, and its answers back (contract 2).
 
-It decides nothing about models; what may be done to them, and what went wrong, the registry says.
+It decides nothing about models: the registry does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from marserve.rollout.rollouts import Rollouts
 
 log = logging.getLogger("marserve.api")
 
-# `timeout` and `number_gpu` stand in TorchServe's documentation and never did anything; its clients still send them.
+# TorchServe documents `timeout` and `number_gpu` and ignores them; its clients still send them.
 SCALE_PARAMETERS = (
     "min_worker",
     "max_worker",
@@ -73,7 +73,7 @@ MOST_REMARKS = 1000
 _NOT_THERE: dict[int | str, dict[str, Any]] = {404: {"model": NotThere}}
 _STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
 
-# Parameters of queries. They come as text and are read by `QueryParameters`; these say what they mean to be.
+# Types of query parameters for the API description. The values come as text, which `QueryParameters` reads.
 Integer = Annotated[str | None, WithJsonSchema({"type": "integer"})]
 Flag = Annotated[str | None, WithJsonSchema({"type": "boolean"})]
 Limit = Annotated[Integer, Query(description="most models in the answer, 1 to 100; 100 if not given")]
@@ -89,22 +89,22 @@ NotWaiting = Annotated[Flag, Query(description="wait until the workers have load
 
 
 def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What the API description says of these statuses: a sentence, and with 200 also what a dry run says."""
+    """These statuses for the API description: the answer is a sentence, and with 200 it may be a dry run's."""
     return {status: {"model": DryRunStatus if status == 200 else StatusMessage} for status in statuses}
 
 
 def management_router(
     registry: Registry, *, enable_model_api: bool, changes: Changes | None = None, rollouts: Rollouts | None = None
 ) -> APIRouter:
-    """The routes of the management listener. Without `enable_model_api` none that registers or unregisters.
+    """The routes of the management listener; without `enable_model_api` none that registers or unregisters.
 
-    `changes` is what calls that change models go to; the registry itself if not given. Dry runs say what the changes
-    have to do with `rollouts`.
+    `changes` takes the calls that change models; the registry if not given. Dry runs ask `rollouts` which roll-outs a
+    change concerns.
     """
     changes = changes or DirectChanges(registry)
     dry_runs = DryRuns(registry, changes, rollouts)
     router = new_router(PrettyJson)
-    add_traffic(router, registry, changes)  # first: its paths look like those of versions
+    add_traffic(router, registry, changes)  # first, as its paths look like those of versions
     _add_models(router, registry)
     _add_scale(router, registry, changes, dry_runs)
     _add_default(router, registry, changes, dry_runs)
@@ -117,13 +117,13 @@ def management_router(
 
 
 class Remarks:
-    """Says once in the log what was odd about calls that name no model; the same again says nothing."""
+    """Logs each warning about calls that name no model once."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
     def tell(self, call: str, sentences: Iterable[str]) -> None:
-        """Log those of a call's warnings that are new; clients' words are many, so their number is bounded."""
+        """Log those of a call's warnings that are new. Clients choose their words, so the number is bounded."""
         for sentence in sentences:
             if (call, sentence) not in self._told and len(self._told) < MOST_REMARKS:
                 self._told.add((call, sentence))
@@ -131,7 +131,7 @@ class Remarks:
 
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
-    """What is there: list, describe, KServe's question."""
+    """List, describe, KServe's readiness."""
     remarks = Remarks()
 
     @router.get("/models", operation_id="listModels", summary="List models", responses={200: {"model": ModelList}})
@@ -205,7 +205,7 @@ async def _describe(
 
 
 def _not_there_yet(error: ModelNotFound | VersionNotFound, arriving: list[dict[str, Any]]) -> Response:
-    """The error, and how far what is fetched for such a model is; nothing is there to be described before."""
+    """The error, and the progress of archives that are being fetched for the model. Raises the error without any."""
     if not arriving:
         raise error
     document = {"code": error_status(error), "type": error_type(error), "message": error_message(error)}
@@ -216,7 +216,7 @@ _FRAMING = frozenset(("content-length", "transfer-encoding", "connection", "keep
 
 
 def _dress(response: Response, answer: Answer) -> Response:
-    """Give the response the status and the headers that the handler set. Raises HandlerFailed for illegal ones."""
+    """Set the handler's status and headers on the response. Raises HandlerFailed for illegal ones."""
     ResponseHeaders().head(answer.status, answer.reason, answer.headers, keep_alive=True)
     response.status_code = answer.status
     for name, value in answer.headers:
@@ -226,7 +226,7 @@ def _dress(response: Response, answer: Answer) -> Response:
 
 
 def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
-    """What may always be changed: the number of workers, and how batches are formed."""
+    """Change the number of workers, and how batches are formed."""
 
     async def scale(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, SCALE_PARAMETERS)
@@ -311,7 +311,7 @@ def _add_default(router: APIRouter, registry: Registry, changes: Changes, dry_ru
 
 
 def _add_check(router: APIRouter, registry: Registry) -> None:
-    """Whether batches are answered as single requests."""
+    """Check whether batches are answered as single requests."""
 
     async def check(request: Request, model: str, version: str | None) -> Response:
         body = await request.body()
@@ -322,7 +322,7 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
                 parts = read_parts(body, content_type)
             else:
                 parts = await to_thread(read_parts, body, content_type)
-            # Of a form each value is a sample by itself, as the body of one request.
+            # Each value of a form is a sample: the body of one request.
             samples = [[Part("body", part.body, part.content_type)] for part in parts]
         if len(samples) > MOST_CHECK_SAMPLES:
             raise BadInput(f"There are {len(samples)} samples; a check takes at most {MOST_CHECK_SAMPLES}.")

@@ -1,7 +1,6 @@
 """The management API of shadows and roll-outs over HTTP.
 
-What a path says goes before what a version is called: `/models/{m}/shadow` and `/models/{m}/rollout` are never versions
-of these names.
+`/models/{m}/shadow` and `/models/{m}/rollout` never mean versions of these names.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ def rollout_router(
     guard: Callable[[str], None] = lambda call: None,
     changes: Changes | None = None,
 ) -> APIRouter:
-    """The routes, which must come before those of versions. `guard` may refuse a call that begins something.
+    """The routes, which must come before those of versions. `guard` may refuse a call that begins a roll-out.
 
-    `changes` is what calls that change models go to; the registry itself if not given.
+    `changes` takes the calls that change models; the registry if not given.
     """
     router = new_router(PrettyJson)
     _add_shadow(router, registry, changes or DirectChanges(registry))

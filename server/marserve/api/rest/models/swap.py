@@ -1,4 +1,4 @@
-"""The management API of swaps over HTTP: another archive in the place of a version that serves."""
+"""The management API of swaps over HTTP: another archive takes the place of a serving version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_swap(
     names: Sequence[str],
     read: Callable[[Parameters], RegisterParameters],
 ) -> None:
-    """The route. `names` are the parameters of a registration, and `read` reads them; `changes` may refuse it."""
+    """The route. `names` are the parameters of a registration, and `read` reads them; `changes` may refuse a swap."""
     known = (*names, *SWAP_PARAMETERS)
 
     @router.post(
@@ -64,7 +64,7 @@ def add_swap(
 
 
 def describe(swapped: Swapped) -> dict[str, Any]:
-    """What the client gets."""
+    """The answer to the client."""
     return {
         "status": swapped.message,
         "modelName": swapped.model,
@@ -81,7 +81,7 @@ def describe(swapped: Swapped) -> dict[str, Any]:
 def _read_wish(
     model: str, parameters: Parameters, read: Callable[[Parameters], RegisterParameters], *, dry_run: bool
 ) -> SwapParameters:
-    """Raises BadInput: a swap's parameters are nobody's old habit, so what is not understood is refused."""
+    """Read a swap's parameters. Raises BadInput for all warnings: no old client sends swaps, so this can be strict."""
     if (name := parameters.text("model_name")) is not None and name != model:
         raise BadInput(f"model_name is {name[:60]!r}; a swap stays within its model, {model}.")
     order = parameters.text("order")

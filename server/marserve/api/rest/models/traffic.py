@@ -1,7 +1,6 @@
 """The management API of traffic over HTTP: weights, sticky keys and labels of a model's versions.
 
-What a path says goes before what a version is called: `/models/{m}/traffic` is never a version named `traffic`, which
-`?model_version=traffic` names where it must be.
+`/models/{m}/traffic` never means a version named `traffic`; `?model_version=traffic` does.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Dry = Annotated[
 
 
 def add_traffic(router: APIRouter, registry: Registry, changes: Changes) -> None:
-    """The routes, which must come before those of versions. What changes something goes to `changes`."""
+    """The routes, which must come before those of versions. `changes` takes the calls that change something."""
     _add_weights(router, registry, changes)
     _add_labels(router, registry, changes)
 
@@ -134,10 +133,10 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
 
 
 def is_dry(request: Request, parameters: Parameters | None = None) -> bool:
-    """Whether the query says `dry_run=true`, or `parameters`, where those of the body count, say so.
+    """Whether the query has `dry_run=true`, or the body in `parameters` does.
 
-    Raises BadInput for what is neither true nor false, and for other spellings of the name: what is only to be tried
-    must not be done because of them.
+    Raises BadInput for a value that is neither true nor false, and for other spellings of the name: a misspelled dry
+    run must not change anything.
     """
     in_body = isinstance(parameters, JsonParameters) and parameters.flag("dry_run", False)
     for name in _spelled_dry_run(request, parameters):
@@ -145,13 +144,13 @@ def is_dry(request: Request, parameters: Parameters | None = None) -> bool:
             raise BadInput(f"parameter {name!r} is not known; did you mean dry_run?")
     word = QueryParameters(request.query_params, ("dry_run",)).text("dry_run")
     if word is not None and word.lower() not in ("true", "false"):
-        # What would count as false elsewhere would here do what was only to be tried.
+        # Not taken as false, as elsewhere: that would carry out what was meant as a dry run.
         raise BadInput(f"dry_run is {word[:60]!r}; it must be true or false.")
     return in_body or (word is not None and word.lower() == "true")
 
 
 def refuse_dry_run(what: str, request: Request, parameters: Parameters | None = None) -> None:
-    """For calls that know no dry run. Raises BadInput where one is asked for, however it is spelled."""
+    """For calls without a dry run: raise BadInput if one is asked for, however it is spelled."""
     for name in _spelled_dry_run(request, parameters):
         raise BadInput(f"{what} cannot be tried, and {name} would be ignored: nothing was done. Leave {name} out.")
 
@@ -162,7 +161,7 @@ def _spelled_dry_run(request: Request, parameters: Parameters | None) -> list[st
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body, a JSON object in which nothing stands twice. Raises BadInput."""
+    """The body, a JSON object without duplicate keys. Raises BadInput."""
     body = await request.body()
     if len(body) > MOST_BODY_BYTES:
         raise BadInput(f"The body has {len(body)} bytes; it may have {MOST_BODY_BYTES}.")

@@ -1,6 +1,6 @@
 """The management API of workflows over HTTP (contract 4.3): from paths and parameters to calls, and answers back.
 
-It decides nothing about workflows; what may be done to them, and what went wrong, `workflows` says.
+It decides nothing about workflows: `workflows` does.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page be
 
 
 def workflow_router(workflows: Workflows, *, enable_model_api: bool) -> APIRouter:
-    """The routes for workflows. Without `enable_model_api` none that registers or unregisters: they run archives' code
-    as those of models do.
+    """The routes for workflows. Without `enable_model_api` none that registers or unregisters: as with models, these
+    run the code of archives.
     """
     router = new_router(PrettyJson)
     _add_list(router, workflows)
@@ -108,7 +108,7 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
 
 
 def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:
-    """What a registration asks for, in seconds. Raises BadInput where the URL, or a value in JSON, cannot be used."""
+    """A registration's parameters, times in seconds. Raises BadInput if the URL, or a value in JSON, cannot be used."""
     url = parameters.text("url")
     if url is None:
         raise BadInput("Parameter url is required.")
@@ -125,7 +125,7 @@ def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:
 
 
 def _seconds(parameters: Parameters, name: str) -> int | None:
-    """A time-out; -1 is what clients send for none of their own. Raises BadInput below 1."""
+    """A time-out; clients send -1 for "not given". Raises BadInput for other values below 1."""
     number = parameters.integer(name)
     if number is None or number == -1:
         return None

@@ -1,4 +1,4 @@
-"""What platforms and tools ask a server for.
+"""Routes for platforms and tools.
 
 health            `/ping` and the probes
 metrics           the Prometheus page

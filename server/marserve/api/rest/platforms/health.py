@@ -1,6 +1,6 @@
-"""Health over HTTP: `/ping` by TorchServe's rule, and three probes that tell the truth. Needs no credential.
+"""Health over HTTP: `/ping` by TorchServe's rule, and three probes. Needs no credential.
 
-`/livez`: this process answers. `/readyz`: send requests here. `/startupz`: the models of the start were all tried.
+`/livez`: this process answers. `/readyz`: requests can be sent here. `/startupz`: all models of the start were tried.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from marserve.api.rest.schemas import Health, Probe
 from marserve.registry.models import Registry
 
 PROBES = ("/livez", "/readyz", "/startupz")
-"""The paths that need no credential, whatever else does."""
+"""The paths that never need a credential."""
 
 
 def health_router(registry: Registry, *, has_ping: bool = True, platform_route: str | None = None) -> APIRouter:
-    """The probes, and with `has_ping` (the inference listener) `/ping` and a platform's own path for its check."""
+    """The probes, and with `has_ping` (the inference listener) `/ping` and the path of a platform's own check."""
     router = new_router(PrettyJson)
     if has_ping:
         _add_ping(router, registry)
@@ -32,7 +32,7 @@ def health_router(registry: Registry, *, has_ping: bool = True, platform_route: 
 
 
 def _add_ping(router: APIRouter, registry: Registry) -> None:
-    """Contract 1.6: any method, and anything behind the word."""
+    """Contract 1.6: any method, and any path below `/ping`."""
 
     @router.get(
         "/ping",
@@ -44,13 +44,13 @@ def _add_ping(router: APIRouter, registry: Registry) -> None:
         is_healthy = registry.is_healthy()
         return PrettyJson({"status": "Healthy" if is_healthy else "Unhealthy"}, status_code=200 if is_healthy else 500)
 
-    # An empty list of methods is every method.
+    # An empty list means every method.
     for path in ("/ping", "/ping/{rest:path}"):
         router.add_route(path, ping, methods=[], include_in_schema=False)
 
 
 def _add_platforms_check(router: APIRouter, registry: Registry, path: str) -> None:
-    """Platforms send requests to whoever says yes here, so it says it once every model of the start answers."""
+    """A platform sends requests once this is healthy, so it waits until every model of the start answers."""
 
     async def check(request: Request) -> Response:
         is_ready = registry.readiness().is_ready and not registry.startup_failures

@@ -1,7 +1,7 @@
 """KServe's protocol V1 beside `:predict` and `:explain` (`api/http/inference.py`): whether a model can answer.
 
-TorchServe answers this on its management address alone (contract 2.8), which KServe's configuration makes the same as
-that of inference. Under `marserve`, where requests are wrapped as KServe's, the inference address answers it as well.
+TorchServe answers this on its management address alone (contract 2.8); in KServe's configuration that is also the
+inference address. Under `marserve` the inference address answers it too if requests are wrapped as KServe's.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from marserve.telemetry.metrics.counts import CONTENT_TYPE, Metrics
 
 
 def metrics_router(metrics: Metrics, *, is_filled: bool = True) -> APIRouter:
-    """`/metrics` and anything behind it, whatever the method. Not `is_filled` (`metrics_mode=log`): an empty page."""
+    """`/metrics` and any path below it, by any method. Without `is_filled` (`metrics_mode=log`) the page is empty."""
     router = new_router()
 
     async def page(request: Request) -> Response:
@@ -33,7 +33,7 @@ def metrics_router(metrics: Metrics, *, is_filled: bool = True) -> APIRouter:
     ) -> Response:
         return await page(request)
 
-    # An empty list of methods is every method.
+    # An empty list means every method.
     router.add_route("/metrics", page, methods=[], include_in_schema=False)
     router.add_route("/metrics/{rest:path}", page, methods=[], include_in_schema=False)
     return router

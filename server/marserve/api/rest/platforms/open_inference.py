@@ -1,7 +1,7 @@
-"""The Open Inference Protocol's REST routes beside inference itself (contract 1.10), where the setting asks for them.
+"""The Open Inference Protocol's REST routes other than inference (contract 1.10), if the setting turns them on.
 
-`/v2/models/{model}/infer` is an inference route like any other (`api/http/inference.py`), with or without these. What
-it takes and answers is the handler's matter: the envelope `kservev2` makes tensors of it.
+`/v2/models/{model}/infer` is an inference route like any other (`api/http/inference.py`), with or without these. The
+handler decides what it takes and answers; the envelope `kservev2` makes tensors of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marserve.api.rest.late_routes import new_router
 
 
 def open_inference_router() -> APIRouter:
-    """Server health and metadata, and the refusal of versions in the path; any method, as TorchServe has it."""
+    """Server health and metadata, and a refusal of versions in the path; any method, as in TorchServe."""
     router = new_router(PrettyJson)
 
     @router.get("/v2/health/live", operation_id="oip_live", summary="Whether the server answers (Open Inference)")
@@ -31,7 +31,7 @@ def open_inference_router() -> APIRouter:
 
     @router.get("/v2", operation_id="oip_server", summary="Name, version and extensions of the server (Open Inference)")
     async def describe(request: Request) -> Response:
-        # TorchServe writes the last key as "extenstion"; the protocol's clients look for this one.
+        # TorchServe misspells the last key as "extenstion"; clients of the protocol expect this one.
         return PrettyJson({"name": "marserve", "version": __version__, "extensions": ["kserve", "kubeflow"]})
 
     async def refuse_version(request: Request) -> Response:
@@ -45,6 +45,6 @@ def open_inference_router() -> APIRouter:
         ("/v2/models/{model_name}/versions/{model_version}/{rest:path}", refuse_version),
     )
     for path, answer in anyhow:
-        # An empty list of methods is every method.
+        # An empty list means every method.
         router.add_route(path, answer, methods=[], include_in_schema=False)
     return router

@@ -1,6 +1,6 @@
-"""Endpoints that installed packages add to a listener: from a request to `EndpointCall`, and its answer back.
+"""Endpoints that installed packages add to a listener: makes an `EndpointCall` of a request, and sends its answer.
 
-Which packages there are is found by `marserve.plugins`; who may call is said beside the router in `app`.
+`marserve.plugins` finds the packages; `app` says which key the routes need.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from marserve.telemetry.logs.log_limit import caused_by
 log = logging.getLogger("marserve.api")
 
 METHODS = ["GET", "PUT", "POST", "DELETE"]
-# An endpoint that does not answer must not hold its client for ever.
+# An endpoint that takes longer is given up.
 ANSWER_S = 60.0
-# The connection takes requests for these before any router is asked.
+# Requests for these never reach a router: the connection takes them.
 TAKEN = frozenset({"predictions", "explanations", "invocations", "models", "v1", "v2", "wfpredict"})
-# As TorchServe's plug-ins could, SageMaker's first of all, one may take the place of this.
+# A plug-in may replace these, as TorchServe's could (SageMaker's does).
 MAY_BE_REPLACED = frozenset({"ping"})
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -41,7 +41,7 @@ _FRAMING = frozenset(("content-length", "transfer-encoding", "connection", "keep
 
 
 class ModelsView:
-    """What an endpoint may ask the registry."""
+    """The part of the registry that an endpoint may use."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -57,16 +57,16 @@ class ModelsView:
         return names
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
-        """What the management API says of a version. Raises ModelNotFound or VersionNotFound."""
+        """A version as the management API describes it. Raises ModelNotFound or VersionNotFound."""
         return self._registry.describe(model, version)
 
     def is_ready(self, model: str, version: str | None = None) -> bool:
-        """Whether a version can be asked. Raises ModelNotFound or VersionNotFound."""
+        """Whether a version can answer. Raises ModelNotFound or VersionNotFound."""
         return self._registry.is_model_ready(model, version)
 
 
 def check_patterns(installed: InstalledEndpoint, routers: Sequence[Router]) -> None:
-    """Raise BadSettings where a listener's own routes begin as the endpoint's would."""
+    """Raise BadSettings if a route of the listener begins like the endpoint's."""
     pattern = installed.endpoint.pattern
     own = {route.path.split("/")[1] for router in routers for route in router.routes if isinstance(route, Route)}
     if pattern in (TAKEN | own) - MAY_BE_REPLACED:
@@ -83,7 +83,7 @@ def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: 
     is_async = inspect.iscoroutinefunction(endpoint.answer)
 
     def answer_in_time(call: EndpointCall) -> Any:
-        # It may wait for another server while this one stops; the limit here bounds it.
+        # The endpoint may wait for another server while this one stops; `answer_s` bounds that.
         with bounded_by_caller():
             return endpoint.answer(call)
 
@@ -106,7 +106,7 @@ def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: 
         except MarserveError:
             raise
         except Exception as error:
-            # A border: the author's code, whose words may hold anything.
+            # The author's code: its message may hold anything, so the client does not get it.
             log.error("%s failed", installed.origin, exc_info=error, extra=caused_by(""))
             raise EndpointFailed(f"/{endpoint.pattern} failed.") from None
         if not _is_sound(answered):
@@ -120,7 +120,7 @@ def endpoint_router(installed: InstalledEndpoint, registry: Registry, answer_s: 
 
 
 class EndpointFailed(MarserveError):
-    """An endpoint of a plug-in raised, or answered what is no answer; the log says more."""
+    """An endpoint of a plug-in raised, or returned no valid answer; the log says more."""
 
 
 def _is_sound(answered: object) -> bool:

@@ -1,7 +1,7 @@
-"""What SageMaker's plug-in for TorchServe adds to the inference listener: its own `/ping`, and `/execution-parameters`.
+"""The routes of SageMaker's plug-in for TorchServe on the inference listener: `/ping` and `/execution-parameters`.
 
-Both are for `sagemaker_endpoints=true`. `/invocations` and `/models/{m}/invoke` need no setting: they are inference
-routes as all others (contract §1.2, §10.6).
+`sagemaker_endpoints=true` turns both on. `/invocations` and `/models/{m}/invoke` need no setting: they are inference
+routes like all others (contract §1.2, §10.6).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a SageMaker endpoint is told. Where it serves many models they come and go, and what must be there is the
-    handler that all of them share: `service_file`, None where that is no file.
+    """What the routes need to know. On an endpoint of many models these come and go, and share one handler: its file
+    `service_file` must exist. None if the handler is no file.
     """
 
     concurrent_transforms: int
@@ -46,7 +46,7 @@ def sagemaker_router(registry: Registry, endpoint: Endpoint) -> APIRouter:
             if endpoint.service_file is not None and not endpoint.service_file.is_file():
                 raise Unavailable("Service file unavailable")
         else:
-            # Once well, always well: what a worker's death does to an endpoint is not the platform's to mend.
+            # Once healthy, always healthy: the platform must not replace an endpoint because a worker died.
             has_been_well = has_been_well or registry.has_loaded_model()
             if not has_been_well:
                 raise Unavailable("Models are not loaded")
