@@ -153,6 +153,34 @@ async def test_a_loop_that_was_held_up_takes_in_who_waits_before_it_closes() -> 
         sock.close()
 
 
+@pytest.mark.anyio
+async def test_a_request_that_came_with_its_connection_is_read_before_the_listener_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that is accepted in the last moment must not be closed as an idle one."""
+    seen: list[bytes] = []
+
+    class Noting(asyncio.Protocol):
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def data_received(self, data: bytes) -> None:
+            seen.append(data)
+
+    monkeypatch.setattr(listeners, "ACCEPT_REST_S", 0.0)  # the shortest rest: the moment comes for certain
+    config = uvicorn.Config("", http=Noting, ws="none", lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config.http_protocol_class, config.ssl = Noting, None
+    address = Address("http", "127.0.0.1", 0)
+    listener = Listener(address, ["Inference"], bind(address), config, ServerState())
+    await listener.accept()
+    with socket.create_connection(listener.sock.getsockname()) as client:
+        client.sendall(b"a request")
+        await listener.turn_away()
+        listener.close()
+
+        assert seen == [b"a request"]
+
+
 def test_a_handshake_that_is_half_done_is_not_lost_when_new_connections_are_turned_away() -> None:
     """Across a network a connection takes a while to open; who began before the end is answered, who comes is not."""
     if os.geteuid() != 0 or not Path("/dev/net/tun").exists() or shutil.which("unshare") is None:

@@ -45,6 +45,8 @@ DROP_NEW = [(0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 
 ACCEPT_REST_S = 0.005
 # So long at most for all that waits to be taken in. How many do is what a listening socket has as `tcpi_unacked`.
 MOST_ACCEPT_S = 1.0
+# How many turns of the loop lie between asyncio's accept and the first bytes read: task, connection made, reader, read.
+TURNS_UNTIL_READ = 5
 TCP_INFO_UNACKED = 24
 # How long a client may take to agree on TLS.
 HANDSHAKE_S = 10.0
@@ -111,6 +113,8 @@ class Listener:
         end = loop.time() + MOST_ACCEPT_S
         while self._waiting and loop.time() < end:  # a busy machine may not have looked at the sockets yet
             await asyncio.sleep(ACCEPT_REST_S)
+        for _ in range(TURNS_UNTIL_READ):  # else a connection accepted just now is closed as idle, its request unread
+            await asyncio.sleep(0)
 
     @property
     def _waiting(self) -> int:
