@@ -351,7 +351,8 @@ class Environments:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                await process.wait()
         await self._leftovers.end(lineage)
 
 

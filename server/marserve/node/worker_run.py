@@ -209,7 +209,8 @@ class WorkerRun:
         if self.launched is not None:
             await self.launched.process.end(END_GRACE_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), END_GRACE_S + LAST_OUTPUT_S)
+                async with asyncio.timeout(END_GRACE_S + LAST_OUTPUT_S):
+                    await self.ended.wait()
         if self._output is not None:
             await self._output.drained(LAST_OUTPUT_S)
         self.close()

@@ -292,6 +292,22 @@ async def test_what_a_look_finds_that_comes_too_late_is_told_all_the_same(monkey
     assert stage.watch.changes["added"] == 1
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_watch_that_is_woken_and_cancelled_in_one_moment_ends(turns: int) -> None:
+    """However many turns of the loop lie between the two: a cancel that is lost keeps the server from stopping."""
+    stage = Stage(FakePlace(a_mar="1"))
+    task = asyncio.create_task(stage.watch.run())
+    await stage.until(lambda: stage.watch.looks["done"] == 1)
+
+    stage.watch.look_soon()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+
+    done, _ = await asyncio.wait([task], timeout=LIMIT_S)
+    assert done
+
+
 async def test_a_defect_in_a_look_does_not_end_the_watch() -> None:
     """Whatever a listing raises, the next look is made."""
     place = FakePlace()

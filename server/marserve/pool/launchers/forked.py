@@ -213,7 +213,8 @@ class Template:
             own_seed = random.SystemRandom().getrandbits(63) if seed is None else seed
             order = Fork(name, own_seed, threads, len(more), lineage)
             self._send(order, (ends.wire, ends.out, ends.err, ends.page, *more))
-            return await asyncio.wait_for(forked, FORK_TIMEOUT_S)
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                return await forked
         except (TimeoutError, BlockingIOError) as error:
             self._give_up(f"did not fork a worker within {FORK_TIMEOUT_S:g} s")
             reason = f"the template that it is forked from (process {self.pid}) {self.why_given_up}; it is replaced"

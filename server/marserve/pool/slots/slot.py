@@ -240,7 +240,8 @@ class Slot:
             self._owner.slot_changed()
             if restart.delay_s:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._nudged.wait(), restart.delay_s if restart.delay_s < math.inf else None)
+                    async with asyncio.timeout(restart.delay_s if restart.delay_s < math.inf else None):
+                        await self._nudged.wait()
                 self.next_start_at = self._pause_ends = None
                 if self.is_retired:
                     break
@@ -891,7 +892,8 @@ class Life:
             status = await self.process.end(STOP_GRACE_S)
             await self._owner.launcher.end_leftovers(self.process, self._page_inode)
             with contextlib.suppress(TimeoutError):  # what it wrote last is still on its way in
-                await asyncio.wait_for(self._closed.wait(), LAST_OUTPUT_S)
+                async with asyncio.timeout(LAST_OUTPUT_S):
+                    await self._closed.wait()
         for timer in (self._hang_up, self._sigkill):
             if timer is not None:
                 timer.cancel()

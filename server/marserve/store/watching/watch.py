@@ -236,7 +236,8 @@ class Watch:
                     await self._look_at_hints(due)
                 pause = self._next_at() - loop.time()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), max(0.0, pause))
+                    async with asyncio.timeout(max(0.0, pause)):
+                        await self._wake.wait()
         finally:
             await self._close()
 

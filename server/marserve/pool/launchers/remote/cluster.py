@@ -102,7 +102,8 @@ class Place:
         finally:
             placed.cancel()
         try:
-            return await asyncio.wait_for(asyncio.shield(self._ready), AGENT_START_S)
+            async with asyncio.timeout(AGENT_START_S):
+                return await asyncio.shield(self._ready)
         except TimeoutError:
             detail = f"the agent on node {self.node} did not connect to the server within {AGENT_START_S:g} s"
             raise StartFailed(Death(Cause.STARTUP_TIMEOUT, detail)) from None
@@ -258,7 +259,8 @@ class Cluster:
             await program.open(self._environment)
             program.send(agent_link.Connect(options.address, f"marserve-{secrets.token_hex(8)}"))
             try:
-                joined = await asyncio.wait_for(asyncio.shield(program.joined), options.connect_timeout_s)
+                async with asyncio.timeout(options.connect_timeout_s):
+                    joined = await asyncio.shield(program.joined)
             except TimeoutError:
                 raise _no_cluster(options, f"it did not answer within {options.connect_timeout_s:g} s") from None
             if isinstance(joined, agent_link.Refused):
