@@ -4,12 +4,11 @@ A *certificate* says that a batch of N was answered as N single requests are. A 
 (`handlers/marserve_handlers/batch_check.py`, in a worker), and it holds for the batch sizes that were tried.
 
     policy   off      nothing is checked by itself; batches are allowed
-             warn     checked; batches are allowed whatever comes out, and a difference is told
+             warn     checked; batches are allowed in any case, and a difference is logged and described
              refuse   checked before the first batch: until then, and after a difference, every request runs alone
 
-Checks in service run real batches again, item by item. Their time is bought from an `Allowance`, which earns a share of
-the seconds that workers are busy: no more than that share is ever spent, but for the end of a run that took longer than
-was thought, which is then paid off first.
+Checks in service run real batches again, item by item. An `Allowance` bounds their time to a share of the seconds that
+workers are busy. A run that took longer than expected may exceed it once; later busy time pays for that first.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from marserve.messages import Checked
 Policy = Literal["off", "warn", "refuse"]
 State = Literal["not checked", "passed", "failed"]
 
-# The worker never makes a larger batch in a check (`batch_check.MOST_TOGETHER`); what holds there counts for all above.
+# The largest batch that the worker makes in a check (`batch_check.MOST_TOGETHER`); a pass there counts for all above.
 LARGEST_CHECKED = 64
-# How many workers may end during one check before that counts as its outcome.
+# After so many workers have ended during one check, the check has failed.
 MOST_LOST_WORKERS = 2
 KEPT_DIFFERENCES = 5
 
 
 class Certificate:
-    """What is known of one version's batches. `size` is always the batch size that was asked for, 1 or more."""
+    """The certificate of one version. `size` is always the batch size that was asked for, 1 or more."""
 
     def __init__(self, policy: Policy, *, has_samples: bool) -> None:
         self.policy = policy
@@ -76,7 +75,7 @@ class Certificate:
         return has_passed
 
     def lose(self, cause: str) -> bool:
-        """The worker ended during a check. Returns whether to try once more; if not, that is the outcome."""
+        """The worker ended during a check. Returns whether to try once more; if not, the check has failed."""
         self._lost += 1
         if self._lost < MOST_LOST_WORKERS:
             return True
@@ -85,11 +84,11 @@ class Certificate:
         return False
 
     def fail(self, reason: str) -> None:
-        """There can be no check."""
+        """The check could not be made, or not ended, for this reason."""
         self.state, self.reason, self.checked = "failed", reason, None
 
     def describe(self, size: int) -> dict[str, Any]:
-        """Members for describe: what is allowed, why, and what the last check saw."""
+        """Members for describe: what is allowed, why, and the outcome of the last check."""
         described: dict[str, Any] = {
             "certificate": self.state,
             "policy": self.policy,
@@ -104,7 +103,7 @@ class Certificate:
 
 
 def report_of(checked: Checked) -> dict[str, Any]:
-    """A check's outcome as describe and the management API tell it."""
+    """A check's outcome for describe and the management API."""
     told = {"relative": checked.relative, "absolute": checked.absolute, "basis": checked.basis}
     return {
         "passed": checked.compared > 0 and not checked.found,
@@ -132,7 +131,7 @@ def sentence_of(checked: Checked) -> str:
 
 @dataclass
 class InService:
-    """What checks in service have found. `last` are the latest differences in words."""
+    """What checks in service have found. `last` has the latest differences in words."""
 
     batches: int = 0
     items: int = 0

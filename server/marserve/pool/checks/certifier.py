@@ -1,8 +1,8 @@
 """Carries out what a version's certificate asks for: has samples checked in a worker, at load, on demand, in service.
 
-One check runs at a time. The dispatcher lends a worker for it (`want_lane`); to whoever watches workers a check is a
-batch without requests, so the response limit holds for each call of the handler in it. Knows no policy of its own:
-`certificate.py` decides.
+One check runs at a time. The dispatcher lends a worker for it (`want_lane`). To the pool a check is a batch without
+requests, so the response limit holds for each call of the handler in it. `certificate.py` decides; this only carries
+out.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from marserve.wire import Body
 log = logging.getLogger("marserve.pool.certifier")
 
 MOST_SAMPLE_BYTES = 64 * 1024 * 1024
-# After so long no further call of the handler is begun in a check.
+# After this time a check begins no further call of the handler.
 CHECK_LIMIT_S = 60.0
-# How many pairs of answers are compared at a time: a worker tells so many differences.
+# How many pairs of answers are compared at a time: a worker reports at most so many differences.
 MOST_PAIRS = 10
-# What a check on demand makes of a version that has no batches: enough to see whether it could have some.
+# The batch size of a check on demand for a version without batches: enough to see whether it could have some.
 SIZE_ON_DEMAND = 8
 
 
@@ -79,15 +79,14 @@ class CheckedPool(Protocol):
         """The worker behind a lane."""
 
     def watch_limits(self) -> None:
-        """Something was sent to a worker: look after its response limit."""
+        """Start to watch response limits, since something was sent to a worker."""
 
 
 @dataclass(eq=False)
 class _Order:
     """A check to be made. `size` is the largest batch; `wanted` are answers that were given (in service).
 
-    Of the kind `answers` they are pairs of them, to be compared within `tolerance`, or by the handler where there is
-    none.
+    For the kind `answers` they are pairs, to be compared within `tolerance`, or by the handler if that is None.
     """
 
     kind: Literal["load", "demand", "service", "answers"]
@@ -120,7 +119,7 @@ class Certifier:
     # ------------------------------------------------------------------------------------------- at load
 
     def start(self) -> None:
-        """Begin to check the model's samples if the certificate asks for that; returns at once."""
+        """Begin to check the model's samples if the certificate needs it; returns at once."""
         options = self._pool.options
         if self._is_stopped or self._reading is not None or not self.certificate.needs_check(options.batch_size):
             return
@@ -149,14 +148,14 @@ class Certifier:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for a check."""
+        """Whether a caller waits for a check."""
         return any(order.told is not None for order in self._orders)
 
     async def check(self, given: Sequence[list[Part]] = ()) -> dict[str, Any]:
-        """Check these inputs, or the model's own samples, and return what describe would say of it.
+        """Check these inputs, or the model's own samples, and return the outcome as describe shows it.
 
-        What comes out is the certificate's new state. Raises BadInput where there is nothing to check with, NoWorker,
-        Draining, WorkerDied.
+        The outcome is the certificate's new state. Raises BadInput without inputs and samples, NoWorker, Draining,
+        WorkerDied.
         """
         pool = self._pool
         if not can_lend(pool.options):
@@ -197,16 +196,16 @@ class Certifier:
         try:
             async with asyncio.timeout(self._pool.options.startup_timeout_s + CHECK_LIMIT_S):
                 return await told
-        except TimeoutError:  # workers that do not come to load, or checks before this one that take their time
+        except TimeoutError:  # workers have not loaded the model, or earlier checks take long
             raise NoWorker(self._pool.options.model) from None
         finally:
-            with contextlib.suppress(ValueError):  # it was begun
+            with contextlib.suppress(ValueError):  # not in the line any more: it was begun
                 self._orders.remove(order)
 
     # ------------------------------------------------------------------------------------------- in service
 
     def note(self, flight: Flight, message: Results, bodies: Sequence[Body]) -> None:
-        """A batch was answered: perhaps have it run again, item by item. Called after its clients were told."""
+        """A batch was answered: perhaps have it run again, item by item. Called after its clients got their answers."""
         self.allowance.earn(message.handler_s)
         options = self._pool.options
         if len(flight.jobs) < 2 or self._draw() >= options.batch_check_sample:
@@ -218,7 +217,7 @@ class Certifier:
             for index, (job, result) in enumerate(zip(flight.jobs, message.results, strict=True))
             if result.error not in ("expired", "cancelled") and not job.has_sent_pieces and not job.request.is_describe
         ]
-        # An item alone takes no longer than its whole batch did; once some were run again, it is known better.
+        # An item alone takes no longer than its whole batch did; once some were run again, their mean time is known.
         expected_s = len(kept) * (self._item_s or message.handler_s)
         if not kept or not self.allowance.affords(expected_s):
             return
@@ -237,7 +236,7 @@ class Certifier:
     # ------------------------------------------------------------------------------------------- the pool's news
 
     def lent(self, key: str, flight: Flight) -> None:
-        """A worker is free for the oldest order."""
+        """Send the oldest order to a lent worker."""
         order = self._orders.popleft() if self._orders else _Order("service", [], 1, 0.0)
         self._out = (key, flight.number, order)
         items: list[Item] = []
@@ -261,7 +260,7 @@ class Certifier:
             self._pool.watch_limits()
 
     def on_checked(self, key: str, checked: Checked) -> None:
-        """A worker has ended its check. Raises BadFrame when it had none of this number."""
+        """A worker has ended its check. Raises BadFrame if it had none of this number."""
         pool = self._pool
         out, self._out = self._out, None
         if out is not None and out[:2] == (key, checked.number):
@@ -271,7 +270,7 @@ class Certifier:
         self.start()  # the batch size may have grown meanwhile
 
     def lost(self, key: str, cause: str) -> None:
-        """A worker has ended; if it ran a check, that ended with it."""
+        """A worker has ended, and the check that it may have run with it."""
         if self._out is None or self._out[0] != key:
             return
         order, self._out = self._out[2], None
@@ -296,7 +295,7 @@ class Certifier:
             )
 
     async def stop(self) -> None:
-        """Make no more checks; who waits for one is told that the server stops."""
+        """Make no more checks. Callers that wait for one get Draining."""
         self._is_stopped = True
         if self._reading is not None:
             self._reading.cancel()
@@ -310,7 +309,7 @@ class Certifier:
                 order.told.set_exception(Draining())
 
     def describe(self, warm_ups: Sequence[float] = ()) -> dict[str, Any]:
-        """What describe says under `batching`; `warm_ups` are how long the workers' warm-ups took, in seconds."""
+        """What describe says under `batching`; `warm_ups` are the times of the workers' warm-ups in seconds."""
         described = self.certificate.describe(self._pool.options.batch_size)
         if self._orders or self._out or self._reading:
             described["isChecking"] = True

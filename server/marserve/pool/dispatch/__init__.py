@@ -7,11 +7,11 @@ lanes         the workers: what each runs, which are idle, lent or held
 queue         requests that wait: by priority, then age
 batcher       which of them leave together
 deadlines     when jobs that are not answered are ended
-fingerprints  which bodies are refused, since they killed workers
-hold          how long to wait where every start of a worker failed
+fingerprints  which bodies are refused because they killed workers
+hold          how long requests wait for a worker after failed starts
 send_ahead    which busy workers may be sent a batch ahead
 least_loaded  which worker has the fewest requests
-sequences     whose turn it is in each sequence
+sequences     which request is next in each sequence
 lengths/      how long inputs are, and how long answers take
-modes/        how workers are given what waits: batches, sequences, steps, coroutines
+modes/        how requests are given to workers: batches, sequences, steps, coroutines
 """

@@ -21,16 +21,16 @@ class Actions(Protocol):
         """Tell worker `key` that item `index` of batch `number` is no longer wanted."""
 
     def hold(self, key: str) -> None:
-        """Read nothing more from worker `key`: it must wait until a client has taken what it streamed."""
+        """Read nothing more from worker `key` until a client has taken what the worker streamed to it."""
 
     def resume(self, key: str) -> None:
         """Read again from worker `key`, if it still lives."""
 
     def lane_emptied(self, key: str) -> None:
-        """A closed lane has nothing in flight any more: the worker may go."""
+        """A closed lane has nothing in flight any more: the worker may end."""
 
     def all_ended(self) -> None:
-        """A client that left took the last job with it: nothing waits and nothing runs."""
+        """The last job was cancelled: nothing waits and nothing runs."""
 
     def lane_lent(self, key: str, flight: Flight) -> None:
-        """Worker `key` is free for what a lane was wanted for (`want_lane`); `flight` has its number and no jobs."""
+        """Worker `key` is lent to the server, which asked by `want_lane`; `flight` has its number and no jobs."""

@@ -2,19 +2,19 @@
 
 Three policies:
 
-    idle    (the default) a worker without work takes what is there, at once. A worker that is busy is sent a second
-            batch ahead only while none is idle, and only when that batch is full or its oldest job has waited
-            `max_batch_delay_s`: then the next batch is already there when this one ends. It is not done for handlers
-            that run long, where it would save nothing and bind jobs to one worker.
-    fixed   TorchServe's: a worker without work collects for up to `max_batch_delay_s`, counted from when it had its
-            first job, or until the batch is full; one worker of a version collects at a time; nothing is sent ahead.
-    goal    a worker without work takes as many of those that wait as `lengths/latency_goal.py` says, at once; where
-            lengths are known, of about one length, the one whose turn it is always among them. A busy worker is sent a
-            batch ahead where the way there counts: batches of a few milliseconds, either full, or that cost little
-            however small.
+    idle    (the default) an idle worker takes the waiting jobs at once. A busy worker is sent a second batch ahead only
+            while no worker is idle, and only when that batch is full or its oldest job has waited `max_batch_delay_s`:
+            the batch is then already there when the first one ends. Slow handlers are sent nothing ahead: it would save
+            nothing and bind jobs to one worker.
+    fixed   TorchServe's: an idle worker collects for up to `max_batch_delay_s`, counted from its first job, or until
+            the batch is full; one worker of a version collects at a time; nothing is sent ahead.
+    goal    an idle worker takes at once as many waiting jobs as `lengths/latency_goal.py` says. Where lengths are
+            known the jobs are of about one length, and the next one in the queue is always among them. A busy worker is
+            sent a batch ahead where the time on the wire counts: batches of a few milliseconds that are full, or whose
+            fixed cost is small.
 
-A *group* is a batch that must run as it is, by itself: halves of a batch that raised, items whose worker died. Groups
-go before everything that waits.
+A *group* is a batch that must run as it is, by itself: a half of a batch that raised, an item whose worker died. Groups
+go before everything else that waits.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from marserve.pool.dispatch.queue import JobQueue
 # A batch is sent ahead only to a worker whose batches take less than this: what it hides is the time on the wire.
 AHEAD_BELOW_S = 0.05
 MAX_IN_FLIGHT = 2
-# With a goal, less: what is sent to one worker cannot leave for another that is free sooner.
+# With a goal less, since a job that was sent ahead cannot go to another worker that is free sooner.
 AHEAD_FOR_GOAL_BELOW_S = 0.005
-# What was sent to a worker cannot be overtaken any more. So while requests have priorities of their own nothing is sent
-# ahead to handlers that take longer than this: there it would save a hundredth, and cost a whole run.
+# A job that was sent to a worker cannot be overtaken any more. While requests have priorities of their own nothing is
+# sent ahead to handlers that take longer than this: it would save a hundredth of a run, and cost a whole one.
 AHEAD_OF_PRIORITIES_BELOW_S = 0.001
-PRIORITIES_SEEN_S = 10.0  # for so long after a request with a priority of its own
-# Among so many times the batch's size of jobs those of a fitting length are looked for.
+PRIORITIES_SEEN_S = 10.0  # for so long after the last request with a priority of its own
+# Jobs of a fitting length are looked for among so many times the batch's size.
 LENGTHS_AMONG = 4
-# Batches that take microseconds cost less than their way there and back: of small ones a few go ahead together, as many
-# as make one batch of this many jobs (24 % less CPU a request for an echo with batch size 1, `benchmarks/echo.py`).
+# Batches that take microseconds cost less than their time on the wire: several small ones are sent ahead, up to this
+# many jobs in all (24 % less CPU a request for an echo with batch size 1, `benchmarks/echo.py`).
 MANY_AHEAD_BELOW_S = 0.0002
 MAX_JOBS_IN_FLIGHT = 16
 
@@ -60,24 +60,24 @@ class Batcher:
         length_of: LengthOf | None = None,
         asked_lengths: AskedLengths | None = None,
     ) -> None:
-        """`goal` is what policy `goal` asks; by `length_of` or `asked_lengths` its batches are of about one length."""
+        """`goal` decides for the policy `goal`; `length_of` or `asked_lengths` make its batches of about one length."""
         self.queue = queue
         self.goal = goal
         self.length_of = length_of
         self.asked_lengths = asked_lengths
-        self.guessed: list[Job] = []  # whose lengths the last batch's choice would have liked to know
-        self.workers = 1  # how many share the work; the dispatcher keeps it up to date for the goal
+        self.guessed: list[Job] = []  # jobs whose lengths were only estimated when the last batch was chosen
+        self.workers = 1  # how many share the work; the mode keeps it up to date for the goal
         self.groups: deque[list[Job]] = deque()
         self.max_batch_size = max_batch_size
         self.max_delay_s = max_delay_s
         self.policy = policy
         self.ahead_below_s = AHEAD_BELOW_S
-        self.priorities_until = math.inf  # while that is lowered
+        self.priorities_until = math.inf  # until when `ahead_below_s` is lowered; infinite while it is not
         self._collecting_since: float | None = None
 
     @property
     def enough_ahead(self) -> int:
-        """As many jobs as must wait for a batch to be sent ahead before its delay is up."""
+        """How many jobs must wait for a batch to be sent ahead before its delay is up."""
         return self.max_batch_size if self.goal is None else min(self.max_batch_size, MAX_JOBS_IN_FLIGHT)
 
     @property
@@ -86,10 +86,10 @@ class Batcher:
         return bool(self.groups) or len(self.queue) > 0
 
     def next_batch(self, now: float, *, idle: bool, ahead: bool) -> tuple[list[Job], bool] | None:
-        """Take the jobs that should leave now, oldest first, with whether they are a group; None while waiting pays.
+        """Take the jobs that should leave now, oldest first, and say whether they are a group; None while waiting pays.
 
-        `idle`: a worker has nothing in flight. `ahead`: a busy worker may be sent a second batch. The caller has
-        failed jobs past their deadline already; what is returned are 1 to `max_batch_size` live jobs (or a group).
+        `idle`: a worker has nothing in flight. `ahead`: a busy worker may be sent a second batch. The caller has failed
+        jobs past their deadline already. Returned are 1 to `max_batch_size` live jobs, or a group.
         """
         if idle:
             while self.groups:
@@ -108,7 +108,7 @@ class Batcher:
         return None
 
     def _take_for_goal(self, goal: GoalPolicy, now: float) -> list[Job]:
-        """As many as the goal wants to leave now; the queue is not empty."""
+        """Take the jobs that should leave now by the goal; the queue is not empty."""
         first, oldest = self.queue.first(), self.queue.oldest()
         assert first is not None
         assert oldest is not None
@@ -150,7 +150,7 @@ class Batcher:
         return job.length
 
     def _collect(self, now: float) -> tuple[list[Job], bool] | None:
-        """TorchServe's wait. A batch of one never waits, nor does a describe job."""
+        """Take a full batch, or what there is when TorchServe's wait is over. A describe job never waits."""
         if self._collecting_since is None:
             self._collecting_since = now
         first = self.queue.first()
@@ -168,11 +168,11 @@ class Batcher:
         self._collecting_since = None
 
     def see_priority(self, now: float) -> None:
-        """A request has a priority of its own: for a while less is sent ahead."""
+        """Send less ahead for a while: a request has a priority of its own."""
         self.ahead_below_s, self.priorities_until = AHEAD_OF_PRIORITIES_BELOW_S, now + PRIORITIES_SEEN_S
 
     def forget_priorities(self) -> None:
-        """None has come for so long: as much is sent ahead as before."""
+        """Send as much ahead as before: no request has had a priority of its own for `PRIORITIES_SEEN_S`."""
         self.ahead_below_s, self.priorities_until = AHEAD_BELOW_S, math.inf
 
     def group(self, jobs: list[Job]) -> None:
@@ -212,7 +212,7 @@ class Batcher:
         return oldest is not None and now >= oldest.arrived + self.max_delay_s
 
     def next_wake(self, *, idle: bool, ahead: bool) -> float | None:
-        """When `next_batch` may say something else though nothing happened, or None if never."""
+        """When time alone may change what `next_batch` returns; None if it cannot."""
         if not len(self.queue):
             return None
         if self.policy == "fixed":

@@ -1,4 +1,4 @@
-"""When jobs that are not answered by then are to be ended. Pure: time is passed in."""
+"""The deadlines of jobs: when a job that is not answered is ended. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MIN_BOUND = 256
 
 
 class Deadlines:
-    """The deadlines of jobs, soonest first. `first` is not later than the soonest of them; infinite where none is.
+    """The deadlines of jobs, soonest first. `first` is never later than the soonest of them; infinite without one.
 
-    Jobs that end before their deadline stay until that has come, or until they have become the most.
+    The entry of a job that ends early stays until its deadline has come, or a full table drops ended jobs.
     """
 
     __slots__ = ("_bound", "_entries", "_tiebreak", "first")
@@ -36,11 +36,11 @@ class Deadlines:
         self.first = entries[0][0]
 
     def take_due(self, now: float) -> Job | None:
-        """A job whose deadline has come, the soonest first, which is forgotten; None where no other has."""
+        """Take out the next job whose deadline has come, soonest first; None if there is no further one."""
         return self._forget_first() if self.first <= now else None
 
     def soonest(self) -> float:
-        """The soonest deadline of a job that has not ended; infinite where none has one."""
+        """The soonest deadline of a job that has not ended; infinite without one."""
         entries = self._entries
         while entries and entries[0][2].state is JobState.DONE:
             self._forget_first()

@@ -1,12 +1,12 @@
 """The life of every job of one model version, from `submit` to its one end. Pure: time is passed in, I/O is asked for.
 
-It admits, hands answers out, splits a batch that raised until the guilty item stands alone, runs the items of a dead
-worker once more elsewhere, refuses for a while what killed twice, and ends what was cancelled or is past its deadline.
-Which worker is given what, and when, it asks its mode (`modes/`); who waits, what runs and what ends when is kept by
-the queue, the batcher, `lanes.py` and `deadlines.py`. The pool carries out what is asked for through `Actions`, and
-tells what happened. The simulation in the tests drives it by the thousand.
+The dispatcher admits jobs, passes answers on, splits a batch that raised until the guilty item stands alone, runs the
+items of a dead worker once more elsewhere, refuses for a while the body that killed two workers, and ends jobs that are
+cancelled or past their deadline. Its mode (`modes/`) decides which worker gets which jobs, and when. The queue, the
+batcher, `lanes.py` and `deadlines.py` keep what waits, what runs and when it ends. The pool carries out what is asked
+for through `Actions`, and reports what happened. The simulation in the tests drives thousands of worlds.
 
-Invariant: a job's receiver is told exactly one end (an answer, a last piece, an error), or nothing once it was
+Invariant: a job's receiver gets exactly one end (an answer, a last piece, an error), or nothing once the job was
 cancelled; and only the flight that holds the job may end it.
 """
 
@@ -50,7 +50,7 @@ from marserve.pool.dispatch.sequences import SequenceQueue
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
 
-# How long a refused client is told to wait at most, and how much later one may come that was told a moment of its own.
+# The longest `Retry-After`, and how much later than its own moment a refused client may come.
 MOST_RETRY_AFTER_S = 60
 APPOINTED_SPREAD_S = 1
 
@@ -58,7 +58,7 @@ APPOINTED_SPREAD_S = 1
 class Dispatcher:
     """The pure heart of a pool. All calls come from one thread; `now` is the monotonic clock in seconds.
 
-    Its mode says how workers are given what waits; to tell the jobs' receivers is the dispatcher's own.
+    Its mode decides how jobs are given to workers; only the dispatcher calls the jobs' receivers.
     """
 
     def __init__(self, options: PoolOptions, metrics: VersionMetrics, actions: Actions) -> None:
@@ -71,13 +71,13 @@ class Dispatcher:
         self.is_draining = False
         self.living_slots = 0
         self.hold_for_start = Hold()  # while no slot lives
-        self.awaited_device = ""  # what its workers wait for, where all devices that they may have are lost
-        self.last_death = ""  # its class of cause, for clients whose requests no worker can take
+        self.awaited_device = ""  # why its workers wait, if all devices that they may use are lost
+        self.last_death = ""  # the class of cause of the latest death, for clients whose requests no worker can take
         self._actions = actions
         self.goal: GoalPolicy | None = None
         if options.batch_policy == "goal" and options.latency_goal_s is not None:
             self.goal = GoalPolicy(options.latency_goal_s, options.batch_size, padding_budget=options.padding_budget)
-        # Where no rule says how long inputs are the handler may (docs/batching-goal.md).
+        # Without a rule the handler may say how long inputs are (docs/batching-goal.md).
         has_rule = options.length_from not in (None, FROM_HANDLER)
         self.asked_lengths = AskedLengths(metrics) if self.goal is not None and not has_rule else None
         self._batcher = Batcher(
@@ -92,10 +92,10 @@ class Dispatcher:
         self.lanes = Lanes(metrics, actions, in_any_order=options.is_concurrent)
         self.deadlines = Deadlines()
         self.fingerprints = Fingerprints()
-        self._appointed_until = 0.0  # the time of workers that refused clients were told to come for
+        self._appointed_until = 0.0  # up to when workers' time is planned for refused clients
         self._mode = make_mode(options, self.lanes, self._batcher, actions)
         self._stateful = self._mode if isinstance(self._mode, StepsAndSequences) else None
-        # Whether `next_wake` may say something though nothing waits and nothing has a deadline.
+        # Whether `next_wake` may return a moment though nothing waits and nothing has a deadline.
         self.keeps_time = self._stateful is not None
 
     # ------------------------------------------------------------------------------------------- admission
@@ -103,8 +103,7 @@ class Dispatcher:
     def submit(self, request: Request, receiver: Receiver, now: float) -> Job:
         """Take a request, or refuse it at once.
 
-        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket, QueueFull, WaitTooLong, or
-        DeadlinePassed for one that came too late.
+        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket, QueueFull, WaitTooLong, DeadlinePassed.
         """
         try:
             return self._admit(request, receiver, now)
@@ -137,7 +136,7 @@ class Dispatcher:
         if not is_any_idle:
             bound -= self.lanes.jobs_ahead
         elif options.batch_policy == "fixed":
-            bound += options.batch_size  # what an idle worker collects has left TorchServe's queue
+            bound += options.batch_size  # TorchServe's queue does not count the jobs that an idle worker collects
         priority = options.default_priority if request.priority is None else request.priority
         if priority != options.default_priority:
             self._batcher.see_priority(now)
@@ -152,7 +151,7 @@ class Dispatcher:
             self.deadlines.watch(deadline, job)
         if displaced is not None:
             self.queue.displace(displaced)
-            displaced.state = JobState.GROUPED  # in no queue any more; until it is told, it may still be cancelled
+            displaced.state = JobState.GROUPED  # in no queue any more; may still be cancelled until it is failed below
         self.queue.enqueue(job)
         if self.living_slots <= 0:
             self.hold_for_start.watch(now, deadline)
@@ -161,7 +160,7 @@ class Dispatcher:
             self.metrics.named_requests += 1
         if request.is_inner:
             self.metrics.inner_requests += 1
-        # While every worker is busy, a job that does not fill a batch changes nothing before its delay is up.
+        # While every worker is busy a job that does not fill a batch changes nothing before its delay is up.
         if (
             is_any_idle
             or waiting + 1 >= options.batch_size
@@ -174,11 +173,11 @@ class Dispatcher:
         return job
 
     def _is_stranded(self, request: Request, arrived: float, deadline: float | None, now: float) -> bool:
-        """Whether no worker will take a request in a time that it may wait. Asked while no slot lives."""
+        """Whether no worker will take a request in the time that it may wait. Asked while no slot lives."""
         return request.is_rescued or not self.hold_for_start.keeps(arrived, deadline, now)
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """How long a request that came now would wait for its answer: 0 while a worker is free, None if unknown."""
+        """How long a request that comes now would wait for its answer: 0 while a worker is free, None if unknown."""
         return self._mode.expected_wait_s(priority, now)
 
     def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
@@ -192,7 +191,7 @@ class Dispatcher:
     def retry_after_s(self, now: float) -> float:
         """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`.
 
-        Where no worker serves, how long until the next one is started, however long that is.
+        While no worker serves, the time until the next start, which may be longer.
         """
         workers = len(self.lanes.by_key)
         if not workers:
@@ -201,10 +200,10 @@ class Dispatcher:
         return float(min(MOST_RETRY_AFTER_S, max(1, math.ceil(batches * self.lanes.mean_runs_s / workers / workers))))
 
     def appoint_s(self, now: float) -> float:
-        """As `retry_after_s`, for one client that is refused: behind those that were refused before it.
+        """As `retry_after_s` for one refused client, after the moments given to clients that were refused before it.
 
-        Clients that are told one moment come together, and the queue has room for a few. The time in which what waits
-        and they all are run is dealt out, so that each finds room when it comes, as far as that is within a minute.
+        Clients with the same moment would come together, while the queue has room for a few. So each gets a moment of
+        its own, one request's share of the workers' time after the last; beyond a minute this begins anew.
         """
         least_s = self.retry_after_s(now)
         workers = len(self.lanes.by_key)
@@ -224,24 +223,24 @@ class Dispatcher:
         self.pump(now)
 
     def close_lane(self, key: str) -> bool:
-        """Give worker `key` nothing more. Returns whether it has nothing in flight; else `lane_emptied` will tell."""
+        """Give worker `key` nothing more. Returns whether it has nothing in flight; else `lane_emptied` follows."""
         lane = self.lanes.by_key.get(key)
         return lane is None or self._mode.close(lane)
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait: for the first time, or to be run again."""
+        """How many jobs wait, for the first time or to be run again."""
         grouped = sum(job.state is JobState.GROUPED for group in self._batcher.groups for job in group)
         return len(self.queue) + grouped
 
     @property
     def running(self) -> int:
-        """Jobs that are with workers."""
+        """How many jobs are with workers."""
         return self.lanes.running
 
     @property
     def busy_lanes(self) -> int:
-        """Workers that have something in flight."""
+        """How many workers have something in flight."""
         return self.lanes.busy
 
     @property
@@ -250,7 +249,7 @@ class Dispatcher:
         return self.lanes.mean_batch_s
 
     def oldest_wait_s(self, now: float) -> float:
-        """How long the job that is next in the queue has waited, 0 if none waits."""
+        """How long the oldest job in the queue has waited, 0 if none waits."""
         oldest = self.queue.oldest()
         return 0.0 if oldest is None else max(0.0, now - oldest.arrived)
 
@@ -265,7 +264,7 @@ class Dispatcher:
         return tuple(lane.flights) if lane is not None else ()
 
     def quiet_since(self, key: str) -> float | None:
-        """Since when a worker that runs many batches at once has said nothing of one; None where it runs one by one."""
+        """Since when a concurrent worker has sent nothing for one of its batches; None if it runs them one by one."""
         flights = self.flights(key) if self.options.is_concurrent else ()
         if not flights or flights[0].is_check:
             return None
@@ -279,23 +278,22 @@ class Dispatcher:
         return {"living": sequences.living, "most": options.most, "lost": sequences.lost}
 
     def ended_in(self, landed: Landed) -> int:
-        """How many requests of a batch have had their end with it."""
+        """How many requests of a batch ended with it."""
         if not self.options.continuous_batching:
             return len(landed.results)
         return sum(not goes_on(result) for result in landed.results)
 
     def want_lane(self, now: float) -> None:
-        """Have a worker without work lent to the server itself, once, and before requests: `Actions.lane_lent` tells.
+        """Have one idle worker lent to the server, before it gets requests: `Actions.lane_lent` follows.
 
-        That is at once where one is idle, else as soon as one is. `end_loan` gives it back; a lent worker that dies is
-        simply gone.
+        It follows at once if a worker is idle, else as soon as one is. `end_loan` gives a worker back that still lives.
         """
         self.lanes.wants_one = True
         if self.lanes.idle:
             self._mode.rest(self.lanes.idle.pop(), now)
 
     def want_no_lane(self) -> None:
-        """Take back a wish that has not been fulfilled."""
+        """Withdraw `want_lane` if no worker was lent yet."""
         self.lanes.wants_one = False
 
     @property
@@ -304,12 +302,12 @@ class Dispatcher:
         return bool(self.lanes.idle) and not self._batcher.has_work
 
     def end_loan(self, key: str, number: int, now: float) -> None:
-        """Worker `key` is done with what it was lent for. Raises BadFrame if it was not."""
+        """Worker `key` has ended what it was lent for. Raises BadFrame if it was not lent."""
         self._mode.rest(self.lanes.end_loan(key, number), now)
         self.pump(now)
 
     def reconfigure(self, *, batch_size: int, max_batch_delay_s: float, now: float) -> None:
-        """Form batches by these values from now on. What was formed before runs as it is."""
+        """Form batches by these values from now on. Batches formed before are kept."""
         self.options = dataclasses.replace(self.options, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
         self._batcher.max_batch_size = batch_size
         if self.goal is not None:
@@ -320,7 +318,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------- dispatch
 
     def pump(self, now: float) -> None:
-        """Send whatever should leave now."""
+        """Send what should leave now."""
         if self.deadlines.first <= now:
             self._expire(now)
         if self._stateful is not None:
@@ -328,13 +326,13 @@ class Dispatcher:
         self._mode.dispatch(now)
 
     def wake(self, now: float) -> None:
-        """The moment of `next_wake` has come: send what should leave, and end what has waited long enough."""
+        """The moment of `next_wake` has come: send what should leave, and end jobs that have waited long enough."""
         self.pump(now)
         if now >= self.hold_for_start.look_at:
             self.fail_stranded(now)
 
     def next_wake(self) -> float | None:
-        """When to call `wake` though nothing happened; None while it is waited for nothing."""
+        """When to call `wake` though nothing happened; None for never."""
         wake, moment = self.hold_for_start.look_at, self._mode.next_moment()
         if moment is not None and moment < wake:
             wake = moment
@@ -350,14 +348,14 @@ class Dispatcher:
             self.asked_lengths.is_offered = True
 
     def is_asked(self, key: str) -> bool:
-        """Whether worker `key` is being asked for lengths: it has, and nothing else is before it."""
+        """Whether worker `key` is being asked for lengths now, before its oldest batch."""
         lane = self.lanes.by_key.get(key)
         if lane is None or lane.question is None:
             return False
         return lane.flights[0].number == lane.question.number
 
     def told_lengths(self, key: str, number: int, seconds: float, lengths: Sequence[int]) -> None:
-        """Worker `key` has answered the question before batch `number`. Raises BadFrame if it was asked none such."""
+        """Worker `key` has answered the question before batch `number`. Raises BadFrame without such a question."""
         lane = self.lanes.by_key.get(key)
         question = lane.question if lane is not None else None
         if lane is None or question is None or self.asked_lengths is None or question.number != number:
@@ -380,8 +378,7 @@ class Dispatcher:
     ) -> None:
         """Worker `key` has ended batch `number`: one result and one body a job, in order.
 
-        That is `land`, `pump` and `tell` in one. Raises BadFrame when that is not what it was running; the worker must
-        then be ended.
+        That is `land`, `pump` and `tell` in one. Raises BadFrame if the worker did not run such a batch; end it then.
         """
         landed = self.land(key, number, handler_s, results, bodies, now)
         self.pump(now)
@@ -396,7 +393,7 @@ class Dispatcher:
         bodies: Sequence[bytes | bytearray],
         now: float,
     ) -> Landed:
-        """Book that worker `key` has ended batch `number`, so that `pump` may send it the next; nobody is told yet.
+        """Book that worker `key` has ended batch `number`, so that `pump` may send it the next; `tell` must follow.
 
         Raises BadFrame as `finished`.
         """
@@ -412,7 +409,7 @@ class Dispatcher:
         return Landed(flight, results, bodies)
 
     def tell(self, landed: Landed, now: float) -> None:
-        """Tell each job of a batch that has landed its answer, or its next piece."""
+        """Pass the answer, or the next piece, of each job of a landed batch to its receiver."""
         if self.options.continuous_batching:
             landed = tell_pieces(landed)
         flight = landed.flight
@@ -455,7 +452,7 @@ class Dispatcher:
     ) -> None:
         """One piece of a stream for each job of running batch `number`. Raises BadFrame as `finished`.
 
-        A job whose piece is an error (too large, past its deadline when the batch began) ends here, and alone.
+        A job whose piece is an error (too large, past its deadline when the batch began) ends by itself.
         """
         flight = self.lanes.flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
@@ -472,16 +469,16 @@ class Dispatcher:
             self._fail_as_told(job, result, now)
 
     def raised(self, key: str, raised: Raised, now: float) -> list[Job]:
-        """Batch `raised.number` of worker `key` raised as a whole. It is split in halves while it has mates to save.
+        """The handler raised for all of batch `raised.number` of worker `key`: run its halves again if it may be split.
 
-        One that ran out of memory is halved once even where batches are not isolated: half of it may fit.
+        A batch that ran out of memory is halved once even without `batchIsolation`: half of it may fit.
 
-        Returns the jobs that failed with it for good.
+        Returns the jobs that failed for good.
         """
         flight = self.lanes.flight(key, raised.number)
         self._mode.land(flight, raised.handler_s, (), now)
         live = [job for job in flight.jobs if job.state is not JobState.DONE]
-        # Counted by who was in the batch, not by who still waits: one who has left may have been the guilty one.
+        # All jobs of the batch count, not only those that still wait: one that has left may have been the guilty one.
         has_mates = len(flight.jobs) > 1
         is_memory = raised.kind == "memory"
         self.metrics.out_of_memory += is_memory
@@ -514,11 +511,11 @@ class Dispatcher:
     ) -> None:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
-        What it had not begun goes back to the head of the queue. What it had is run once more, each item by itself,
-        where `may_retry`, the model's options and the item's history allow; else it fails with `error`. Without
-        `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for. Without
-        `is_suspect` its machine was lost, which counts against no request. `accused` is the batch that brought the end
-        on, as far as the worker could tell, 0 where it could not.
+        Batches that it had not begun go back to the head of the queue. Items that it had begun are run once more, each
+        by itself, if `may_retry`, the model's options and the item's history allow; else they fail with `error`.
+        Without `may_retry` the oldest batch counts as begun: the worker was ended because of it. Without `is_suspect`
+        its machine was lost, which counts against no request. `accused` is the batch that caused the end according to
+        the worker, 0 if it named none.
         """
         lane = self.lanes.lost(key)
         if lane is None:
@@ -542,8 +539,8 @@ class Dispatcher:
     def withdraw(self) -> list[Job]:
         """Take out the jobs that may as well run on another version, oldest first.
 
-        They wait, for the first time or to be run again, and nobody has seen anything of an answer; their clients named
-        no version and did not ask the version about itself. None where there are sequences: those belong to a worker.
+        These wait, for the first time or to be run again, have sent no piece of an answer, name no version and are no
+        describe requests. Empty for versions with sequences, which belong to a worker.
         """
         if self.options.sequences is not None:
             return []
@@ -558,9 +555,9 @@ class Dispatcher:
         return leaving + [job for job in waiting if _may_leave(job)]
 
     def adopt(self, jobs: Sequence[Job], now: float) -> None:
-        """Take jobs that another version's dispatcher has given up. They wait here as though they had come here first.
+        """Take jobs that another version's dispatcher has withdrawn, as though they had come here.
 
-        They were accepted: the queue's bound does not count. They fail where no worker could ever take them.
+        They were accepted before, so the queue's bound does not count. They fail if no worker could ever take them.
         """
         for job in jobs:
             job.owner = self
@@ -577,14 +574,14 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------- ends
 
     def cancel(self, job: Job) -> None:
-        """The client of `job` has gone: drop it where it waits, tell the worker where it runs."""
+        """The client of `job` has gone: drop the job if it waits, mark it as cancelled for its worker if it runs."""
         if self._take_out(job):
             self.metrics.cancelled += 1
             if self.is_empty:
                 self._actions.all_ended()
 
     def keeps_the_only_worker(self, job: Job) -> bool:
-        """Whether the only worker still runs the batch in which `job` was cancelled; one sent ahead has not begun."""
+        """Whether the only worker still runs the batch in which `job` was cancelled; not if it was only sent ahead."""
         if job.left_in is None or self.living_slots > 1:
             return False
         key, number = job.left_in
@@ -594,7 +591,8 @@ class Dispatcher:
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends.
 
-        Where it runs others beside it nobody waits for a slow client: its connection's own bound ends it.
+        Ignored where workers run jobs side by side, which must not wait for one slow client. The bound of that client's
+        connection ends it.
         """
         if not (self.options.is_concurrent or self.options.continuous_batching):
             self.lanes.hold(job)
@@ -610,7 +608,7 @@ class Dispatcher:
         )
 
     def fail_stranded(self, now: float) -> int:
-        """End everything that waits for a worker that comes never, or too late for it; returns how many."""
+        """End the jobs that wait for a worker that comes never or too late; returns how many."""
         hold = self.hold_for_start
         if self.living_slots > 0 or not self._batcher.has_work:
             hold.look_at = math.inf
@@ -622,7 +620,7 @@ class Dispatcher:
         hold.look_at = math.inf
         for job in (*grouped, *self.queue.jobs()):
             if job.state not in (JobState.WAITING, JobState.GROUPED):
-                continue  # a receiver that was told before has cancelled it, or brought a worker for it
+                continue  # a receiver called in this loop has cancelled it, or brought a worker for it
             if self._is_stranded(job.request, job.arrived, job.deadline, now):
                 self._take_out(job)
                 self._tell_error(job, self._no_worker(now), now)
@@ -632,7 +630,7 @@ class Dispatcher:
         return failed
 
     def fail_waiting(self, error: MarserveError, now: float) -> int:
-        """End everything that waits with `error`; returns how many. What runs goes on."""
+        """End all waiting jobs with `error`; returns how many. Running ones go on."""
         return len(self._fail_waiting(error, now))
 
     def _fail_waiting(self, error: MarserveError, now: float) -> list[Job]:
@@ -641,7 +639,7 @@ class Dispatcher:
         self._batcher.groups.clear()
         self._batcher.rest()
         for job in jobs:
-            job.state = JobState.GROUPED  # in no queue any more: whoever is told may cancel others of them
+            job.state = JobState.GROUPED  # in no queue any more: a receiver that is called may cancel others of them
         for job in jobs:
             self._fail(job, error, now)
         if self._stateful is not None:
@@ -650,15 +648,15 @@ class Dispatcher:
         return jobs
 
     def refuse_accepted(self, error: MarserveError, now: float) -> list[GivenUp]:
-        """End everything that waits and everything that runs with `error`; returns what that was, the oldest first.
+        """End all waiting and running jobs with `error`; returns them, the oldest first.
 
-        Workers are told that nobody wants what they run.
+        Running jobs are marked as cancelled for their workers.
         """
         with_workers = [job for lane in self.lanes.by_key.values() for flight in lane.flights for job in flight.jobs]
-        waiting = self._fail_waiting(error, now)  # first: nothing more is to leave for a worker
+        waiting = self._fail_waiting(error, now)  # first, so that no job leaves for a worker any more
         given_up = [GivenUp(job.request.id, "waiting", now - job.arrived) for job in waiting]
         for job in with_workers:
-            if self._take_out(job):  # whoever was told before may have cancelled it
+            if self._take_out(job):  # a receiver called before may have cancelled it
                 where: Literal["running", "stream"] = "stream" if job.has_sent_pieces else "running"
                 given_up.append(GivenUp(job.request.id, where, now - job.arrived))
                 self._tell_error(job, error, now)
@@ -672,11 +670,11 @@ class Dispatcher:
                 self._tell_error(job, DeadlinePassed(where), now)
 
     def _take_out(self, job: Job) -> bool:
-        """End `job` without a word to its receiver; False if it had ended already."""
+        """End `job` without calling its receiver; False if it had ended already."""
         state = job.state
         if state is JobState.DONE:
             return False
-        job.state = JobState.DONE  # its flight is still told below
+        job.state = JobState.DONE  # its flight is cleared below
         if job.held_by is not None:
             self.lanes.release(job)
         if state is JobState.WAITING:
@@ -696,12 +694,12 @@ class Dispatcher:
         return True
 
     def _end_sequences(self, mode: StepsAndSequences, now: float) -> None:
-        """End those whose time is up, and who waits in them."""
+        """End the sequences whose time is up, and the jobs that wait in them."""
         for job in mode.expire(now):
             self._fail(job, SequenceGone(self.options.model, "sequence_expired"), now)
 
     def _tell_gone(self, mode: StepsAndSequences, now: float) -> None:
-        """End who waited in a sequence that has ended with its worker, or by its word."""
+        """End the jobs that waited in sequences that ended with their worker, or that a handler ended."""
         for job, cause in mode.take_gone():
             self._fail(job, SequenceGone(self.options.model, cause), now)
 
@@ -714,7 +712,7 @@ class Dispatcher:
             self._fail(job, _error_of(result.error or "", result.reason, result.status), now)
 
     def _fail(self, job: Job, error: MarserveError, now: float) -> None:
-        """End a job with an error, unless it has ended: by its deadline, or because whoever was told before left."""
+        """End a job with an error, unless it has ended: by its deadline, or cancelled by a receiver called before."""
         if job.state is JobState.DONE:
             return
         _close(job)
@@ -735,13 +733,13 @@ class Dispatcher:
 
 
 def _may_leave(job: Job) -> bool:
-    """Whether a job that waits may as well run on another version."""
+    """Whether a waiting job may as well run on another version."""
     request = job.request
     return not (job.state is JobState.DONE or job.has_sent_pieces or request.names_version or request.is_describe)
 
 
 def _close(job: Job) -> None:
-    """The job has ended. It lets go of its flight, which holds it: bodies must not wait for the garbage collector."""
+    """Mark a job as ended, and drop its flight, which refers to the job: no cycle may keep the bodies in memory."""
     job.state = JobState.DONE
     job.flight = None
 

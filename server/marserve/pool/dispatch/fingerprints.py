@@ -1,4 +1,4 @@
-"""Which bodies are refused for a while, since they killed workers. Pure: time is passed in."""
+"""Which bodies are refused for a while because they killed workers. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEATHS = 2
 
 
 class Fingerprints:
-    """Digests of the bodies that are refused. While there are none, no request needs a digest: `until` says so."""
+    """Digests of the bodies that are refused. While `until` is empty no request needs a digest."""
 
     __slots__ = ("until",)
 
@@ -29,7 +29,7 @@ class Fingerprints:
         until[fingerprint] = now + REFUSE_S
 
     def refused_for_s(self, request: Request, now: float) -> float:
-        """How much longer this body is refused; 0 where it is not."""
+        """How much longer this body is refused; 0 if it is not."""
         until = self.until
         while until:
             fingerprint, end = next(iter(until.items()))
@@ -40,7 +40,7 @@ class Fingerprints:
 
 
 def fingerprint_of(request: Request) -> bytes:
-    """What tells a deadly request again: a digest of its inputs, names and bytes."""
+    """A digest of a request's inputs, names and bytes, by which the same request is recognised."""
     digest = hashlib.blake2b(digest_size=16)
     for part in request.parts:
         name = part.name.encode("utf-8", "surrogatepass")

@@ -24,7 +24,7 @@ class JobState(Enum):
 
 # A protocol: dispatchers are built upon jobs.
 class JobOwner(Protocol):
-    """Who is told that a job's client has gone."""
+    """What a job calls when its client leaves, or is slow."""
 
     def cancel(self, job: Job) -> None:
         """The client of `job` has gone."""
@@ -36,20 +36,19 @@ class JobOwner(Protocol):
         """The client of `job` has caught up."""
 
     def keeps_the_only_worker(self, job: Job) -> bool:
-        """Whether the only worker still runs `job`, which was cancelled there."""
+        """Whether the version's only worker still runs `job`, which was cancelled."""
 
 
-# So often the loss of a machine speaks against no request that ran on it.
+# So many lost machines do not count against a request that ran on them.
 MAX_LOSSES = 4
 
 
 class Job:
     """One accepted request on its way through the pool. `cancel()` is for the surface; the rest is the pool's.
 
-    `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died with it,
-    `losses` machines that were lost under it, `has_sent_pieces` tells that bytes of an answer have gone out, so that it
-    must not be run again. `held_by` is the worker from which nothing is read until this job's client has taken what was
-    streamed to it.
+    `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died while they ran it,
+    `losses` machines that were lost meanwhile. With `has_sent_pieces` bytes of an answer have gone out: it must not be
+    run again. `held_by` is the worker from which nothing is read until this job's client has taken its stream.
     """
 
     __slots__ = (
@@ -89,25 +88,25 @@ class Job:
         self.deaths = 0
         self.losses = 0
         self.length = 0  # of its input, where batches are formed by length
-        self.length_digest = b""  # of its input, while that length is a guess that may be asked for
+        self.length_digest = b""  # of its input, while `length` is an estimate and the handler may be asked
         self.has_sent_pieces = False
         self.state = JobState.WAITING
         self.flight: Flight | None = None
         self.held_by: str | None = None
         self.left_in: tuple[str, int] | None = None
-        """The worker and the batch in which it was cancelled."""
+        """The worker and the batch that ran it when it was cancelled."""
         self.suspicion: object | None = None
-        """What it has in common with others of which one ended a worker that ran many at once: each runs alone."""
+        """Shared by the jobs of a concurrent worker that one of them ended: each of these jobs runs alone."""
 
     def lost_worker(self, *, is_suspect: bool) -> None:
-        """Its worker died with it; without `is_suspect` because the machine was lost, which is no request's doing."""
+        """Its worker died. Without `is_suspect` the machine was lost, which is no request's fault."""
         if is_suspect or self.losses >= MAX_LOSSES:
             self.deaths += 1
         else:
             self.losses += 1
 
     def hold(self) -> None:
-        """The client takes its stream more slowly than it is made: no more pieces than are under way, please."""
+        """Have no further pieces made than those under way: the client takes its stream too slowly."""
         if self.held_by is None and self.state is JobState.RUNNING:
             self.owner.hold(self)
 
@@ -117,13 +116,13 @@ class Job:
             self.owner.resume(self)
 
     def cancel(self) -> None:
-        """The client has gone: the receiver is never called again. May be called at any time, any number of times."""
+        """The client has gone: end the job without a further call of its receiver. May be called at any time, again."""
         if self.state is not JobState.DONE:
             self.owner.cancel(self)
 
     @property
     def keeps_the_only_worker(self) -> bool:
-        """Whether it was cancelled, and the version's only worker still runs it: what comes after it waits."""
+        """Whether it was cancelled, and the version's only worker still runs it, so that later requests wait."""
         return self.left_in is not None and self.owner.keeps_the_only_worker(self)
 
 
@@ -139,10 +138,10 @@ class Question:
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A batch that left for a worker. `number` counts up from 1 for each worker; `is_group` must not be mixed.
+    """A batch that was sent to a worker. `number` counts from 1 for each worker; `is_group`: it must run by itself.
 
-    `is_check`: no jobs, but something of the server's own that occupies the worker for a while. `is_ahead`: the worker
-    was busy with another when this one left. `key` is the worker's, `heard_at` when it last said something of the
+    `is_check`: a check of the server's own, without jobs, which occupies the worker. `is_ahead`: the worker was busy
+    with another flight when this one was sent. `key` is the worker's, `heard_at` when it last sent something of the
     flight.
     """
 
@@ -158,10 +157,10 @@ class Flight:
 
 @dataclass(eq=False, slots=True)
 class WorkerLane:
-    """What the pure side knows of one worker: what it has in flight, oldest first, and how long its batches take.
+    """A worker as the dispatcher sees it: its flights, oldest first, and how long its batches take.
 
-    `question`: lengths it was asked for before one of these batches, and has not said yet. `row`: where it stands among
-    those that may be sent another (`pool/dispatch/send_ahead.py`).
+    `question`: the lengths that it was asked for before one of these batches, while they are not answered. `row`: its
+    place among the workers that may be sent another batch (`pool/dispatch/send_ahead.py`).
     """
 
     key: str
@@ -174,7 +173,7 @@ class WorkerLane:
 
 
 class Landed(NamedTuple):
-    """A batch that has ended, with one result and one body a job, of which its jobs have not been told."""
+    """A batch that has ended, with one result and one body a job, which the receivers have not got yet."""
 
     flight: Flight
     results: Sequence[Result]
@@ -182,7 +181,7 @@ class Landed(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How a worker was lost, as `Dispatcher.died` is told it."""
+    """How a worker was lost; the arguments of `Dispatcher.died`."""
 
     begun: int
     may_retry: bool
@@ -193,8 +192,8 @@ class Loss(NamedTuple):
 class Lost(NamedTuple):
     """What becomes of the jobs that a dead worker had begun.
 
-    Those in `again` are run again, each by itself, in order before everything that waits: the last one is first. With
-    `is_sure` those of the `failed` that have died too often are known to be the cause.
+    The jobs in `again` are run again, each by itself, before everything that waits, the last one first. With `is_sure`
+    a failed job that has lost too many workers is known to be the cause.
     """
 
     again: Sequence[Job]

@@ -1,7 +1,7 @@
 """The workers of one version as the dispatcher knows them: what each runs, which are idle, lent or held. Pure.
 
-What a request asks here costs the same with a thousand workers as with one: sums are kept, and the orders that are
-needed (`send_ahead.py`, `lengths/expected_wait.py`) are told of each change.
+The cost for a request does not grow with the number of workers: sums are kept, and the orders that are needed
+(`send_ahead.py`, `lengths/expected_wait.py`) are updated with each change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marserve.telemetry.metrics.counts import VersionMetrics
 
 
 class Lanes:
-    """The lanes by their keys, and the `idle` ones among them, the one that has been so shortest last.
+    """The lanes by their keys, and the `idle` ones among them, the latest to become idle last.
 
     `jobs_ahead` counts jobs that were sent to busy workers and not begun; `mean_runs_s` is the sum over all workers of
     how long their batches take. With `in_any_order` workers end their flights in any order, else oldest first.
@@ -31,24 +31,24 @@ class Lanes:
         self.jobs_ahead = 0
         self.mean_runs_s = 0.0
         self.wants_one = False
-        """Whether the next lane without work is lent to the server itself."""
+        """Whether the next lane without work is lent to the server for a check."""
         self._metrics = metrics
         self._actions = actions
         self._in_any_order = in_any_order
         self._run_times = RunTimes()
         self._free_order: FreeOrder | None = None
         self._under_way = 0  # batches with workers
-        self._holders: dict[str, int] = {}  # how many jobs keep a worker from being read
+        self._holders: dict[str, int] = {}  # by worker: how many jobs hold it, so that it is not read
 
     # ------------------------------------------------------------------------------------------- coming and going
 
     def add(self, key: str) -> WorkerLane:
-        """There is a worker more; it has nothing to do, and `rest` must follow."""
+        """Add a worker, which has no work; `rest` must follow."""
         lane = self.by_key[key] = WorkerLane(key)
         return lane
 
     def close(self, lane: WorkerLane) -> bool:
-        """Give a worker nothing more. Returns whether it is gone at once; else `rest` lets it go."""
+        """Give a worker nothing more. Returns whether it was removed at once; else `rest` removes it."""
         lane.is_open = False
         if lane.flights:
             self._changed(lane)
@@ -57,7 +57,7 @@ class Lanes:
         return True
 
     def rest(self, lane: WorkerLane, now: float) -> None:
-        """A worker has nothing in flight: it is idle, or lent where one was asked for; a closed one may go."""
+        """A worker has nothing in flight: it becomes idle, or is lent if a check wants one; a closed one is removed."""
         if not lane.is_open:
             self.remove(lane)
             self._actions.lane_emptied(lane.key)
@@ -72,15 +72,15 @@ class Lanes:
             self.idle.append(lane)
 
     def lost(self, key: str) -> WorkerLane | None:
-        """Worker `key` has ended; its lane has what it had in flight. None where it was gone already."""
-        self._holders.pop(key, None)  # one that ends in order is read until all that it has said was told
+        """Remove worker `key`, which has ended; returns its lane with its flights. None if it was removed before."""
+        self._holders.pop(key, None)  # not in `remove`: a retired worker is read until its last answers are passed on
         lane = self.by_key.get(key)
         if lane is not None:
             self.remove(lane)
         return lane
 
     def remove(self, lane: WorkerLane) -> None:
-        """A worker is gone, or is about to go."""
+        """Forget a worker, which has ended or is about to."""
         del self.by_key[lane.key]
         if lane in self.idle:
             self.idle.remove(lane)
@@ -92,7 +92,7 @@ class Lanes:
         self.mean_runs_s = self.mean_runs_s - lane.mean_run_s if self.by_key else 0.0
 
     def _changed(self, lane: WorkerLane) -> None:
-        """What a worker has in flight is another, or it takes nothing more."""
+        """The flights of a worker have changed, or it was closed."""
         self.room_ahead.note(lane)
         if self._free_order is not None:
             self._free_order.note(lane)
@@ -102,7 +102,7 @@ class Lanes:
     def begin(
         self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float, *, mates: int = 0, is_ahead: bool = False
     ) -> Flight:
-        """Book a flight, which the caller sends; the first `mates` of its jobs were in the one before."""
+        """Book a flight, which the caller sends; the first `mates` of its jobs were in the flight before."""
         lane.last_number += 1
         flight = Flight(lane.last_number, jobs, is_group, now, False, is_ahead, lane.key, now)
         lane.flights.append(flight)
@@ -130,7 +130,7 @@ class Lanes:
         return flight
 
     def flight(self, key: str, number: int) -> Flight:
-        """The batch of this number that worker `key` runs. Raises BadFrame where it runs none such."""
+        """The batch of this number that worker `key` runs. Raises BadFrame if it runs no such batch."""
         lane = self.by_key.get(key)
         for flight in lane.flights if lane is not None else ():
             if flight.number == number and not flight.is_check:
@@ -140,9 +140,9 @@ class Lanes:
         raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
 
     def land(self, flight: Flight, handler_s: float, now: float) -> WorkerLane:
-        """Book the end of a flight, and return its lane: `rest` must follow where it has no other.
+        """Book the end of a flight, and return its lane: `rest` must follow if it has no other.
 
-        Raises BadFrame for a time that is none, or where a question came before the flight that is still open.
+        Raises BadFrame for an impossible time, or if the question before the flight is still open.
         """
         if not 0 <= handler_s < math.inf:
             raise BadFrame(f"batch {flight.number} is said to have taken {handler_s} s")
@@ -167,7 +167,7 @@ class Lanes:
         return lane
 
     def end_loan(self, key: str, number: int) -> WorkerLane:
-        """A lent worker is done, and `rest` must follow. Raises BadFrame if it was not lent."""
+        """Take back a lent worker; `rest` must follow. Raises BadFrame if it was not lent."""
         lane = self.by_key.get(key)
         if lane is None or not lane.flights or lane.flights[0].number != number or not lane.flights[0].is_check:
             raise BadFrame(f"worker {key} speaks of check {number}, which it was not running")
@@ -179,7 +179,7 @@ class Lanes:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no worker has a batch; a loan is none."""
+        """Whether no worker has a batch; a loan does not count."""
         return not self._under_way
 
     @property
@@ -199,18 +199,18 @@ class Lanes:
         return sum(runs) / len(runs) if runs else 0.0
 
     def wait_s(self, batches_before: int, now: float) -> float | None:
-        """How long until a batch that comes after so many has been run, as far as it is known; no worker is idle."""
+        """How long until a batch has run that comes after so many others; None if unknown. For when none is idle."""
         run_s = self._run_times.typical_s
         if run_s is None:
             return None
-        if self._free_order is None:  # kept from now on: a version whose requests have no deadlines needs none
+        if self._free_order is None:  # made and kept up to date only once requests have deadlines
             self._free_order = FreeOrder(self.by_key.values())
         return self._free_order.wait_s(batches_before, run_s, now)
 
     # ------------------------------------------------------------------------------------------- slow clients
 
     def that_runs(self, job: Job) -> WorkerLane | None:
-        """The lane that has the job's flight; None where it has ended it, or never had it."""
+        """The lane that has the job's flight; None if no lane has it."""
         flight = job.flight
         lane = self.by_key.get(flight.key) if flight is not None else None
         return lane if lane is not None and flight in lane.flights else None

@@ -8,16 +8,16 @@ from marserve.pool.dispatch.jobs import WorkerLane
 
 
 class Fewest:
-    """Workers by how many requests they have, of those with as many the one first that has had so many for longest."""
+    """Workers by how many requests they have; among equals the one that has had that number longest comes first."""
 
     __slots__ = ("_counts", "_rows")
 
     def __init__(self) -> None:
         self._counts: dict[WorkerLane, int] = {}
-        self._rows: dict[int, OrderedDict[WorkerLane, None]] = {}  # by count; none is empty
+        self._rows: dict[int, OrderedDict[WorkerLane, None]] = {}  # by count; empty rows are deleted
 
     def put(self, lane: WorkerLane, count: int) -> None:
-        """`lane` takes part, or goes on to, with so many requests."""
+        """Add `lane` with so many requests, or change its number."""
         before = self._counts.get(lane)
         if count == before:
             return
@@ -27,19 +27,19 @@ class Fewest:
         self._rows.setdefault(count, OrderedDict())[lane] = None
 
     def add(self, lane: WorkerLane, more: int) -> None:
-        """`lane` has so many requests more; less than 0: fewer. One that takes no part is no matter."""
+        """Add `more` to the requests of `lane`; negative for fewer. Ignored for a lane that was not put."""
         count = self._counts.get(lane)
         if count is not None:
             self.put(lane, count + more)
 
     def forget(self, lane: WorkerLane) -> None:
-        """`lane` takes no part any more."""
+        """Remove `lane`. Ignored for a lane that was not put."""
         count = self._counts.pop(lane, None)
         if count is not None:
             self._leave(lane, count)
 
     def first(self) -> tuple[WorkerLane, int] | None:
-        """Who has the fewest, and how many; None where nobody takes part."""
+        """The lane with the fewest requests, and their number; None without lanes."""
         if not self._rows:
             return None
         fewest = min(self._rows)

@@ -1,10 +1,10 @@
 """The requests of one model version that wait for a worker: by priority and age, within a priority as they came.
 
-A priority is 0 (most urgent) to 9. A job is ordered as though it had come `AGEING_S` later for each step, so urgent
-jobs overtake, but only those that came less than that before them: who waits grows old, and nobody waits for ever.
+A priority is 0 (most urgent) to 9. A job is ordered as though it had come `AGEING_S` later for each step. So an urgent
+job overtakes only jobs that came less than that before it, and no job waits for ever.
 
-Pure: no clock, no sockets. A cancelled job leaves at once as far as bound and length are concerned; its place in the
-line is cleared when the line is next walked.
+Pure: no clock, no sockets. A cancelled job is taken out of the count at once; its place in the line is cleared when the
+line is next walked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ AGEING_S = 1.0
 
 
 class GivenUp(NamedTuple):
-    """A request that was refused though it had been accepted: its id, where it was, and how old it was in seconds.
+    """A request that was refused after it had been accepted: its id, where it was, and how old it was in seconds.
 
-    A `stream` had sent pieces of its answer.
+    `stream`: pieces of its answer had been sent.
     """
 
     request_id: str
@@ -36,17 +36,17 @@ class GivenUp(NamedTuple):
 
 
 class JobQueue:
-    """Waiting jobs. The bound is the dispatcher's to hold: it alone knows what was sent ahead.
+    """Waiting jobs. The dispatcher holds the bound, since it alone knows what was sent ahead.
 
-    Nearly every job has the model's own priority, `plain`: that line is kept by itself, and while there is no other
-    the queue is no more than a deque.
+    Nearly every job has the model's own priority, `plain`. Its line is kept apart, so that the queue costs no more than
+    a deque while there is no other priority.
     """
 
     def __init__(self, plain: int = DEFAULT_PRIORITY) -> None:
         self._plain = plain
         self._line: deque[Job] = deque()
         self._length = 0  # of all lines
-        self._others: dict[int, _Line] = {}  # by priority; none is empty
+        self._others: dict[int, _Line] = {}  # by priority; empty lines are deleted
 
     def __len__(self) -> int:
         return self._length
@@ -78,11 +78,11 @@ class JobQueue:
         return line[0] if line else None
 
     def first(self) -> Job | None:
-        """The job whose turn is next, or None."""
+        """The next job, or None."""
         return min(self._heads(), key=_rank, default=None) if self._others else self.oldest()
 
     def before(self, priority: int) -> int:
-        """How many of those that wait would go before a new job of this priority (its elders by age not counted)."""
+        """How many waiting jobs go before a new one of this priority, not counting less urgent ones that are old."""
         if not self._others:
             return self._length if priority >= self._plain else 0
         before = sum(line.length for level, line in self._others.items() if level <= priority)
@@ -93,7 +93,7 @@ class JobQueue:
     def displaceable(self, priority: int) -> Job | None:
         """The job that must make room for one of `priority` in a full queue: the newest of the least urgent; or None.
 
-        It is less urgent than the newcomer. The first in each line stays: it has waited longest, and grows old there.
+        It is less urgent than the new job. The first job of each line stays, since it has waited longest.
         """
         if not self._others and priority >= self._plain:
             return None
@@ -119,10 +119,10 @@ class JobQueue:
         self._length -= 1
 
     def take(self, most: int) -> list[Job]:
-        """Take up to `most` jobs in the order of their turns.
+        """Take up to `most` jobs in order.
 
-        A describe job always comes alone; explanations and predictions do not mix, since a handler looks at the
-        first row only to tell which it is asked for.
+        A describe job always comes alone. Explanations and predictions do not mix, since a handler sees only by the
+        first row which of them it is asked for.
         """
         if self._others:
             return self._take_by_rank(most)
@@ -152,7 +152,7 @@ class JobQueue:
             self._line = deque(job for job in self._line if job.state is not JobState.DONE)
 
     def jobs(self) -> list[Job]:
-        """All that waits, line by line, oldest first."""
+        """All waiting jobs, line by line, oldest first."""
         return [job for line in self._lines() for job in line if job.state is not JobState.DONE]
 
     def clear(self) -> list[Job]:
@@ -200,7 +200,7 @@ class JobQueue:
         return self._length - sum(line.length for line in self._others.values())
 
     def _other(self, priority: int) -> deque[Job]:
-        """The line of a priority that is not the plain one, with one job more in its count."""
+        """The line of a priority that is not the plain one, after one job was added to its count."""
         line = self._others.get(priority)
         if line is None:
             line = self._others[priority] = _Line()
@@ -217,7 +217,7 @@ class JobQueue:
 
 
 class _Line:
-    """Jobs of one priority in the order they came; `length` counts those that live."""
+    """Jobs of one priority in the order they came; `length` counts those that have not ended."""
 
     __slots__ = ("jobs", "length")
 
@@ -231,5 +231,5 @@ def _arrival(job: Job) -> float:
 
 
 def _rank(job: Job) -> float:
-    """What orders jobs of several priorities: their arrival, later by `AGEING_S` for each step of less urgency."""
+    """The order among several priorities: the arrival, plus `AGEING_S` for each step of less urgency."""
     return job.arrived + job.priority * AGEING_S

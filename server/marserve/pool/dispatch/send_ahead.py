@@ -1,9 +1,9 @@
 """Which busy workers may be sent a batch ahead, and which of them is the least busy. Pure.
 
-While requests wait this is asked for each of them, so the answer must not cost a look at every worker. Each worker that
-has room stands in a row with those that have as many batches in flight and are about as quick. A row is in the order in
-which they came into it: its first has run its batch for longest. There are a few rows whatever the number of workers,
-and the least busy worker is the first of one of them.
+This is asked for each request that waits, so its cost must not grow with the number of workers. Workers with room that
+have the same number of batches in flight and are about equally quick share a row. A row is in the order in which they
+came into it: its first worker has run its batch longest. The number of rows is small and does not depend on the number
+of workers; the least busy worker is the first of one of them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from marserve.pool.dispatch.batcher import (
 )
 from marserve.pool.dispatch.jobs import WorkerLane
 
-# How long a batch may take, in seconds, for another to be sent ahead of its end: one of these is asked for.
+# A batch is sent ahead to workers whose batches take less than one of these, in seconds.
 BOUNDS = (MANY_AHEAD_BELOW_S, AHEAD_OF_PRIORITIES_BELOW_S, AHEAD_FOR_GOAL_BELOW_S, AHEAD_BELOW_S)
 
 
 class RoomAhead:
-    """The busy workers with room for another batch. Whoever changes a lane says so: `note` after, `forget` for good.
+    """The busy workers with room for another batch. Call `note` after each change of a lane, `forget` at its end.
 
-    A lane stands in one row at most, and knows it (`WorkerLane.row`): it belongs to one of these.
+    A lane is in at most one row, which it remembers (`WorkerLane.row`), so it belongs to one `RoomAhead` only.
     """
 
     __slots__ = ("_rows", "_turn")
 
     def __init__(self) -> None:
-        # By batches in flight, and by how many of the bounds are too short.
+        # By batches in flight, and by how many of the bounds its batches exceed.
         self._rows: dict[tuple[int, int], OrderedDict[WorkerLane, int]] = {}
         self._turn = 0
 
     def note(self, lane: WorkerLane) -> None:
         """Something of `lane` has changed: its flights, how long its batches take, or whether it is open.
 
-        It has room if it is open, busy with no suspect, known to be quick, and has few batches.
+        It has room if it is open, runs no group, is known to be quick, and has few batches.
         """
         row = None
         flights, run_s = lane.flights, lane.mean_run_s
@@ -68,7 +68,7 @@ class RoomAhead:
             lane.row = None
 
     def least_busy(self, below_s: float) -> WorkerLane | None:
-        """Who has the fewest batches in flight, of those the one for longest; None where nobody has room.
+        """The lane with the fewest batches in flight, among equals the longest in its row; None if no lane has room.
 
         Only workers whose batches take less than `below_s` count, one of `BOUNDS`.
         """
@@ -83,7 +83,7 @@ class RoomAhead:
         return best
 
     def has_any(self, below_s: float) -> bool:
-        """Whether somebody has room, of those whose batches take less than `below_s`, one of `BOUNDS`."""
+        """Whether any worker has room whose batches take less than `below_s`, one of `BOUNDS`."""
         slowest = bisect_left(BOUNDS, below_s)
         return any(row and slow <= slowest for (_, slow), row in self._rows.items())
 

@@ -1,13 +1,12 @@
-"""The sequences of one model version: whose turn it is in each, which worker has it, and when it ends. Pure.
+"""The sequences of one model version: which request is next in each, which worker has it, and when it ends. Pure.
 
 A request names its sequence in a header. Requests of one sequence run in the order they came, one at a time, and all on
-the worker that ran the first: there the handler keeps what it knows of the sequence. Requests of several sequences may
-share a batch.
+the worker that ran the first: the handler keeps the sequence's state there. Requests of several sequences may share a
+batch.
 
-A sequence lives from its first request until nobody has sent one for `max_idle_s`, its `timeout_s` is over, or its
-handler (a response header) says that it has ended. When its worker ends, what that knew is lost: requests of the
-sequence are refused until one begins it anew, or `max_idle_s` is over. None goes to another worker as though nothing
-had happened. Only a sequence of which no request was answered yet moves: there is nothing to lose.
+A sequence lives until no request of it has come for `max_idle_s`, its `timeout_s` is over, or its handler ends it by a
+response header. When its worker ends, its state is lost: its requests are refused until one begins the sequence anew,
+or `max_idle_s` is over. Only a sequence without a state, of which no request has run, moves to another worker.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ NO_SEQUENCES: deque[Sequence] = deque()
 class Sequence:
     """One sequence. `waiting` has `length` living jobs; `running` is with a worker, or waits to be run again.
 
-    `lane` is the worker that has it, None before its first request ran. `has_state`: a request of it was run, so that
-    the handler may know something that no other worker does. `id` is None for what is no sequence: a question to the
-    handler itself.
+    `lane` is the worker that has it, None before its first request ran. `has_state`: a request of it was run, so its
+    worker may keep a state for it. `id` is None for a describe request, which belongs to no sequence.
     """
 
     __slots__ = ("began", "has_state", "heard", "id", "is_over", "is_ready", "lane", "length", "running", "waiting")
@@ -53,7 +51,7 @@ class Sequence:
         self.is_over = False
 
     def first(self) -> Job | None:
-        """The job whose turn is next; those that ended meanwhile are dropped."""
+        """The next job; jobs that ended meanwhile are dropped."""
         waiting = self.waiting
         while waiting and waiting[0].state is JobState.DONE:
             waiting.popleft()
@@ -69,16 +67,16 @@ class SequenceQueue(JobQueue):
         self._model = model
         self._living: dict[str, Sequence] = {}
         self._lost: dict[str, float] = {}  # until when, by id; soonest first
-        self._ready: dict[str | None, deque[Sequence]] = {}  # by the worker that has them; None: any may have them
+        self._ready: dict[str | None, deque[Sequence]] = {}  # by worker; None for those that any worker may take
         self._bound: dict[str, int] = {}
         self._of: dict[Job, Sequence] = {}
-        self._looks: list[tuple[float, int, Sequence]] = []  # one for each that lives: when to look whether it ends
+        self._looks: list[tuple[float, int, Sequence]] = []  # for each living sequence: when to look whether it ends
         self._tiebreak = count()
 
     # ------------------------------------------------------------------------------------------- admission
 
     def admit(self, request: Request) -> Request:
-        """See whether there is room for a request, and return it as its sequence will take it.
+        """Check that there is room for a request; return it with its sequence's headers and without a priority.
 
         Raises SequencesFull or SequenceGone. The caller has called `expire` before, and enqueues it at once, or never.
         """
@@ -108,7 +106,7 @@ class SequenceQueue(JobQueue):
         return request
 
     def lane_of(self, request: Request) -> str | None:
-        """The worker that has the sequence of an admitted request, None where any may have it."""
+        """The worker that has the sequence of an admitted request, None if any worker may take it."""
         sequence = self._living.get(self._read(request, self._options.id_header)[0])
         return None if sequence is None else sequence.lane
 
@@ -173,7 +171,7 @@ class SequenceQueue(JobQueue):
         return self.oldest()
 
     def before(self, priority: int) -> int:
-        """How many wait; whose turn is first depends on their workers."""
+        """How many jobs wait: their order depends on their workers."""
         return self._length
 
     def displaceable(self, priority: int) -> Job | None:
@@ -188,11 +186,11 @@ class SequenceQueue(JobQueue):
         self._forget_unused(sequence)
 
     def jobs(self) -> list[Job]:
-        """All that waits, in the order it came."""
+        """All waiting jobs, in the order they came."""
         return [job for job, sequence in self._of.items() if job is not sequence.running]
 
     def clear(self) -> list[Job]:
-        """Take everything out that waits. The sequences live on."""
+        """Take all waiting jobs out. The sequences live on."""
         jobs = self.jobs()
         for job in jobs:
             sequence = self._of.pop(job)
@@ -205,9 +203,9 @@ class SequenceQueue(JobQueue):
     # ------------------------------------------------------------------------------------------- turns
 
     def take_for(self, lane: str, most: int, *, mate: Job | None, may_bind: bool) -> list[Job]:
-        """Take up to `most` jobs whose turn it is, of as many sequences, that worker `lane` may run; it has them then.
+        """Take up to `most` jobs for worker `lane`: the next ones of as many sequences.
 
-        `mate` is one of those that run with them already. With `may_bind` it may have further sequences.
+        `mate` is one of the jobs that run beside them already. With `may_bind` the worker may get further sequences.
         """
         taken: list[Job] = []
         own = self._ready.get(lane, NO_SEQUENCES)
@@ -233,7 +231,7 @@ class SequenceQueue(JobQueue):
         return taken
 
     def _line_of_next(self, own: deque[Sequence], free: deque[Sequence]) -> deque[Sequence] | None:
-        """Which of two lines has the job that came first; those that have none any more are dropped."""
+        """The line whose next job came first; sequences without a job are dropped from both."""
         best: deque[Sequence] | None = None
         arrived = 0.0
         for line in (own, free):
@@ -248,7 +246,7 @@ class SequenceQueue(JobQueue):
         return best
 
     def began(self, job: Job, lane: str) -> None:
-        """A job that was taken, or that is run again, goes to worker `lane`, which has its sequence from now on."""
+        """A job goes to worker `lane`, which has its sequence from now on."""
         sequence = self._of[job]
         if sequence.lane != lane:
             self._unbind(sequence)
@@ -257,7 +255,7 @@ class SequenceQueue(JobQueue):
                 self._bound[lane] = self._bound.get(lane, 0) + 1
 
     def ended(self, job: Job, now: float | None, *, has_run: bool) -> None:
-        """A job that was taken has left its worker for good, or will not be run again: it is its successor's turn."""
+        """A job that was taken has ended, or will not be run again: the next one of its sequence may run."""
         sequence = self._of.pop(job, None)
         if sequence is None:
             return
@@ -275,13 +273,13 @@ class SequenceQueue(JobQueue):
         self._make_ready(sequence)
 
     def has_state(self, job: Job) -> bool:
-        """Whether the worker that has the job's sequence knows something of it that would be lost."""
+        """Whether the job's sequence has a state in its worker."""
         return self._of[job].has_state
 
     # ------------------------------------------------------------------------------------------- ends
 
     def end(self, ids: Iterable[str], lane: str) -> list[Job]:
-        """The handler of worker `lane` says that these sequences have ended. Returns the jobs that still waited."""
+        """End the sequences that the handler of worker `lane` has ended. Returns the jobs that still waited."""
         jobs: list[Job] = []
         for sequence_id in ids:
             sequence = self._living.get(sequence_id.strip())
@@ -309,9 +307,9 @@ class SequenceQueue(JobQueue):
         return jobs
 
     def lane_lost(self, lane: str, moving: Collection[Job], now: float) -> list[Job]:
-        """Worker `lane` is gone; of what it ran the `moving` jobs will be run elsewhere. Returns jobs that cannot be.
+        """Worker `lane` is gone; its `moving` jobs will be run elsewhere, with their sequences if these have no state.
 
-        These are the ones that still wait in a sequence which is lost.
+        All its other sequences are lost. Returns the jobs that still waited in these.
         """
         jobs: list[Job] = []
         for sequence in [each for each in self._living.values() if each.lane == lane]:
@@ -332,7 +330,7 @@ class SequenceQueue(JobQueue):
         return jobs
 
     def has_on(self, lane: str) -> bool:
-        """Whether worker `lane` has sequences that live."""
+        """Whether worker `lane` has living sequences."""
         return self._bound.get(lane, 0) > 0
 
     def count_on(self, lane: str) -> int:
@@ -356,7 +354,7 @@ class SequenceQueue(JobQueue):
         return len(self._lost)
 
     def _end(self, sequence: Sequence) -> list[Job]:
-        """The sequence is over. What runs of it runs on; returns the jobs that still waited."""
+        """End a sequence. Its running job runs on; returns the jobs that still waited."""
         jobs = [job for job in sequence.waiting if job.state is not JobState.DONE]
         for job in jobs:
             del self._of[job]
@@ -377,7 +375,7 @@ class SequenceQueue(JobQueue):
                 del self._bound[lane]
 
     def _forget_unused(self, sequence: Sequence) -> None:
-        """A sequence of which nothing was run, and nothing will be, need not keep its place."""
+        """End a sequence that has no state and no jobs."""
         if not (sequence.has_state or sequence.running is not None or sequence.length or sequence.is_over):
             self._end(sequence)
 
@@ -387,14 +385,14 @@ class SequenceQueue(JobQueue):
             self._ready.setdefault(sequence.lane, deque()).append(sequence)
 
     def _due(self, sequence: Sequence) -> float:
-        """When the sequence ends if nothing more is heard of it."""
+        """When the sequence ends if no further request comes."""
         options = self._options
         is_busy = sequence.running is not None or sequence.length > 0
         idle = float("inf") if is_busy else sequence.heard + options.max_idle_s
         return min(idle, sequence.began + options.timeout_s) if options.timeout_s else idle
 
     def _look_at(self, sequence: Sequence, now: float) -> None:
-        """Look at it again when it may be due; while it is busy, from time to time."""
+        """Plan the next look at a sequence: when it may be due, and at the latest after `max_idle_s`."""
         when = min(self._due(sequence), now + self._options.max_idle_s)
         if self._options.timeout_s:
             when = min(when, sequence.began + self._options.timeout_s)
@@ -402,7 +400,7 @@ class SequenceQueue(JobQueue):
 
 
 def may_run_together(one: Request, other: Request) -> bool:
-    """Whether two requests may be rows of one call: a question to the handler comes alone, explanations apart."""
+    """Whether two requests may be rows of one call: a describe request comes alone, explanations apart."""
     return not (one.is_describe or other.is_describe) and one.is_explain == other.is_explain
 
 

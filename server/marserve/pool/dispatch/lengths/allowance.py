@@ -9,7 +9,7 @@ MOST_SAVED_S = 10.0
 
 
 class Allowance:
-    """A purse of seconds: it earns a share of busy seconds, up to `most_s`, and what is spent comes out of it."""
+    """A budget in seconds: a share of the seconds that workers are busy, saved up to `most_s`."""
 
     def __init__(self, share: float = BUSY_SHARE, most_s: float = MOST_SAVED_S) -> None:
         self.share = share
@@ -17,13 +17,13 @@ class Allowance:
         self._most_s = most_s
 
     def earn(self, busy_s: float) -> None:
-        """Workers were busy for so long."""
+        """Add the share of `busy_s`."""
         self.left_s = min(self._most_s, self.left_s + self.share * busy_s)
 
     def affords(self, expected_s: float) -> bool:
-        """Whether something that is expected to take so long can be paid."""
+        """Whether something that is expected to take so long fits into the budget."""
         return 0.0 < expected_s <= self.left_s
 
     def spend(self, spent_s: float) -> None:
-        """So long it took; more than there was is a debt."""
+        """Take `spent_s` out; the budget may become negative."""
         self.left_s -= spent_s

@@ -1,14 +1,13 @@
-"""How long inputs are by the handler's own `length_of`, which only a worker can be asked. Pure: it decides whom to ask.
+"""How long inputs are by the handler's own `length_of`, which runs in a worker. Pure: it decides what to ask.
 
-Nobody waits for an answer. It is asked for jobs that were looked at and left behind while all workers are busy: the
-question goes to a worker right before its next batch, and the answer is there before the batch after that is formed.
-Until then, and for whoever never has to wait, a length is guessed: the bytes of the input, times what those that were
-asked for had for each of theirs.
+No request waits for the answer. Only jobs that were left behind when a batch was chosen are asked for: the question
+goes to a worker right before a batch, and the answer is there before the next batch is formed. Until then, and for a
+request that never waits, the length is estimated: the bytes of the input times the length per byte of earlier answers.
 
-    known      answers are kept by a digest of the input, the latest used last out
-    paid       the seconds come out of an `Allowance`: a share of what workers are busy, and a question has a time limit
-    survived   inputs of a question that a worker died of are never asked for again; after `MAX_DEATHS` such ends in a
-               row nothing is asked any more
+    known      answers are kept by a digest of the input; the least recently used are dropped first
+    paid       the seconds come out of an `Allowance`, a share of the workers' busy time; a question has a time limit
+    survived   inputs of a question over which a worker died are not asked for again; after `MAX_DEATHS` such deaths in
+               a row nothing is asked any more
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from marserve.pool.dispatch.lengths.allowance import Allowance
 from marserve.pool.dispatch.lengths.lengths import body_bytes
 from marserve.telemetry.metrics.counts import VersionMetrics
 
-# How much of the seconds that workers are busy may go into asking, and how much of it can be saved up.
+# The share of the workers' busy time that questions may take, and how much of it can be saved up.
 BUSY_SHARE = 0.05
 MOST_SAVED_S = 0.5
-# A question takes no more than this part of a typical batch, as long as its items are no dearer than they were.
+# A question takes at most this part of a typical batch, if its items cost what earlier ones did.
 SHARE_OF_RUN = 0.25
 MAX_ITEMS = 64
-# How many are asked for while nothing is known of what that costs.
+# How many items are asked for while their cost is unknown.
 FIRST_ITEMS = 4
 # Larger inputs are not sent twice.
 MAX_BYTES = 64 * 1024
@@ -39,7 +38,7 @@ MAX_KNOWN = 8192
 KEPT_RATIOS = 65
 SURE_RATIOS = 15
 MAX_DEATHS = 3
-# What is kept of an input that the handler could not say a length for.
+# Kept for an input whose length the handler could not say.
 NONE = 0
 
 
@@ -63,11 +62,11 @@ class AskedLengths:
 
     @property
     def is_sure(self) -> bool:
-        """Whether enough was asked for guesses to be good ones."""
+        """Whether there were enough answers for good estimates."""
         return len(self._ratios) >= SURE_RATIOS
 
     def look_up(self, job: Job) -> int:
-        """The job's length, 1 or more: as the handler said, or a guess. Guessed ones can be asked for."""
+        """The job's length, 1 or more: the handler's answer, or an estimate, for which the handler may be asked."""
         if job.length and not job.length_digest:
             return job.length
         is_new = not job.length
@@ -84,7 +83,7 @@ class AskedLengths:
         return job.length
 
     def ask(self, jobs: Sequence[Job], number: int, run_s: float) -> Question | None:
-        """The question to put before batch `number`, about some of `jobs`; None if there is none, or no time for it.
+        """The question to send before batch `number`, about some of `jobs`; None without need or time for one.
 
         `run_s` is how long batches of the worker take.
         """
@@ -102,7 +101,7 @@ class AskedLengths:
         return question
 
     def take(self, question: Question, lengths: Sequence[int], seconds: float) -> None:
-        """A question was answered, as far as time allowed: the rest may be asked for again."""
+        """A question was answered, as far as time allowed; the other items may be asked for again."""
         self._deaths = 0
         self._purse.spend(seconds)
         metrics = self._metrics
@@ -126,7 +125,7 @@ class AskedLengths:
             self._ratio = median(self._ratios)
 
     def lost(self, question: Question, *, is_guilty: bool) -> bool:
-        """The worker ended before it answered; `is_guilty`: while it was being asked. Returns whether asking ends."""
+        """The worker ended before it answered; `is_guilty`: over the question. Returns whether asking stops now."""
         if not is_guilty:
             for job, digest in zip(question.jobs, question.digests, strict=True):
                 if job.state is not JobState.DONE:
@@ -138,11 +137,11 @@ class AskedLengths:
         return self._deaths == MAX_DEATHS
 
     def earn(self, busy_s: float) -> None:
-        """A worker was busy for so long."""
+        """Add a worker's busy time to the budget."""
         self._purse.earn(busy_s)
 
     def describe(self) -> dict[str, Any]:
-        """What describe says of it; milliseconds as in the rest of what the goal learned."""
+        """Members for describe; milliseconds as in the goal's other members."""
         counts, busy_s = self._metrics.lengths, self._metrics.busy_seconds
         asked = counts["handler"] + counts["failed"]
         described: dict[str, Any] = {
@@ -172,7 +171,7 @@ class AskedLengths:
 
 
 def digest_of(request: Request) -> bytes:
-    """What tells an input again: a digest of its parts, with the types that decide how the handler sees them."""
+    """A digest of an input's parts, with the content types, which decide how the handler sees them."""
     digest = hashlib.blake2b(digest_size=16)
     for part in request.parts:
         name, kind = part.name.encode(), (part.content_type or "").encode()

@@ -1,15 +1,15 @@
-"""How long a request that comes now would wait for its answer, as far as the last batches tell. Pure.
+"""How long a request that comes now would wait for its answer, estimated from the last batches. Pure.
 
-The guess is used to refuse what would be late anyway, so it errs on the short side: what may be quicker counts as
-quicker, and where nothing is known there is no guess.
+The estimate is used to refuse requests that would be late anyway, so it errs on the short side; without data there is
+no estimate.
 
-    run_s   the median of the last 32 batches' times inside the handler; one slow batch does not move it, and with fewer
-            than 5 nothing is known
-    free    when each open worker ends what it has: what is left of `run_s` for the batch it runs (0 if it is overdue),
-            and `run_s` for a batch that was sent ahead
-    wait    the batches before ours are dealt to the workers in the order in which they come free, one `run_s` each; we
-            wait for the worker that is free next, and for our own run: if that were left out, a flood of requests with
-            deadlines would be let in just late enough to be run in vain
+    run_s   the median of the last 32 batches' times inside the handler; one slow batch does not move it, and fewer than
+            5 give no estimate
+    free    when each open worker ends what it has: the rest of `run_s` for the batch that it runs (0 if that is
+            overdue), and `run_s` for a batch that was sent ahead
+    wait    the batches before the new request are dealt to the workers in the order in which they come free, one
+            `run_s` each. The request waits for the next free worker and for its own run: without the latter a flood of
+            requests with deadlines would be admitted just late enough to be run in vain
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RunTimes:
         self._typical_s: float | None = None
 
     def add(self, run_s: float) -> None:
-        """A batch has run. One that reached no handler (0 s) says nothing."""
+        """Add a batch's run time. A batch that reached no handler (0 s) is ignored."""
         if run_s > 0.0:
             self._runs.append(run_s)
             self._typical_s = None
@@ -49,10 +49,10 @@ class RunTimes:
 
 
 class FreeOrder:
-    """The open workers that have work, in the order in which they come free. Whoever changes a lane says so (`note`).
+    """The open workers that have work, in the order in which they come free. Call `note` after each change of a lane.
 
-    Since all batches are taken to run equally long, that is: those with fewer batches first, and of those with as many
-    the one whose oldest was sent first. That order does not change as time passes, so it is kept, and a guess costs the
+    Since all batches are taken to run equally long, workers with fewer batches come first, and among equals the one
+    whose oldest batch was sent first. That order does not change with time, so it is kept, and an estimate costs the
     same with a thousand workers as with one.
     """
 
@@ -87,9 +87,9 @@ class FreeOrder:
             del row[bisect_left(row, place)]
 
     def wait_s(self, batches_before: int, run_s: float, now: float) -> float | None:
-        """How long until a batch that has `batches_before` it has been run; None where no open worker has work.
+        """How long until a batch has run that has `batches_before` it; None if no open worker has work.
 
-        It is for when no worker is idle: else the wait is none.
+        Only for when no worker is idle: else there is no wait.
         """
         if not self._places:
             return None

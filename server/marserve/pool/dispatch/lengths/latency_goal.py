@@ -1,18 +1,17 @@
-"""Batches for a goal: the 95th percentile of the time from arrival to answer, with the throughput that it leaves.
+"""Batch sizes for a goal: the 95th percentile of the time from arrival to answer, with the best throughput within it.
 
-It learns what a batch costs by its size, and by the length of its longest item where lengths are known, and chooses how
-many of those that wait leave together. Nobody waits while a worker is free: there is nothing to gain by it that the
-next choice cannot have as well. Pure: time is passed in, in seconds; it knows neither queue nor workers.
+The policy learns what a batch costs by its size, and by the length of its longest item where lengths are known. It
+chooses how many of the waiting jobs leave together. No job waits while a worker is free: the next choice can gain
+whatever waiting would. Pure: time is passed in, in seconds; it knows neither queue nor workers.
 
-The choice. Those that wait would leave in batches of one size, one after the other over all workers; for each size that
-could be meant the costs say who of them would be answered within the goal, and when. The size that keeps the most wins;
-of equal ones the one that is done first, where everybody's being answered a little sooner counts, too. With too many
-waiting for any to be kept that is about the one with the highest throughput.
+The choice: the waiting jobs are taken to leave in batches of one size, one after the other over all workers. For each
+candidate size the costs tell how many jobs would be answered within the goal, and when. The size that keeps the goal
+for most jobs wins; among equals the one that is done first, where the mean time to an answer counts, too. If no job can
+be answered within the goal, that is about the size with the highest throughput.
 
-What it learns. The median of the last batches of each size, so that a slow one now and then says nothing; between
-sizes that were seen a straight line; beyond them what a fit through all says, and no more than twice the largest seen.
-How fast the machine is at present is a factor before all of them, so that costs which double are known after a few
-batches, of whatever size.
+The costs: the median of the last batches of each size, so that a slow one now and then does not count; between known
+sizes a straight line; beyond them a fit through all. The choice goes up to twice the largest known size. One factor
+before all costs is the present speed of the machine: if costs double, a few batches of any size show it.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ CLIP = 4.0
 LEAST_LEVEL = 1e-6
 # What a batch costs beyond its run: the way to the worker and back.
 WAY_S = 0.0001
-# A batch that takes less is not cut: two of them would take longer than it, for their ways alone.
+# A batch that takes less is not cut: the ways of two batches would take longer than it does.
 SMALL_S = 0.9 * WAY_S
-# Of such small batches, whose size is well known, one in so many is learned from.
+# Of such small batches, if their size is well known, one in so many is learned from.
 LEARN_EVERY = 8
-# How many seconds of everybody's time one second of the last one's is worth.
+# The weight of the last answer's time against the mean time of all answers.
 DONE_WEIGHT = 4.0
 EXACT_SIZES = 32
-# Batches of one size in a row that the choice looks ahead over; what comes after is guessed from the last of them.
+# How many batches in a row the choice looks ahead over; jobs in later full batches count as late.
 MAX_LOOKAHEAD = 64
 PERCENTILE = 0.95
 KEPT_LATENCIES = 400
@@ -59,7 +58,7 @@ class BatchCosts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was learned yet."""
+        """Whether nothing is known yet."""
         return not self._sizes
 
     @property
@@ -68,12 +67,12 @@ class BatchCosts:
         return self._sizes[-1] if self._sizes else 0
 
     def is_sure(self, size: int) -> bool:
-        """Whether a size was seen as often as is kept."""
+        """Whether a size was seen at least `KEPT_RUNS` times."""
         runs = self._runs.get(_key(size))
         return runs is not None and len(runs) == KEPT_RUNS
 
     def known(self) -> dict[int, float]:
-        """What was learned: size to seconds."""
+        """The known costs: size to seconds."""
         return {size: self._level * self._costs[size] for size in self._sizes}
 
     @property
@@ -82,7 +81,7 @@ class BatchCosts:
         return self._sizes
 
     def learn(self, size: int, seconds: float) -> None:
-        """A batch of `size` took so long."""
+        """Learn that a batch of `size` took `seconds`."""
         key = _key(size)
         runs = self._runs.get(key)
         if runs is not None and len(runs) >= SURE_RUNS and self._costs[key] > 0:
@@ -100,7 +99,7 @@ class BatchCosts:
             self._sums[index] = FIT_DECAY * self._sums[index] + value
 
     def cost(self, size: int) -> float:
-        """What a batch of `size` is expected to take, in seconds; 0 while nothing is known."""
+        """How long a batch of `size` is expected to take, in seconds; 0 while nothing is known."""
         return self._level * self._shape(size) if self._sizes else 0.0
 
     def _shape(self, size: int) -> float:
@@ -120,7 +119,7 @@ class BatchCosts:
         return (1 - part) * self._costs[below] + part * self._costs[above]
 
     def fit(self) -> tuple[float, float]:
-        """A straight line through what was seen: seconds a batch, and seconds for each item; neither below 0."""
+        """A straight line through the known costs: seconds a batch, and seconds an item; neither is below 0."""
         fixed, slope = self._fit()
         return self._level * fixed, self._level * slope
 
@@ -136,19 +135,19 @@ class BatchCosts:
     def _beyond(self, size: int) -> float:
         largest = self._sizes[-1]
         _, slope = self._fit()
-        if len(self._sizes) == 1:  # one size tells nothing of a slope: half of it may be for the items
+        if len(self._sizes) == 1:  # one size gives no slope: half of its cost is taken to be for the items
             slope = self._costs[largest] / (2 * largest)
         return self._costs[largest] + slope * (size - largest)
 
     def _share_of_fixed(self, size: int) -> float:
-        """Which part of a batch's cost is there however few items it has."""
+        """The part of a batch's cost that does not depend on the number of its items."""
         fixed, slope = self._fit()
         whole = fixed + slope * size
         return fixed / whole if whole and len(self._sizes) > 1 else 0.5
 
 
 class GoalPolicy:
-    """What was learned of one version, and what follows from it. `goal_s` is from arrival to answer."""
+    """The costs of one version's batches, and the sizes chosen by them. `goal_s` is from arrival to answer."""
 
     def __init__(self, goal_s: float, max_batch_size: int, *, padding_budget: float = 0.25) -> None:
         self.goal_s = goal_s
@@ -163,8 +162,8 @@ class GoalPolicy:
     def choose(self, waiting: int, oldest_wait_s: float, *, workers: int = 1, length: int = 1) -> int:
         """How many of `waiting` jobs should leave now, 1 or more.
 
-        The one that waits longest came `oldest_wait_s` ago; the others are taken to have come at equal distances since.
-        `workers` share the work. `length` is that of an item as they are.
+        The oldest came `oldest_wait_s` ago; the others are taken to have come at equal intervals since. `workers` share
+        the work. `length` is that of a typical item.
         """
         most = min(waiting, self.max_batch_size)
         costs = self._costs.get(_bucket(length)) or self._nearest(length)
@@ -176,23 +175,23 @@ class GoalPolicy:
         cost_s = costs.cost(most)
         rounds = -(-waiting // most)
         if cost_s < SMALL_S and oldest_wait_s + rounds * (cost_s + WAY_S) <= self.goal_s:
-            return most  # the usual case of quick handlers, who would notice how long thinking takes
+            return most  # the usual case of quick handlers, for which the choice itself would cost too much
         workers = max(1, workers)
         best_kept, best_quickness = -1.0, -math.inf
         for size in _candidates(most, costs.sizes):
             quickness = self._quickness(size, waiting, workers, costs)
             if best_kept >= waiting and quickness <= best_quickness:
-                continue  # no size keeps more than all
+                continue  # all are kept already, and this size is not quicker
             kept = self._count_kept(size, waiting, oldest_wait_s, workers, costs)
             if (kept, quickness) > (best_kept, best_quickness):
                 self.chosen, best_kept, best_quickness = size, kept, quickness
         return self.chosen
 
     def allows_ahead(self, waiting: int, oldest_wait_s: float, *, length: int = 1) -> bool:
-        """Whether a busy worker should be sent the next batch before it is done with the present one.
+        """Whether a busy worker should be sent the next batch before it has ended the present one.
 
-        That saves the way there, and takes from the batch what comes meanwhile. So it pays for a batch that could not
-        grow, and where a further batch costs less than the way; and only if both together keep the goal.
+        That saves the time on the wire, but jobs that come meanwhile can no longer join the batch. So it pays for a
+        full batch, and where a batch's fixed cost is less than the wire's; and only if both batches keep the goal.
         """
         costs = self._costs.get(_bucket(length)) or self._nearest(length)
         if costs is None:
@@ -203,7 +202,7 @@ class GoalPolicy:
         return oldest_wait_s + 2 * costs.cost(size) + WAY_S <= self.goal_s
 
     def learn(self, size: int, seconds: float, *, length: int = 1) -> None:
-        """A batch of `size` items, the longest of them `length` long, took so long."""
+        """Learn that a batch of `size` items, the longest of them `length` long, took `seconds`."""
         self._sizes.append(size)
         bucket = _bucket(length)
         costs = self._costs.get(bucket)
@@ -216,7 +215,7 @@ class GoalPolicy:
         costs.learn(size, seconds)
 
     def answered(self, latency_s: float) -> None:
-        """A request was answered so long after it came."""
+        """Add the time from a request's arrival to its answer."""
         self._latencies.append(latency_s)
 
     def may_join(self, lengths_sum: int, count: int, longest: int, length: int) -> bool:
@@ -226,7 +225,7 @@ class GoalPolicy:
 
     @property
     def p95_s(self) -> float | None:
-        """The 95th percentile of the latest answers, None while there are few."""
+        """The 95th percentile of the latest answers' times, None while there are few."""
         if len(self._latencies) < 20:
             return None
         ordered = sorted(self._latencies)
@@ -234,11 +233,11 @@ class GoalPolicy:
 
     @property
     def usual_size(self) -> int:
-        """The median of the latest batches; the last one before a lull is often smaller than all before it."""
+        """The median size of the latest batches: the last one before a pause is often smaller than all before it."""
         return median_low(self._sizes) if self._sizes else self.chosen
 
     def describe(self) -> dict[str, Any]:
-        """What it learned and chose, for describe; milliseconds, as the configuration's."""
+        """The costs and the choice, for describe; in milliseconds, as the configuration."""
         described: dict[str, Any] = {
             "latencyGoalMs": _milliseconds(self.goal_s),
             "chosenBatchSize": self.usual_size,
@@ -258,10 +257,10 @@ class GoalPolicy:
             described["isKept"] = p95_s <= self.goal_s
         return described
 
-    # Both are of batches of one size that leave one after the other, as many at a time as there are workers.
+    # The next two assume batches of one size that leave one after the other, one at a time for each worker.
 
     def _count_kept(self, size: int, waiting: int, oldest_wait_s: float, workers: int, costs: BatchCosts) -> float:
-        """How many of those that wait would be answered within the goal."""
+        """How many of the waiting jobs would be answered within the goal."""
         cost = costs.cost(size) + WAY_S
         full, rest = divmod(waiting, size)
         kept = 0.0
@@ -276,7 +275,7 @@ class GoalPolicy:
         return kept
 
     def _quickness(self, size: int, waiting: int, workers: int, costs: BatchCosts) -> float:
-        """Minus how long they all take."""
+        """How quickly all are answered: minus a weighted sum of the last answer's time and the mean time."""
         cost = costs.cost(size) + WAY_S
         full, rest = divmod(waiting, size)
         rounds, over = divmod(full, workers)
@@ -289,7 +288,7 @@ class GoalPolicy:
         return -(DONE_WEIGHT * done_s + sum_s / waiting)
 
     def _nearest(self, length: int) -> BatchCosts | None:
-        """What was learned of the length that comes nearest to one that was not seen."""
+        """The costs for the known length that is nearest to `length`; None while nothing is known."""
         if not self._costs:
             return None
         bucket = _bucket(length)
@@ -309,7 +308,7 @@ def _kept(first: int, count: int, waiting: int, oldest_wait_s: float, left_s: fl
 
 
 def _candidates(most: int, seen: list[int]) -> list[int]:
-    """Sizes worth thinking about: all small ones, then those that were seen, powers of two, and all at once."""
+    """Sizes worth comparing: all small ones, then those seen, powers of two, and all jobs at once."""
     sizes = set(range(1, min(most, 8) + 1)) | {size for size in seen if size <= most} | {most}
     power = 16
     while power < most:
@@ -319,7 +318,7 @@ def _candidates(most: int, seen: list[int]) -> list[int]:
 
 
 def _key(size: int) -> int:
-    """Sizes that are learned as one: above `EXACT_SIZES` they are rounded to an eighth of their order."""
+    """The size under which a size is learned: above `EXACT_SIZES` rounded to four significant bits."""
     if size <= EXACT_SIZES:
         return size
     step = 1 << (size.bit_length() - 4)
@@ -327,7 +326,7 @@ def _key(size: int) -> int:
 
 
 def _bucket(length: int) -> int:
-    """Which lengths are learned as one: those between two powers of two."""
+    """The number under which a length is learned: lengths between two powers of two share one."""
     return max(1, length).bit_length() - 1
 
 

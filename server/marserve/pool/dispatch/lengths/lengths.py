@@ -2,11 +2,11 @@
 
     body_bytes      bytes of its bodies
     header:NAME     the whole number in that header
-    json:PATH       in a JSON body, what stands at the dotted path: a text's or a list's length, a number itself
+    json:PATH       in a JSON body, the value at the dotted path: a text's or a list's length, or a number itself
 
-What cannot be read so has the length of its bodies in bytes. So has JSON of more than `MAX_JSON_BYTES`, which would
-hold up the event loop, and of more than `SMALL_JSON_BYTES` a list that holds more than numbers. Lengths only say who
-shares a batch with whom: a wrong one costs padding, never an answer.
+If a rule cannot be applied, the length is the bodies' bytes. The same holds for JSON of more than `MAX_JSON_BYTES`,
+which would hold up the event loop, and in JSON of more than `SMALL_JSON_BYTES` for a list that holds more than numbers.
+Lengths only decide which requests share a batch: a wrong one costs padding, never an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LengthOf = Callable[[Request], int]
 FROM_HANDLER = "handler"
 
 MAX_JSON_BYTES = 1 << 18
-# Longer JSON is not made into objects: all of it is skipped but the value at the end of the path.
+# Longer JSON is not made into objects: only the value at the end of the path is decoded.
 SMALL_JSON_BYTES = 1 << 15
 MAX_LENGTH = 1 << 40
 
@@ -84,7 +84,7 @@ def _json_rule(path: list[str]) -> LengthOf:
 
 
 def _skipper(path: list[str]) -> msgspec.json.Decoder[Any]:
-    """Reads objects inside of each other by the names in `path`, and keeps the innermost value as it is written."""
+    """A decoder that follows the names in `path` through nested objects and keeps the innermost value undecoded."""
     kind: Any = msgspec.Raw
     for name in reversed(path):
         kind = msgspec.defstruct("Step", [("inner", kind)], rename={"inner": name})

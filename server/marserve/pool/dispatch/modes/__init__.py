@@ -1,10 +1,11 @@
-"""How the workers of a version are given what waits: a part that the dispatcher asks. `make_mode` chooses.
+"""How waiting requests are given to workers: a part that the dispatcher asks. `make_mode` chooses.
 
 batches              one batch after the other, and one ahead where that pays
-steps_and_sequences  workers that keep something between calls: sequences, continuous batching
+steps_and_sequences  workers that keep a state between calls: sequences, continuous batching
 coroutines           workers that run many requests at once
 
-A mode books what begins and what ends, and says what becomes of a dead worker's jobs. It ends no job, and tells nobody.
+A mode books what begins and what ends, and decides what becomes of a dead worker's jobs. It ends no job and calls no
+receiver, with one exception: `tell_pieces` passes the pieces of a step on.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ class Mode(Protocol):
 
     @property
     def serves_busy(self) -> bool:
-        """Whether a request may leave at once though no worker is idle."""
+        """Whether a request may leave at once even if no worker is idle."""
 
     def tickets(self, request: Request) -> int:
-        """How many requests such as this workers would take at this moment."""
+        """How many requests like this one the workers would take at this moment."""
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """How long a request that came now would wait for its answer; None if that is not known."""
+        """How long a request that comes now would wait for its answer; None if unknown."""
 
     def dispatch(self, now: float) -> None:
-        """Send whatever should leave now."""
+        """Send what should leave now."""
 
     def next_moment(self) -> float | None:
-        """When `dispatch` may have something to do though nothing happened; None if never."""
+        """When time alone may give `dispatch` something to do; None for never."""
 
     def rest(self, lane: WorkerLane, now: float) -> None:
         """A worker has nothing in flight."""
 
     def close(self, lane: WorkerLane) -> bool:
-        """Give a worker nothing more. Returns whether it is gone at once; else `Actions.lane_emptied` tells."""
+        """Give a worker nothing more. Returns whether it is gone at once; else `Actions.lane_emptied` follows."""
 
     def land(self, flight: Flight, handler_s: float, results: Sequence[Result], now: float) -> None:
-        """Book the end of a flight; without `results` where it raised. Raises BadFrame as `Lanes.land`."""
+        """Book the end of a flight; `results` are empty if it raised. Raises BadFrame as `Lanes.land`."""
 
     def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
-        """A worker is gone. What it had not begun waits again when this returns."""
+        """A worker is gone. Puts the jobs that it had not begun back into the queue."""
 
 
 def make_mode(options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> Mode:

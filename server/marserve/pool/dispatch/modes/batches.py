@@ -18,7 +18,7 @@ from marserve.pool.options import PoolOptions
 
 
 class Batches:
-    """A worker has one batch, and those that were sent ahead of its end."""
+    """A worker has one batch, and those that were sent ahead."""
 
     serves_busy = False
 
@@ -31,11 +31,11 @@ class Batches:
         self.close = lanes.close
 
     def tickets(self, request: Request) -> int:
-        """A request for each idle worker."""
+        """One request for each idle worker."""
         return len(self._lanes.idle)
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """0 while a worker is idle. See `pool/dispatch/lengths/expected_wait.py` for how it is guessed."""
+        """0 while a worker is idle. `pool/dispatch/lengths/expected_wait.py` says how it is estimated."""
         if self._lanes.idle:
             return 0.0
         batcher = self._batcher
@@ -45,7 +45,7 @@ class Batches:
     # ------------------------------------------------------------------------------------------- dispatch
 
     def dispatch(self, now: float) -> None:
-        """Send whatever should leave now."""
+        """Send what should leave now."""
         batcher, lanes = self._batcher, self._lanes
         if now >= batcher.priorities_until:
             batcher.forget_priorities()
@@ -81,7 +81,7 @@ class Batches:
         """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
         batcher = self._batcher
         policy, below_s = batcher.policy, batcher.ahead_below_s
-        has_goal = batcher.goal is not None  # then whether it pays takes longer to say than whether there is room
+        has_goal = batcher.goal is not None  # then `pays_ahead` costs more than the look for a worker with room
         if policy == "fixed" or not (has_goal or batcher.pays_ahead(now)):
             return None
         best = self._lanes.room_ahead.least_busy(below_s if policy == "idle" else min(below_s, AHEAD_FOR_GOAL_BELOW_S))
@@ -94,7 +94,7 @@ class Batches:
         return batcher.policy == "idle" and self._lanes.room_ahead.has_any(batcher.ahead_below_s)
 
     def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
-        """Ask for the lengths that the batcher missed, right before `flight`; one question at a time."""
+        """Ask for the lengths that the batcher only estimated, right before `flight`; one question at a time."""
         batcher = self._batcher
         guessed, batcher.guessed = batcher.guessed, []
         if batcher.asked_lengths is None or lane.question is not None:
@@ -112,9 +112,9 @@ class Batches:
             self._lanes.rest(lane, now)
 
     def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
-        """What it had begun is run once more, as `Dispatcher.died` says.
+        """Items that it had begun are run once more, as `Dispatcher.died` says.
 
-        Without `may_retry` the batch that was its turn counts as begun: it is what the worker was ended for.
+        Without `may_retry` the oldest batch counts as begun: the worker was ended because of it.
         """
         begun = loss.begun
         was_asked = self._lose_question(lane, begun)
@@ -135,7 +135,7 @@ class Batches:
         return Lost(again[::-1], failed)
 
     def _lose_question(self, lane: WorkerLane, begun: int) -> bool:
-        """Forget what a dead worker was asked. Returns whether it was at that when it ended: its batch is innocent."""
+        """Forget a dead worker's question. Returns whether it ended over that: then its batch is innocent."""
         question, lane.question = lane.question, None
         if question is None or self._batcher.asked_lengths is None:
             return False

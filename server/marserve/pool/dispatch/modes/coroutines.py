@@ -1,15 +1,15 @@
 """Versions whose workers run many requests at once (`asyncCommunication`). Pure.
 
 A worker is sent every batch as soon as there is one, without waiting for the one before, up to `most_concurrent`
-requests; it ends them in any order. Batches are formed as the policy says, for a worker that always has time, and go to
-the one that has the fewest requests.
+requests; it ends them in any order. Batches are formed as the policy says for an idle worker, and go to the worker with
+the fewest requests.
 
-When a worker dies, everything that it had begun was with it: each of these requests is run once more, unless a piece
-of its answer has gone out. Whether one was the cause is known only where it was alone: only then its body is refused.
-Where the worker named the batch that brought its end on (a lost device), that decides the order alone, since an error
-of a device may show in another's batch: all requests that were with the worker are run alone, each by an empty worker
-that is sent nothing else, those of the named batch first. The one that ends its worker again was the cause; the others
-run side by side from then on. So one body costs two workers, whichever batch was named.
+When a worker dies, each request that it had begun is run once more, unless a piece of its answer has gone out. Only a
+request that was alone is known to be the cause, so that its body is refused. A worker may name the batch that caused
+its end (a lost device). An error of a device may show in another batch than its cause, so that name decides an order
+only: all requests that were with the worker are run alone, each by an empty worker that is sent nothing else, those of
+the named batch first. The request that ends its worker again was the cause; the others run side by side from then on.
+So one body costs two workers, whichever batch was named.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Coroutines:
         self._fewest = Fewest()
 
     def tickets(self, request: Request) -> int:
-        """What each worker that takes requests has room for."""
+        """The room that the workers which take requests have left."""
         most = self._options.most_concurrent
         return sum(max(0, most - _count(lane)) for lane in self._lanes.by_key.values() if _has_part(lane))
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """0 while a worker has room, else None: nobody knows when one will."""
+        """0 while a worker has room, else None: it is unknown when one will."""
         return 0.0 if self._freest() is not None else None
 
     # ------------------------------------------------------------------------------------------- dispatch
 
     def dispatch(self, now: float) -> None:
-        """Send whatever should leave now."""
+        """Send what should leave now."""
         batcher = self._batcher
         while batcher.has_work:
             lane = self._freest()
@@ -75,7 +75,7 @@ class Coroutines:
         return self._batcher.next_wake(idle=self._freest() is not None, ahead=False)
 
     def _runs_alone_next(self) -> bool:
-        """Whether what leaves next is to be run by a worker that has nothing else."""
+        """Whether the next group must be run by a worker that has nothing else."""
         waiting = (job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED)
         first = next(waiting, None)
         return first is not None and first.suspicion is not None
@@ -94,7 +94,7 @@ class Coroutines:
     def rest(self, lane: WorkerLane, now: float) -> None:
         """A worker has nothing in flight."""
         self._lanes.rest(lane, now)
-        if lane.flights:  # lent to the server itself
+        if lane.flights:  # lent for a check
             self._fewest.forget(lane)
         elif lane.is_open:
             self._fewest.put(lane, 0)
@@ -112,7 +112,7 @@ class Coroutines:
             self.rest(lane, now)
 
     def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
-        """As `Dispatcher.died`; without `may_retry` it was ended for those past the response limit: these fail."""
+        """As `Dispatcher.died`; without `may_retry` the batches past the response limit fail: they caused the end."""
         self._fewest.forget(lane)
         accused, flights, retries = loss.accused, lane.flights, self._options.retry_on_worker_death
         oldest = -math.inf if loss.may_retry else self._oldest_overdue(lane, now)
@@ -142,14 +142,14 @@ class Coroutines:
         return Lost([*again, *accused_jobs], failed, is_sure=running <= 1)
 
     def _clear(self, suspicion: object) -> None:
-        """What waits under this suspicion is innocent: the guilty one is found."""
+        """Clear the waiting jobs of this suspicion: the guilty one is found."""
         for group in self._batcher.groups:
             for job in group:
                 if job.suspicion is suspicion:
                     job.suspicion = None
 
     def _oldest_overdue(self, lane: WorkerLane, now: float) -> float:
-        """Batches that have been quiet since then, or longer, are past the response limit: at least one is."""
+        """Batches not heard of since this moment are past the response limit; at least one of them is."""
         heard = [flight.heard_at for flight in lane.flights]
         return max(now - self._options.response_timeout_s, min(heard, default=-math.inf))
 
@@ -160,5 +160,5 @@ def _count(lane: WorkerLane) -> int:
 
 
 def _has_part(lane: WorkerLane) -> bool:
-    """Whether a worker takes requests at all: it is open, and not lent to the server itself."""
+    """Whether a worker takes requests: it is open, and not lent for a check."""
     return lane.is_open and not (lane.flights and lane.flights[0].is_check)

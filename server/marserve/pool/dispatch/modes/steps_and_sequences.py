@@ -1,17 +1,17 @@
-"""Versions whose workers know something of requests between calls of the handler. Pure.
+"""Versions whose workers keep a state of requests between calls of the handler. Pure.
 
 Two modes, alone or together:
 
     sequences            requests of one sequence run one at a time, in order, on the worker that ran the first
-                         (`pool/dispatch/sequences.py`); a batch has at most one request of each of several sequences.
+                         (`pool/dispatch/sequences.py`); a batch has at most one request of each sequence.
     continuous batching  the handler is called again and again with the same requests until each has ended, and others
                          join between two calls, up to the batch size. Each call is a flight, a *step*: a request whose
-                         result says `ts_stream_next: true` goes on to the next one, and its client has a piece more.
+                         result says `ts_stream_next: true` goes on to the next step, and its client gets a piece.
 
-What has a state in a worker cannot be run again elsewhere: a batch that raises is not split, and of a dead worker's
-requests only those move of which nobody, neither client nor handler, has seen anything yet. In continuous batching one
-of these joins at a time, by itself, before all newcomers, so that what it does is not laid to others. A worker that is
-to go serves its sequences, and what runs, until they have ended.
+A request with a state in a worker cannot be run again elsewhere. So a batch that raises is not split, and of a dead
+worker's requests only those move that have no state and have sent no piece. In continuous batching one of these joins
+at a time, by itself, before all new requests: if it kills the worker again, no other request that waited is blamed. A
+closed worker serves its sequences and its running requests until they have ended.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ class StepsAndSequences:
         self._batcher = batcher
         self._actions = actions
         self._sequences = batcher.queue if isinstance(batcher.queue, SequenceQueue) else None
-        self._carried: dict[str, list[Job]] = {}  # what goes on to a worker's next step, while that is not sent
+        self._carried: dict[str, list[Job]] = {}  # by worker: the jobs that go on to its next step, until that is sent
         self._between: list[WorkerLane] = []  # nothing in flight, but jobs that go on
-        self._kept: list[WorkerLane] = []  # closed, nothing in flight, but sequences that live
-        self._gone: list[tuple[Job, str]] = []  # waited in sequences that have ended
+        self._kept: list[WorkerLane] = []  # closed, nothing in flight, but living sequences
+        self._gone: list[tuple[Job, str]] = []  # jobs that waited in sequences that have ended, and why they did
 
     # ------------------------------------------------------------------------------------------- admission
 
     @property
     def serves_busy(self) -> bool:
-        """Whether a worker that is closed, and so not among the idle, serves sequences that live."""
+        """Whether a closed worker, which is not among the idle, serves living sequences."""
         return bool(self._kept)
 
     def admit(self, request: Request) -> Request:
-        """The request as its sequence takes it; as `SequenceQueue.admit`."""
+        """As `SequenceQueue.admit`."""
         return request if self._sequences is None else self._sequences.admit(request)
 
     def tickets(self, request: Request) -> int:
-        """A request for each idle worker; none for a sequence whose worker has something to do."""
+        """One request for each idle worker; none for a sequence whose worker is busy."""
         key = self._sequences.lane_of(request) if self._sequences is not None else None
         lane = self._lanes.by_key.get(key) if key is not None else None
         return 0 if lane is not None and lane.flights else len(self._lanes.idle)
 
     def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """0 while a worker is idle, else None: it depends on what runs, and for how many steps."""
+        """0 while a worker is idle, else None: it depends on how many steps the running requests take."""
         return 0.0 if self._lanes.idle else None
 
     # ------------------------------------------------------------------------------------------- sequences that end
 
     def expire(self, now: float) -> list[Job]:
-        """End the sequences whose time is up. Returns the jobs that waited in them, which are still to be told."""
+        """End the sequences whose time is up. Returns the jobs that waited in them, which the caller must fail."""
         if self._sequences is None:
             return []
         jobs = without_line(self._sequences.expire(now))
@@ -76,18 +76,18 @@ class StepsAndSequences:
         return jobs
 
     def take_gone(self) -> list[tuple[Job, str]]:
-        """Jobs that waited in sequences which a worker ended, or took along; each with why. They are to be told."""
+        """Jobs to be failed, each with the cause: their sequences were ended by a handler, or lost with a worker."""
         gone, self._gone = self._gone, []
         self._let_go()
         return gone
 
     def left(self, job: Job, now: float | None) -> None:
-        """A job that was to be run again never will be."""
+        """A job that was to be run again will not be."""
         if self._sequences is not None:
             self._sequences.ended(job, now, has_run=False)
 
     def _let_go(self) -> None:
-        """Closed workers whose last sequence has ended may go."""
+        """Remove closed workers whose last sequence has ended."""
         for lane in [lane for lane in self._kept if not self._has_sequences(lane)]:
             self._kept.remove(lane)
             self._lanes.remove(lane)
@@ -99,7 +99,7 @@ class StepsAndSequences:
     # ------------------------------------------------------------------------------------------- dispatch
 
     def dispatch(self, now: float) -> None:
-        """Send whatever should leave now; sequences whose time is up have been ended."""
+        """Send what should leave now; the caller has ended sequences whose time is up."""
         between, self._between = self._between, []
         for lane in between:
             self._step(lane, now)
@@ -120,7 +120,7 @@ class StepsAndSequences:
         return self._sequences.next_expiry() if self._sequences is not None else None
 
     def _step(self, lane: WorkerLane, now: float) -> None:
-        """Call a worker again with what goes on, and with who joins."""
+        """Call a worker again with the jobs that go on, and with those that join."""
         mates: list[Job] = []
         for job in self._carried.pop(lane.key, ()):
             if job.state is JobState.RUNNING:
@@ -134,7 +134,7 @@ class StepsAndSequences:
             self.rest(lane, now)
 
     def _joining(self, lane: WorkerLane, mates: list[Job]) -> tuple[list[Job], bool]:
-        """Who joins those that run on a worker, and whether that is one who is to be run again."""
+        """The jobs that join those running on a worker, and whether they are a group that is run again."""
         batcher = self._batcher
         room = batcher.max_batch_size - len(mates)
         if room <= 0:
@@ -144,7 +144,7 @@ class StepsAndSequences:
             batcher.forget_ended_groups()
         if batcher.groups and lane.is_open:
             if mate is not None and not may_run_together(mate.request, batcher.groups[0][0].request):
-                return [], False  # its turn comes when these have ended
+                return [], False  # it joins when these have ended
             return batcher.groups.popleft(), True
         if self._sequences is not None:
             return self._sequences.take_for(lane.key, room, mate=mate, may_bind=lane.is_open), False
@@ -156,7 +156,7 @@ class StepsAndSequences:
         return batcher.queue.take(room), False
 
     def _send(self, lane: WorkerLane, jobs: list[Job], mates: int, is_group: bool, now: float) -> None:
-        """Send a flight; the first `mates` of its jobs were in the one before."""
+        """Send a flight; the first `mates` of its jobs were in the flight before."""
         if self._sequences is not None:
             for job in jobs[mates:]:
                 self._sequences.began(job, lane.key)
@@ -165,7 +165,7 @@ class StepsAndSequences:
     # ------------------------------------------------------------------------------------------- ends
 
     def rest(self, lane: WorkerLane, now: float) -> None:
-        """A worker has nothing in flight; it may have what goes on, or sequences that it keeps though it is closed."""
+        """A worker has nothing in flight. It may have jobs that go on, or living sequences though it is closed."""
         if self._carried.get(lane.key):
             self._between.append(lane)
         elif not lane.is_open and self._has_sequences(lane):
@@ -174,7 +174,7 @@ class StepsAndSequences:
             self._lanes.rest(lane, now)
 
     def close(self, lane: WorkerLane) -> bool:
-        """Give a worker nothing new; one that has living sequences has them until they have ended."""
+        """Give a worker nothing new; it keeps its living sequences until they have ended."""
         if lane not in self._between and lane not in self._kept:
             if lane.flights or not self._has_sequences(lane):
                 return self._lanes.close(lane)
@@ -213,9 +213,9 @@ class StepsAndSequences:
         self.rest(lane, now)
 
     def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
-        """Who has been told or has told it something fails; the others are run again as `Dispatcher.died` says.
+        """Jobs that have a state or have sent pieces fail; the others are run again as `Dispatcher.died` says.
 
-        Its sequences are lost, and who waits in them is among `take_gone`.
+        Its sequences with a state are lost; the jobs that wait in these are returned by `take_gone`.
         """
         key, may_retry = lane.key, loss.may_retry
         for lanes in (self._between, self._kept):
@@ -246,7 +246,7 @@ class StepsAndSequences:
         return Lost(again[::-1], failed)
 
     def _may_move(self, job: Job) -> bool:
-        """Whether neither its client nor a handler has seen anything of what it would lose with its worker."""
+        """Whether a job can move to another worker: it has sent no piece, and its sequence has no state."""
         return not job.has_sent_pieces and (self._sequences is None or not self._sequences.has_state(job))
 
     def _may_run_again(self, job: Job, may_retry: bool) -> bool:
@@ -254,19 +254,19 @@ class StepsAndSequences:
 
 
 def without_line(jobs: list[Job]) -> list[Job]:
-    """Jobs that are in no queue any more: until they are told, whoever is told before may cancel them."""
+    """Mark jobs as being in no queue any more: until they are failed, a receiver called before may cancel them."""
     for job in jobs:
         job.state = JobState.GROUPED
     return jobs
 
 
 def goes_on(result: Result) -> bool:
-    """Whether more follows on this piece of an answer."""
+    """Whether this piece of an answer is not its last."""
     return result.error is None and any(name == STREAM_HEADER and value == "true" for name, value in result.headers)
 
 
 def tell_pieces(landed: Landed) -> Landed:
-    """Tell the jobs of a step that go on their next piece. Returns the others, which are told their answer."""
+    """Pass the next piece to the receivers of a step's jobs that go on. Returns the other jobs, which have ended."""
     flight = landed.flight
     last = Flight(flight.number, [], flight.is_group, flight.sent_at)
     results: list[Result] = []
@@ -285,6 +285,6 @@ def tell_pieces(landed: Landed) -> Landed:
 
 
 def _without_stream_header(result: Result) -> Result:
-    """An answer that has ended says nothing of a stream: alone it is none, and after pieces its headers are lost."""
+    """A last answer without the stream's header: alone it is no stream, and after pieces headers are not sent."""
     headers = [(name, value) for name, value in result.headers if name != STREAM_HEADER]
     return result if result.error is not None else Result(result.status, result.reason, headers)
