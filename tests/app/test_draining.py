@@ -74,11 +74,12 @@ def a_server(
     """
     parts = SimpleNamespace(
         settings=SimpleNamespace(drain_delay=0.0, drain_timeout=DRAIN_S),
-        registry=Recorder("registry", calls, {"refuse_accepted": left}, drain=drained),
+        registry=Recorder("registry", calls),
         rollouts=Recorder("rollouts", calls, stop=None),
         workflows=Recorder("workflows", calls, {"refuse_accepted": workflows_left}, drain=0),
         connections=Connections(),
     )
+    parts.registry.data_plane = Recorder("data_plane", calls, {"refuse_accepted": left}, drain=drained)
     listener: Any = Recorder("listener", calls, turn_away=None)
     listener.state = SimpleNamespace(connections={Recorder("connection", calls)})
     return parts, [listener], [Recorder("grpc", calls, stop=None)]
@@ -99,7 +100,7 @@ async def test_the_end_has_an_order() -> None:
         "registry.refuse_new",
         "workflows.refuse_new",
         "workflows.drain",
-        "registry.drain",
+        "data_plane.drain",
         "listener.turn_away",
         "listener.close",
         "connection.shutdown",
@@ -122,8 +123,8 @@ async def test_a_second_signal_ends_the_wait_and_not_the_order(caplog: pytest.Lo
 
     assert "grpc.stop" in calls
     calls.remove("grpc.stop")
-    after = calls[calls.index("registry.drain") + 1 :]
-    assert after[:2] == ["workflows.refuse_accepted", "registry.refuse_accepted"]
+    after = calls[calls.index("data_plane.drain") + 1 :]
+    assert after[:2] == ["workflows.refuse_accepted", "data_plane.refuse_accepted"]
     assert after[2:5] == ["listener.turn_away", "listener.close", "connection.shutdown"]
     assert [record.message for record in caplog.records] == ["SIGINT again: stopping now"]
 
@@ -198,9 +199,9 @@ async def test_models_get_what_workflows_left_of_the_time(workflows_took_s: floa
         return 2
 
     workflows: Any = Recorder("workflows", [], drain=drain_workflows)
-    registry: Any = Recorder("registry", [], drain=drain_models)
+    data_plane: Any = Recorder("data_plane", [], drain=drain_models)
 
-    assert await finish_accepted(registry, workflows, DRAIN_S, lambda: clock[0]) == 3
+    assert await finish_accepted(data_plane, workflows, DRAIN_S, lambda: clock[0]) == 3
     assert given == [DRAIN_S, models_get_s]
 
 

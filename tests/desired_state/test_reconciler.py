@@ -86,7 +86,7 @@ class Workshop(House):
     def ask(self, model: str, version: str | None = None) -> bytes:
         """One answer."""
         told = Told()
-        self.registry.submit(model, version, Request("id", [Part("body", b"x")]), told)
+        self.registry.data_plane.submit(model, version, Request("id", [Part("body", b"x")]), told)
         assert isinstance(told.end, Answer)
         return bytes(told.end.body)
 
@@ -819,7 +819,7 @@ async def test_what_was_accepted_before_a_change_is_answered_by_what_is_kept(kee
     old = keeper.pools.made[0]
     old.behaviour = Behaviour(holds=True)
     told = Told()
-    keeper.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+    keeper.registry.data_plane.submit("m", None, Request("id", [Part("body", b"x")]), told)
 
     await keeper.reconciler.apply(document(m=["2.0"]))
     await keeper.reconciler.undo()

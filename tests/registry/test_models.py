@@ -24,22 +24,18 @@ from marserve.errors import (
     BadName,
     CleanUpTimedOut,
     DefaultVersionInUse,
-    Draining,
     HandlerFailed,
     LoadFailed,
     MarserveError,
     ModelNotFound,
     NoDescribeWorker,
-    NoWorker,
-    QueueFull,
     VersionConflict,
     VersionNotFound,
 )
-from marserve.messages import Answer, Load, Part, Request
+from marserve.messages import Answer, Load
 from marserve.names import encodable, escaped
 from marserve.registry import models as models_module
 from marserve.registry.catalogue.snapshot import SnapshotVersion, read_models, write_models
-from marserve.registry.catalogue.traffic import VERSION_HEADER
 from marserve.registry.changes import registering
 from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
@@ -50,47 +46,9 @@ from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, a_death
-from support.management_house import House as ManagementHouse
+from support.registry_house import House
 
 pytestmark = pytest.mark.anyio
-
-
-class Told:
-    """A receiver that keeps what it was told; `versions` are those that answers named."""
-
-    def __init__(self) -> None:
-        self.versions: list[str] = []
-        self.answers: list[Answer] = []
-        self.errors: list[MarserveError] = []
-
-    def on_answer(self, answer: Answer) -> None:
-        """The answer."""
-        self.versions += [value for name, value in answer.headers if name == VERSION_HEADER]
-        headers = [line for line in answer.headers if line[0] != VERSION_HEADER]
-        self.answers.append(Answer(answer.body, answer.status, answer.reason, headers))
-
-    def on_piece(self, piece: Answer, last: bool) -> None:
-        """A piece."""
-        self.answers.append(piece)
-
-    def on_error(self, error: MarserveError) -> None:
-        """An error."""
-        self.errors.append(error)
-
-
-class House(ManagementHouse):
-    """The house with short ways to register and to ask."""
-
-    async def add(self, name: str = "m", version: str = "1.0", *, workers: int = 1, **parameters: Any) -> Registered:
-        """Register a version of a model, waiting for its workers."""
-        archive = self.put(name, version)
-        return await self.registry.register(RegisterParameters(archive, initial_workers=workers, **parameters))
-
-    def send(self, model: str = "m", version: str | None = None, *, is_inner: bool = False) -> Told:
-        """Send a request and give its receiver."""
-        told = Told()
-        self.registry.submit(model, version, Request("id", [Part("body", b"x")], is_inner=is_inner), told)
-        return told
 
 
 @pytest.fixture
@@ -384,46 +342,6 @@ async def test_what_was_not_used_is_logged_once_and_shown(house: House, caplog: 
     assert warnings[0] == "colour is not known"
     assert "batchSize" in warnings[1]
     assert caplog.text.count("colour is not known") == 1
-
-
-# ------------------------------------------------------------------------------------------- requests
-
-
-async def test_a_request_goes_to_the_version_it_names(house: House) -> None:
-    """Others go to the default one."""
-    await house.add()
-    await house.add(version="2.0")
-
-    assert house.send(version="2.0").answers == [Answer(b"m 2.0")]
-    assert house.send().answers == [Answer(b"m 1.0")]
-
-
-async def test_a_request_for_what_is_not_there_is_refused(house: House) -> None:
-    """Model and version are told apart."""
-    await house.add()
-
-    with pytest.raises(ModelNotFound):
-        house.send("nobody")
-    with pytest.raises(VersionNotFound):
-        house.send("m", "9.9")
-
-
-async def test_a_refusal_names_the_version_only_where_the_client_did(house: House) -> None:
-    """The pool does not know; its kind of refusal and its advice are kept."""
-    await house.add(workers=0)
-    await house.add("full")
-    full = house.pools.of("full")
-    full.behaviour.holds = True
-    for _ in range(100):
-        house.send("full")
-
-    with pytest.raises(NoWorker, match=r'^Model "m" has no worker'):
-        house.send()
-    with pytest.raises(NoWorker, match=r'^Model "m" Version 1\.0 has no worker'):
-        house.send(version="1.0")
-    with pytest.raises(QueueFull) as raised:
-        house.send("full", "1.0")
-    assert raised.value.retry_after_s == 2.0
 
 
 # ------------------------------------------------------------------------------------------- scale
@@ -750,7 +668,7 @@ async def test_models_of_the_start_are_loaded_in_the_order_of_the_setting(tmp_pa
 
     described = house.registry.describe("b")
     assert (described["modelVersion"], described["minWorkers"], described["loadedAtStartup"]) == ("2.0", 3, True)
-    assert house.registry.only_startup_model == "b"
+    assert house.registry.data_plane.only_startup_model == "b"
     await house.registry.stop()
 
 
@@ -770,7 +688,7 @@ async def test_all_loads_what_the_store_holds_and_a_bad_one_is_left_out(
     readiness = house.registry.readiness()
     assert (readiness.is_ready, readiness.is_started) == (True, True)
     assert "bad.mar was not loaded" in readiness.startup_reasons[0]
-    assert house.registry.only_startup_model is None
+    assert house.registry.data_plane.only_startup_model is None
 
 
 async def test_the_models_setting_configures_models_of_the_start(tmp_path: Path) -> None:
@@ -804,96 +722,7 @@ async def test_a_server_has_started_when_its_models_have(house: House) -> None:
     assert (after.is_started, after.is_ready) == (True, True)
 
 
-# ------------------------------------------------------------------------------------------- health and the end
-
-
-async def test_only_default_versions_count_for_health(house: House) -> None:
-    """The contract's rule for /ping."""
-    await house.add()
-    await house.add(version="2.0")
-    assert house.registry.is_healthy()
-
-    house.pools.of("m", "2.0").is_healthy = False
-    assert house.registry.is_healthy()
-
-    house.pools.of("m").is_healthy = False
-    assert not house.registry.is_healthy()
-
-
-async def test_a_model_is_ready_with_its_least_number_of_workers_and_never_without_one(house: House) -> None:
-    """KServe's question."""
-    await house.add(workers=0)
-    assert not house.registry.is_model_ready("m")
-
-    await house.registry.scale("m", None, min_workers=2, max_workers=2, synchronous=True)
-    assert house.registry.is_model_ready("m")
-
-    with pytest.raises(ModelNotFound):
-        house.registry.is_model_ready("nobody")
-
-
-async def test_a_model_that_sleeps_is_ready_to_be_asked(house: House) -> None:
-    """It has no worker until somebody asks; who wants none at all has a model that is not ready."""
-    config = "minWorkers: 0\nmaxWorkers: 2\nidleTimeout: 60\n"
-    archive = write_mar(house.store / "sleepy.mar", config=config).name
-    await house.registry.register(RegisterParameters(archive))
-    assert house.registry.is_model_ready("m")
-
-    await house.registry.scale("m", None, min_workers=0, max_workers=2, synchronous=True)
-    assert house.pools.of("m").scaled[-1] == (0, 2)
-
-    await house.registry.scale("m", None, min_workers=0, max_workers=0, synchronous=True)
-    assert not house.registry.is_model_ready("m")
-
-
-async def test_a_draining_registry_answers_what_it_has_and_takes_nothing_new(house: House) -> None:
-    """`drain` returns when all is answered."""
-    house.pools.behaviours["m"] = Behaviour(holds=True)
-    await house.add()
-    told = house.send()
-
-    house.registry.refuse_new()
-    draining = asyncio.create_task(house.registry.drain(5.0))
-    await asyncio.sleep(0.005)
-    for refused in (house.send, lambda: house.send(version="1.0")):
-        with pytest.raises(Draining):
-            refused()
-    with pytest.raises(Draining):
-        await house.add("n")
-    with pytest.raises(Draining):
-        await house.registry.scale("m", None, min_workers=1, max_workers=1, synchronous=True)
-    house.pools.of("m").held[0].answer(Answer(b"done"))
-
-    assert await draining == 0
-    assert told.answers == [Answer(b"done")]
-    assert not house.registry.readiness().is_ready
-
-
-async def test_a_drain_ends_with_the_last_answer_wherever_the_request_went_meanwhile(house: House) -> None:
-    """It waits for its pools' word, and looks at no clock: a few turns of the loop are enough."""
-    for model in "m", "n":
-        house.pools.behaviours[model] = Behaviour(holds=True)
-        await house.add(model)
-    house.send("m")
-    house.registry.refuse_new()
-    draining = asyncio.create_task(house.registry.drain(60.0))
-    await turns()
-
-    house.send("n", is_inner=True)  # the workflow's next node
-    house.pools.of("m").held[0].answer(Answer(b"done"))
-    await turns()
-    assert not draining.done()
-    house.pools.of("n").held[0].answer(Answer(b"done"))
-    await turns()
-
-    assert draining.done()
-    assert await draining == 0
-
-
-async def turns() -> None:
-    """Let the loop do all that is due now."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+# ------------------------------------------------------------------------------------------- the end
 
 
 async def test_a_server_that_is_about_to_drain_is_not_ready_and_still_answers(house: House) -> None:
@@ -905,20 +734,6 @@ async def test_a_server_that_is_about_to_drain_is_not_ready_and_still_answers(ho
 
     assert not house.registry.readiness().is_ready
     assert house.send().answers == [Answer(b"m 1.0")]
-
-
-async def test_a_drain_that_takes_too_long_says_how_many_are_given_up(house: House) -> None:
-    """Versions that are leaving count too."""
-    house.pools.behaviours["m"] = Behaviour(holds=True)
-    house.pools.behaviours["n"] = Behaviour(holds=True)
-    await house.add()
-    await house.add("n")
-    house.send(), house.send("n")
-    unregistering = asyncio.create_task(house.registry.unregister("n"))
-    await asyncio.sleep(0.005)
-
-    assert await house.registry.drain(0.03) == 2
-    await unregistering
 
 
 async def test_stopping_ends_a_registration_that_waits(house: House) -> None:

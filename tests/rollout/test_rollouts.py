@@ -92,7 +92,7 @@ async def test_a_version_that_was_being_registered_when_the_server_stopped_is_th
     await until(lambda: any(pool.options.version == "2.0" for pool in house.pools.made))
     await first.stop()
     house.pools.of("m", "2.0").finish_load()
-    await until(lambda: house.registry.is_model_ready("m", "2.0"))
+    await until(lambda: house.registry.data_plane.is_model_ready("m", "2.0"))
     await house.registry.load_at_start([])  # what a start does: from now on what is not there does not come
 
     second = Rollouts(house.registry, records)

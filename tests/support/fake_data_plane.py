@@ -57,7 +57,7 @@ class Submitted:
 
 @dataclass
 class FakeDataPlane:
-    """Takes requests as a registry does."""
+    """Takes requests as `DataPlane` does."""
 
     only_startup_model: str | None = None
     echoes_all: bool = False

@@ -24,9 +24,14 @@ SCHEMA = Schema()
 
 @dataclass
 class FakeRegistry(FakeDataPlane):
-    """A data plane that also says how it is."""
+    """A registry that is its own data plane, and says how it is."""
 
     is_well: bool = True
+
+    @property
+    def data_plane(self) -> FakeRegistry:
+        """Itself."""
+        return self
 
     def is_healthy(self) -> bool:
         """TorchServe's rule."""

@@ -18,7 +18,7 @@ from marserve.api.http.connections import ConnectionTable
 from marserve.app.building.parts import Parts
 from marserve.app.building.tasks import wait_for_all
 from marserve.app.listeners import Listener
-from marserve.registry.models import Registry
+from marserve.registry.data_plane import DataPlane
 from marserve.workflows.workflows import Workflows
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ async def drain(
     grace_s = settings.drain_timeout + CLOSE_CONNECTIONS_S
     leaving = asyncio.ensure_future(wait_for_all([listener.stop(grace_s) for listener in grpc_listeners]))
     try:
-        left = await stop.unless_hurried(finish_accepted(registry, parts.workflows, settings.drain_timeout))
+        left = await stop.unless_hurried(finish_accepted(registry.data_plane, parts.workflows, settings.drain_timeout))
         if left != 0:
             why = "a second signal came" if left is None else f"drain_timeout is over ({settings.drain_timeout:g} s)"
-            give_up_accepted(registry, parts.workflows, why)
+            give_up_accepted(registry.data_plane, parts.workflows, why)
         await asyncio.gather(*(listener.turn_away() for listener in listeners))
         for listener in listeners:
             listener.close()
@@ -115,20 +115,20 @@ async def drain(
 
 
 async def finish_accepted(
-    registry: Registry, workflows: Workflows, timeout_s: float, now: Callable[[], float] = time.monotonic
+    data_plane: DataPlane, workflows: Workflows, timeout_s: float, now: Callable[[], float] = time.monotonic
 ) -> int:
     """Wait for what was accepted; returns how many requests are left. Workflows first: their nodes are models."""
     end = now() + timeout_s
     workflows.refuse_new()
     left = await workflows.drain(timeout_s)
-    return left + await registry.drain(max(0.0, end - now()))
+    return left + await data_plane.drain(max(0.0, end - now()))
 
 
-def give_up_accepted(registry: Registry, workflows: Workflows, why: str) -> None:
+def give_up_accepted(data_plane: DataPlane, workflows: Workflows, why: str) -> None:
     """Refuse what was accepted and is not answered, and say by name in the log what that was."""
     for workflow, ids in workflows.refuse_accepted():
         log.warning("Workflow %s: %s refused, %s: %s", workflow, _count(len(ids), "request"), why, _name(ids))
-    for model, version, requests in registry.refuse_accepted():
+    for model, version, requests in data_plane.refuse_accepted():
         streams = sum(request.where == "stream" for request in requests)
         log.warning(
             "Model %s version %s: %s refused (%d waited, %d ran) and %s cut, %s: %s",

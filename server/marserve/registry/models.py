@@ -1,4 +1,4 @@
-"""Every registered model: the calls that surfaces make, on the event loop.
+"""Every registered model: the calls that manage them, on the event loop. Requests go to `data_plane.py`.
 
 The table of models and versions is `catalogue/versions.py`. `changes/registering.py` adds and removes versions,
 `changes/load_at_start.py` loads the models of the start. A version that leaves is taken off the list first and then
@@ -18,30 +18,16 @@ from dataclasses import replace
 from typing import Any
 
 from marserve.environments.environments import Environments
-from marserve.errors import (
-    CleanUpTimedOut,
-    DrainedAway,
-    Draining,
-    LoadFailed,
-    MarserveError,
-    ModelNotFound,
-    NoTicket,
-    NoWorker,
-    QueueFull,
-)
-from marserve.messages import Accepted, Answer, Part, Receiver, Request
-from marserve.pool.dispatch.queue import GivenUp
-from marserve.pool.pool import Pool
+from marserve.errors import CleanUpTimedOut, Draining, LoadFailed
+from marserve.messages import Answer, Part
 from marserve.registry.catalogue.describe import describe_version, page_of
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
-from marserve.registry.catalogue.named_answers import NamedReceiver
 from marserve.registry.catalogue.plan import Unpacked
 from marserve.registry.catalogue.readiness import Readiness, Standing, judge
 from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
-from marserve.registry.catalogue.traffic import choose_version
 from marserve.registry.catalogue.traffic_control import TrafficControl
-from marserve.registry.catalogue.versions import Model, PoolFactory, Version, Versions
+from marserve.registry.catalogue.versions import PoolFactory, Version, Versions
 from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion, look_at
 from marserve.registry.changes.dry_run import Rehearsal
 from marserve.registry.changes.hooks import Hooks
@@ -51,6 +37,7 @@ from marserve.registry.changes.registering import Registering, log_failure, rema
 from marserve.registry.changes.swap import SwapParameters, Swapped, Swapping
 from marserve.registry.changes.transaction import TrafficSetters, Transaction
 from marserve.registry.changes.under_way import Changes
+from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import (
     ModelPage,
@@ -97,7 +84,6 @@ class Registry:
         self._intake = intake
         self._on_change = on_change
         self._versions = Versions(options.sequence_headers.id)
-        self._models = self._versions.models  # for every request: one step less
         self._changes = Changes()
         self.hooks = hooks or Hooks()
         self._registering = Registering(
@@ -128,66 +114,8 @@ class Registry:
             drain_s=options.unregister_timeout_s,
             note_change=self._note_change,
         )
+        self.data_plane = DataPlane(self._versions, self._starting)
         self._is_leaving = False
-        self._is_draining = False
-
-    # ------------------------------------------------------------------------------------------- requests
-
-    def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Accepted:
-        """Hand a request to the version it names, or to the default one.
-
-        Raises Draining, ModelNotFound, VersionNotFound, and what the pool raises: NoWorker, QueueFull, NoTicket,
-        FingerprintRefused.
-        """
-        if self._is_draining and not request.is_inner:
-            raise Draining
-        entry = self._models.get(model)
-        if entry is None:
-            raise ModelNotFound(model)
-        if not entry.is_plain or request.asked_version is not None:
-            return self._submit_chosen(entry, version, request, receiver)
-        pool = choose_version(model, entry.versions, entry.default, version).pool
-        try:
-            return pool.submit(request, receiver)
-        except NoWorker as error:
-            if version is None:
-                raise
-            raise _naming(error, model, version) from None
-
-    def _submit_chosen(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> Accepted:
-        """Hand a request to the version chosen for it; a header of the answer names that version."""
-        chosen, reason = entry.choose(named, request)
-        if not entry.is_plain:
-            receiver = NamedReceiver(receiver, chosen.header)
-        pool, beside = chosen.pool, entry.beside
-        try:
-            job: Accepted
-            if beside is None:
-                job = pool.submit(request, receiver)
-            else:
-                is_asked = reason in ("path", "override")
-                job = beside.submit(pool, chosen.name, is_asked=is_asked, request=request, receiver=receiver)
-        except MarserveError as error:
-            if isinstance(error, NoWorker) and reason in ("path", "override"):
-                error = _naming(error, entry.name, named or request.asked_version)
-            if not entry.is_plain:
-                error.version_header = chosen.header
-            raise error from None
-        if reason not in ("path", "default") and not request.is_inner:
-            pool.metrics.chosen[reason] += 1
-        return job
-
-    @property
-    def only_startup_model(self) -> str | None:
-        """The model loaded at the start, if there is exactly one: `/invocations` may leave its name out."""
-        return self._starting.models[0] if len(self._starting.models) == 1 else None
-
-    def check_exists(self, model: str, version: str | None = None) -> None:
-        """Return if the version is registered (without a version: if the model is).
-
-        Raises ModelNotFound or VersionNotFound.
-        """
-        self._versions.find(model, version)
 
     def source_of(self, model: str, version: str) -> str | None:
         """The URL or name that a version was registered with; None for an unknown version."""
@@ -257,7 +185,7 @@ class Registry:
         `synchronous` LoadFailed when a worker could not load the model; the version then stays registered.
         """
         check_workers(min_workers, max_workers)
-        if self._is_draining:
+        if self.data_plane.is_draining:
             raise Draining
         chosen = self._versions.find(model, version)
         self._registering.scale(chosen, min_workers, max_workers)
@@ -288,7 +216,7 @@ class Registry:
         Raises BadInput, ModelNotFound, VersionNotFound, Draining.
         """
         check_batching(batch_size, max_batch_delay_s)
-        if self._is_draining:
+        if self.data_plane.is_draining:
             raise Draining
         chosen = self._versions.find(model, version)
         chosen.pool.reconfigure(batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
@@ -402,7 +330,7 @@ class Registry:
         self._registering.remove(chosen)
         self._note_change(chosen)
         retiring = self._registering.retire(
-            chosen, drain_s=self._options.unregister_timeout_s, deletes_fetched=not self._is_draining
+            chosen, drain_s=self._options.unregister_timeout_s, deletes_fetched=not self.data_plane.is_draining
         )
         await self._changes.carry_through(retiring)
 
@@ -478,7 +406,7 @@ class Registry:
 
     def begin_change(self) -> Transaction:
         """Begin to change several models at once."""
-        if self._is_draining:
+        if self.data_plane.is_draining:
             raise Draining
         setters = TrafficSetters(self.traffic.put_all_labels, self.traffic.put_document, self._put_shadow)
         drain_s = self._options.unregister_timeout_s
@@ -580,25 +508,6 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- health
 
-    def is_healthy(self) -> bool:
-        """The contract's rule for `/ping`: no default version has given up more workers than it can spare."""
-        return all(version.pool.is_healthy for version in self._versions.defaults())
-
-    def is_model_ready(self, model: str, version: str | None = None) -> bool:
-        """Whether the version (the default one) has at least `min_workers` workers that loaded it, and at least one.
-
-        A version that sleeps until its next request is ready. Raises ModelNotFound or VersionNotFound.
-        """
-        chosen = self._versions.find(model, version)
-        may_sleep = chosen.facts.options.idle_timeout_s is not None and not chosen.min_workers
-        if may_sleep and chosen.max_workers and not chosen.pool.workers():
-            return True
-        return chosen.pool.ready_workers >= max(1, chosen.min_workers)
-
-    def has_loaded_model(self) -> bool:
-        """Whether a worker of any model's default version has loaded it."""
-        return any(version.pool.ready_workers for version in self._versions.defaults())
-
     def readiness(self) -> Readiness:
         """Whether the server should get requests, and why not."""
         standings = [
@@ -631,33 +540,10 @@ class Registry:
 
     def refuse_new(self) -> None:
         """Refuse new requests and registrations from now on; accepted ones go on."""
-        self._is_leaving = self._is_draining = True
+        self._is_leaving = self.data_plane.is_draining = True
         self._registering.refuse_new()
         self.keeping.close()
         self.mirrors.refuse_new()
-
-    async def drain(self, deadline_s: float) -> int:
-        """Wait until nothing is queued or running, for at most `deadline_s`; returns how many requests are left."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                # Look again after each wait: a workflow's request may have gone from one pool to another.
-                while busy := [pool for pool in self._pools() if pool.queued + pool.running]:
-                    await asyncio.gather(*(pool.wait_until_idle() for pool in busy))
-        return sum(pool.queued + pool.running for pool in self._pools())
-
-    def refuse_accepted(self) -> list[tuple[str, str, Sequence[GivenUp]]]:
-        """Refuse all requests that were accepted and are not answered yet.
-
-        Returns model, version and requests of each version that had any.
-        """
-        return [
-            (version.model, version.name, requests)
-            for version in (*self._versions.all(), *self._versions.leaving)
-            if (requests := version.pool.refuse_accepted(DrainedAway()))
-        ]
-
-    def _pools(self) -> list[Pool]:
-        return [version.pool for version in (*self._versions.all(), *self._versions.leaving)]
 
     async def stop(self) -> None:
         """End every version and delete every folder, after new requests are refused.
@@ -675,10 +561,3 @@ def _held_bytes(version: Version) -> dict[str, Any]:
     """What a version holds in memory; empty without a memory ledger."""
     memory: Any = version.pool.described.get("memory")
     return {} if memory is None else {"memoryBytes": memory["residentBytes"]}
-
-
-def _naming(error: NoWorker, model: str, version: str | None) -> NoWorker:
-    """The error in the contract's text for a client that named the version; the pool does not know that."""
-    if type(error) in (NoWorker, QueueFull, NoTicket):
-        return type(error)(model, version, retry_after_s=error.retry_after_s, death=error.death)
-    return error

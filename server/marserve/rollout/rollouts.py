@@ -111,7 +111,7 @@ class Rollouts:
         if running is not None:
             return {**running.describe(), "earlier": [_in_short(each) for each in kept if each["id"] != running.id]}
         if not kept:
-            self.registry.check_exists(model)
+            self.registry.data_plane.check_exists(model)
             raise RolloutNotFound(model)
         return {**kept[-1], "earlier": [_in_short(each) for each in kept[:-1]]}
 
@@ -148,7 +148,7 @@ class Rollouts:
         rollout = self._running.get(model)
         if rollout is None:
             if model not in self._kept:
-                self.registry.check_exists(model)
+                self.registry.data_plane.check_exists(model)
                 raise RolloutNotFound(model)
             state = self._kept[model][-1]["state"]
             raise RolloutUnderWay(f"The roll-out of model {model} has ended: it was {state}.")
@@ -157,7 +157,7 @@ class Rollouts:
     def _check(self, model: str, spec: RolloutSpec) -> tuple[str, Traffic | None]:
         """The version that serves now and the traffic in force, if the roll-out may begin."""
         registry = self.registry
-        registry.check_exists(model)
+        registry.data_plane.check_exists(model)
         rule = registry.traffic.rule_of(model)
         baseline = registry.mirrors.default_of(model)
         if rule is not None:
@@ -520,7 +520,7 @@ class _Rollout:
 
     def _is_ready(self, version: str) -> bool:
         try:
-            return self._rollouts.registry.is_model_ready(self.model, version)
+            return self._rollouts.registry.data_plane.is_model_ready(self.model, version)
         except (ModelNotFound, VersionNotFound):
             if not self._is_restarted or self._rollouts.registry.has_tried_startup:
                 raise

@@ -35,7 +35,7 @@ from marserve.errors import (
     WorkflowBusy,
 )
 from marserve.messages import Accepted, Answer, Part, Receiver, Request
-from marserve.registry.models import Registry
+from marserve.registry.data_plane import DataPlane
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.workflows.dag import Dag, Walk
 
@@ -69,7 +69,7 @@ class Engine:
         workflow: str,
         dag: Dag,
         nodes: Mapping[str, RunnableNode],
-        models: Registry,
+        models: DataPlane,
         *,
         most_running: int = 100,
         max_answer_bytes: int = 6_553_500,

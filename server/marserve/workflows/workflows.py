@@ -176,7 +176,7 @@ class Workflows:
             name,
             unpacked.spec.dag,
             runnable,
-            self._registry,
+            self._registry.data_plane,
             # The capacity of its queues and workers: the requests that could wait or run, each at another node.
             most_running=sum(
                 self._options.queue_size + node.options.max_workers * node.options.batch_size for node in nodes.values()

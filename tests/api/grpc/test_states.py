@@ -217,9 +217,9 @@ class Echoing(FakeRegistry):
     def check_exists(self, model: str, version: str | None = None) -> None:
         """It does."""
 
-    def describe_all(self, model: str) -> list[dict[str, str]]:
+    def version_names(self, model: str) -> list[str]:
         """One version."""
-        return [{"modelVersion": "1.0"}]
+        return ["1.0"]
 
 
 @pytest.mark.parametrize("times", [30, pytest.param(500, marks=pytest.mark.long)])

@@ -71,7 +71,7 @@ class House(ManagementHouse):
         """Send a request and give its receiver."""
         told = Told()
         request.setdefault("names_version", version is not None)
-        self.registry.submit("m", version, Request("id", [Part("body", b"x")], **request), told)
+        self.registry.data_plane.submit("m", version, Request("id", [Part("body", b"x")], **request), told)
         return told
 
     def answered_by(self, version: str | None = None, **request: Any) -> str:

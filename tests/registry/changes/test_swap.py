@@ -93,7 +93,7 @@ class House(ManagementHouse):
     def ask(self, version: str | None = None) -> bytes:
         """The body that a request gets."""
         told = Told()
-        self.registry.submit("m", version, Request("id", [Part("body", b"x")]), told)
+        self.registry.data_plane.submit("m", version, Request("id", [Part("body", b"x")]), told)
         return told.bodies[0]
 
     def versions(self) -> dict[str, bool]:
@@ -171,7 +171,7 @@ async def test_what_the_old_version_had_accepted_it_answers(house: House) -> Non
     old = await house.add()
     old.behaviour.holds = True
     told = Told()
-    house.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+    house.registry.data_plane.submit("m", None, Request("id", [Part("body", b"x")]), told)
     swap = asyncio.create_task(house.swap(house.archive("2.0")))
     await until(lambda: bool(old.stops))
     assert not swap.done()
@@ -222,7 +222,7 @@ async def test_unloading_first_answers_honestly_in_between(house: House) -> None
     """503 while the old one ends."""
     old = await house.add()
     old.behaviour.holds = True
-    house.registry.submit("m", None, Request("id", [Part("body", b"x")]), Told())
+    house.registry.data_plane.submit("m", None, Request("id", [Part("body", b"x")]), Told())
     swap = asyncio.create_task(house.swap(house.archive("2.0"), order="unload_first"))
     await until(lambda: bool(old.stops))
 
@@ -304,7 +304,7 @@ async def test_what_a_watched_version_cannot_run_is_answered_by_what_took_the_ot
     house.registry.traffic.put("m", Traffic({"1.0": 0, "2.0": 1}))
     house.registry.mirrors.watch("m", "1.0", "2.0")
     told = Told()
-    house.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+    house.registry.data_plane.submit("m", None, Request("id", [Part("body", b"x")]), told)
 
     await house.swap(house.archive(name, file="next.mar"), version="1.0", order=order)
     tried.held[0].fail(WorkerDied("crash"))
@@ -320,7 +320,7 @@ async def test_a_watched_version_that_nobody_is_left_beside_tells_its_own_error(
     house.registry.traffic.put("m", Traffic({"1.0": 0, "2.0": 1}))
     house.registry.mirrors.watch("m", "1.0", "2.0")
     told = Told()
-    house.registry.submit("m", None, Request("id", [Part("body", b"x")]), told)
+    house.registry.data_plane.submit("m", None, Request("id", [Part("body", b"x")]), told)
     house.registry.set_default("m", "2.0")
     await house.registry.unregister("m", "1.0", force=True)
 

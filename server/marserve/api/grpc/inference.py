@@ -16,8 +16,8 @@ from marserve.api.grpc.errors import error_reason, grpc_status
 from marserve.api.grpc.schema import INFERENCE, Schema
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import Part, Request
+from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.call_modes import SequenceHeaderNames
-from marserve.registry.models import Registry
 
 SERVICE: Final = f"{INFERENCE}.InferenceAPIsService"
 # The most requests of one dialogue that are under way; the next one is read when one of them has ended.
@@ -31,11 +31,11 @@ class GrpcInference:
         self,
         schema: Schema,
         calls: Calls,
-        registry: Registry,
+        data_plane: DataPlane,
         sequence: SequenceHeaderNames,
     ) -> None:
         self._calls = calls
-        self._registry = registry
+        self._data_plane = data_plane
         self._sequence = sequence
         self._response = schema.message(f"{INFERENCE}.PredictionResponse")
         self._health_response = schema.message(f"{INFERENCE}.TorchServeHealthResponse")
@@ -50,7 +50,7 @@ class GrpcInference:
         }
 
     async def _ping(self, _: Any, call: Call) -> Any:
-        status = "Healthy" if self._registry.is_healthy() else "Unhealthy"
+        status = "Healthy" if self._data_plane.is_healthy() else "Unhealthy"
         return self._health_response(health=json.dumps({"status": status}, indent=2))
 
     async def _predict(self, message: Any, call: Call) -> Any:
@@ -152,7 +152,7 @@ class GrpcInference:
             asked_version=call.wishes.asked_version,
             metadata=call.metadata,
         )
-        return Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))
+        return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
 
     def _read_sequence(self, message: Any) -> tuple[list[tuple[bytes, bytes]], list[Part]]:
         """The sequence headers for the handler, and the inputs that do not concern the sequence.

@@ -175,11 +175,11 @@ class GrpcPorts:
     ) -> GrpcListener:
         """The inference port. Raises OSError if the address cannot be bound."""
         calls = self._calls(authorize)
-        inference = GrpcInference(self._schema, calls, self._registry, sequence)
+        inference = GrpcInference(self._schema, calls, self._registry.data_plane, sequence)
         answers = {grpc_inference.SERVICE: inference.answers()}
         if has_open_inference:
             for package in (OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE):
-                service = GrpcOpenInference(self._schema, self._registry, package, self._decoding)
+                service = GrpcOpenInference(self._schema, self._registry.data_plane, package, self._decoding)
                 answers[service.name] = service.answers()
         handlers = [calls.service(name, methods) for name, methods in answers.items()]
         return self._bind("gRPC Inference", address, limits, calls, handlers, list(answers))

@@ -24,7 +24,7 @@ from marserve.api.grpc.errors import ReportedInternal
 from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Part, Request
-from marserve.registry.models import Registry
+from marserve.registry.data_plane import DataPlane
 
 JSON_TYPE: Final = "application/json"
 
@@ -56,10 +56,10 @@ DATA_TYPES: Final = {
 class GrpcOpenInference:
     """The six methods of the service, under the name that `package` gives it."""
 
-    def __init__(self, schema: Schema, registry: Registry, package: str, decoding: Decoding | None = None) -> None:
+    def __init__(self, schema: Schema, data_plane: DataPlane, package: str, decoding: Decoding | None = None) -> None:
         self._decoding = decoding or Decoding()
         self.name = f"{package}.GRPCInferenceService"
-        self._registry = registry
+        self._data_plane = data_plane
         self._is_torchserves = package == OPEN_INFERENCE_OF_TORCHSERVE
         self._responses = {
             name: schema.message(described.output_type.full_name)
@@ -91,14 +91,14 @@ class GrpcOpenInference:
     async def _model_ready(self, message: Any, call: Call) -> Any:
         if not message.name:
             raise BadInput("Parameter name is required.")
-        is_ready = self._registry.is_model_ready(message.name, message.version or None)
+        is_ready = self._data_plane.is_model_ready(message.name, message.version or None)
         return self._responses["ModelReady"](ready=is_ready)
 
     async def _model_metadata(self, message: Any, call: Call) -> Any:
         if not message.name:
             raise BadInput("Parameter name is required.")
-        self._registry.check_exists(message.name, message.version or None)
-        versions = [described["modelVersion"] for described in self._registry.describe_all(message.name)]
+        self._data_plane.check_exists(message.name, message.version or None)
+        versions = self._data_plane.version_names(message.name)
         return self._responses["ModelMetadata"](name=message.name, versions=versions)
 
     async def _infer(self, message: Any, call: Call) -> Any:
@@ -116,7 +116,7 @@ class GrpcOpenInference:
             metadata=call.metadata,
         )
         try:
-            pieces = Pieces.of(lambda pieces: self._registry.submit(model, version, request, pieces))
+            pieces = Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
         except (ModelNotFound, VersionNotFound) as error:
             raise ReportedInternal(error) if self._is_torchserves else error from None
         try:

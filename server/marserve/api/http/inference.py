@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from marserve.api.http.request_body import is_form, read_fields, read_parts
 from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Accepted, Part, Receiver, Request
-from marserve.registry.models import Registry
+from marserve.registry.data_plane import DataPlane
 from marserve.workflows.workflows import Workflows
 
 # Clients choose targets, so the table of known ones is bounded.
@@ -47,7 +47,7 @@ class InferenceSurface:
     """
 
     def __init__(
-        self, data_plane: Registry, workflows: Workflows | None = None, further_route: str | None = None
+        self, data_plane: DataPlane, workflows: Workflows | None = None, further_route: str | None = None
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows

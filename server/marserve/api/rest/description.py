@@ -259,7 +259,7 @@ def _add_inference_models(router: APIRouter, registry: Registry, written: Writte
     """`OPTIONS` on every inference route that names a model: the document of that model."""
 
     async def describe(request: Request, model_name: str, model_version: str | None) -> Response:
-        registry.check_exists(model_name, model_version)
+        registry.data_plane.check_exists(model_name, model_version)
         document = (await written.get(request.app)).inference_model
         return _answer(_fill(document, f"RESTful API for: {model_name}", model_name))
 
@@ -298,7 +298,7 @@ def _add_management_models(router: APIRouter, registry: Registry, written: Writt
     """`OPTIONS` on a model's management paths: what may be done with it."""
 
     async def describe(request: Request, model_name: str, model_version: str | None) -> Response:
-        registry.check_exists(model_name, model_version)
+        registry.data_plane.check_exists(model_name, model_version)
         document = (await written.get(request.app)).management_model
         return _answer(_fill(document, f"RESTful Management API for: {model_name}"))
 

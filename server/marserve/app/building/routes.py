@@ -50,7 +50,7 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     own = own_access(names)
     routers: Routers = [(description_router(registry, has_inference=has_inference, has_management=has_management), own)]
     if has_inference and settings.sagemaker_endpoints:
-        routers.append((sagemaker_router(registry, sagemaker_endpoint(settings, os.environ)), own))
+        routers.append((sagemaker_router(registry.data_plane, sagemaker_endpoint(settings, os.environ)), own))
     if has_inference or has_management:
         health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
         routers.append((health, own))
@@ -58,7 +58,7 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
         routers.append((open_inference_router(), "inference"))
     speaks_kserve = settings.entry == "marserve" and settings.service_envelope in ("kserve", "kservev2")
     if speaks_kserve and has_inference and not has_management:
-        routers.append((kserve_router(registry), "inference"))
+        routers.append((kserve_router(registry.data_plane), "inference"))
     if has_management:
         _add_management(routers, parts)
     for installed in parts.endpoints:

@@ -182,14 +182,14 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         responses={200: {"model": KServeReady}, **error_answers(404)},
     )
     async def is_ready(model_name: Name) -> Response:
-        return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
+        return PrettyJson({"name": model_name, "ready": registry.data_plane.is_model_ready(model_name)})
 
 
 async def _describe(
     registry: Registry, request: Request, model: str, version: str | None, customized: str | None
 ) -> Response:
     try:
-        registry.check_exists(model, version)
+        registry.data_plane.check_exists(model, version)
     except (ModelNotFound, VersionNotFound) as error:
         return _not_there_yet(error, registry.arriving(model, version))
     if (customized or "").lower() != "true":

@@ -41,7 +41,7 @@ def _add_ping(router: APIRouter, registry: Registry) -> None:
         responses={200: {"model": Health}, 500: {"model": Health}},
     )
     async def ping(request: Request) -> Response:
-        is_healthy = registry.is_healthy()
+        is_healthy = registry.data_plane.is_healthy()
         return PrettyJson({"status": "Healthy" if is_healthy else "Unhealthy"}, status_code=200 if is_healthy else 500)
 
     # An empty list means every method.

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import KServeReady, error_answers
-from marserve.registry.models import Registry
+from marserve.registry.data_plane import DataPlane
 
 
-def kserve_router(registry: Registry) -> APIRouter:
+def kserve_router(data_plane: DataPlane) -> APIRouter:
     """`GET /v1/models/{model}`; 404 for a model that is not there."""
     router = new_router(PrettyJson)
 
@@ -26,6 +26,6 @@ def kserve_router(registry: Registry) -> APIRouter:
         responses={200: {"model": KServeReady}, **error_answers(404)},
     )
     async def is_ready(model_name: str) -> Response:
-        return PrettyJson({"name": model_name, "ready": registry.is_model_ready(model_name)})
+        return PrettyJson({"name": model_name, "ready": data_plane.is_model_ready(model_name)})
 
     return router

@@ -62,7 +62,7 @@ class ModelsView:
 
     def is_ready(self, model: str, version: str | None = None) -> bool:
         """Whether a version can answer. Raises ModelNotFound or VersionNotFound."""
-        return self._registry.is_model_ready(model, version)
+        return self._registry.data_plane.is_model_ready(model, version)
 
 
 def check_patterns(installed: InstalledEndpoint, routers: Sequence[Router]) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.errors import Unavailable
-from marserve.registry.models import Registry
+from marserve.registry.data_plane import DataPlane
 
 MIB = 1024 * 1024
 
@@ -34,7 +34,7 @@ class Endpoint:
     service_file: Path | None = None
 
 
-def sagemaker_router(registry: Registry, endpoint: Endpoint) -> APIRouter:
+def sagemaker_router(data_plane: DataPlane, endpoint: Endpoint) -> APIRouter:
     """The plug-in's two routes. It must come before the health router, whose `/ping` it replaces."""
     router = new_router(PrettyJson)
     has_been_well = False
@@ -47,7 +47,7 @@ def sagemaker_router(registry: Registry, endpoint: Endpoint) -> APIRouter:
                 raise Unavailable("Service file unavailable")
         else:
             # Once healthy, always healthy: the platform must not replace an endpoint because a worker died.
-            has_been_well = has_been_well or registry.has_loaded_model()
+            has_been_well = has_been_well or data_plane.has_loaded_model()
             if not has_been_well:
                 raise Unavailable("Models are not loaded")
         return Response(json.dumps({"Status": "Healthy"}, indent="\t") + "\n", media_type="application/json")
