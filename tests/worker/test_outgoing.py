@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marserve.messages import MAX_METRIC_VALUES, Metric
-from marserve.worker.outgoing import cut, exact, metrics_of, name_of, not_loaded, say, shown, traceback_of, words_of
+from marserve.worker.outgoing import (
+    cut,
+    encode_value,
+    exact,
+    metrics_of,
+    misfit,
+    name_of,
+    not_loaded,
+    raised,
+    say,
+    shown,
+    traceback_of,
+    words_of,
+)
+from marserve_handlers.errors import PredictionException
 from marserve_handlers.metrics import MetricValue
 from support.hostile_handler import Speechless, SpeechlessError, Stubborn, Text
 
@@ -152,3 +168,106 @@ def test_a_missing_runtime_is_told_with_the_extra_that_brings_it(module: str, ex
     assert f"No module named '{module}'. The extra {extra} of marserve" in told.message
     assert f"pip install 'marserve[{extra}]'" in told.message
     assert other.message == "ModuleNotFoundError: No module named 'einops'"
+
+
+def test_what_is_no_list_of_as_many_elements_is_told_in_words() -> None:
+    """A coroutine with what it needs, and closed: it would warn that nobody awaited it."""
+
+    async def answer() -> None:
+        """Never run."""
+
+    coroutine = answer()
+    told = misfit(3, 0.5, coroutine, 1)
+    assert told is not None
+    assert "asyncCommunication" in told.traceback
+    assert coroutine.cr_frame is None
+    assert (told.number, told.handler_s, told.kind, told.message, told.code) == (
+        *(3, 0.5, "handler"),
+        *("Invalid model predict output", 503),
+    )
+    few = misfit(3, 0.5, [1], 2)
+    assert few is not None
+    assert (few.message, few.code) == ("number of batch response mismatched", 503)
+    assert "returned 1 elements for 2 rows" in few.traceback
+    assert misfit(3, 0.5, [1, 2], 2) is None
+
+
+class Unspeakable(Exception):
+    """One that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class UnspeakableOfMemory(RuntimeError):
+    """One that is asked for its words, which may be of memory, and cannot be shown."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_error_that_cannot_even_be_judged_is_told_with_its_name() -> None:
+    """Its words are asked for: the author's own may raise anything."""
+    for error in (UnspeakableOfMemory(), PredictionException(Unspeakable(), 404)):  # type: ignore[arg-type]
+        told = raised(4, 0.25, error)
+
+        assert (told.number, told.handler_s, told.kind, told.message, told.code) == (
+            *(4, 0.25, "handler"),
+            *("Prediction failed", 503),
+        )
+        assert told.traceback.startswith(f"{type(error).__name__}, which cannot be shown:")
+
+
+def test_an_error_that_cannot_be_shown_is_told_all_the_same() -> None:
+    """With its type, of a batch and of a load."""
+    told = raised(4, 0.25, Unspeakable())
+
+    assert (told.number, told.handler_s, told.kind, told.message, told.code) == (
+        *(4, 0.25, "handler"),
+        *("Prediction failed", 503),
+    )
+    assert "Unspeakable" in told.traceback
+    failed = not_loaded(Unspeakable())
+    assert failed.kind == "load_failed"
+    assert "Unspeakable" in failed.message
+
+
+def test_notes_of_a_failed_load_are_told() -> None:
+    """Behind its words."""
+    error = ValueError("bad")
+    error.add_note("and why")
+
+    assert not_loaded(error).message == "ValueError: bad and why"
+
+
+def test_only_tensors_are_saved_where_torch_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else is what it was without it."""
+
+    class Tensor:
+        """One."""
+
+    def save(value: Any, buffer: Any) -> None:
+        buffer.write(b"saved")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, save=save))
+
+    assert encode_value(Tensor()) == (b"saved", False)
+    assert encode_value([1]) == (b"[\n  1\n]", True)
+    assert encode_value(5) == (b"5", False)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("huggingface_hub", "No module named 'huggingface_hub'. The extra hf of marserve brings it"),
+        ("other", "No module named 'other'"),
+    ],
+)
+def test_the_extra_that_brings_a_missing_module_is_named_once(module: str, said: str) -> None:
+    """Behind one full stop."""
+    told = not_loaded(ModuleNotFoundError(f"No module named '{module}'.", name=module))
+
+    assert told.message.startswith("ModuleNotFoundError: ")
+    assert said in told.message
+    assert ".." not in told.message
+    assert not_loaded(ModuleNotFoundError("gone", name=None)).message == "ModuleNotFoundError: gone"

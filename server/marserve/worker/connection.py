@@ -1,4 +1,4 @@
-"""The worker's blocking end of its socket to the server: whole messages in and out."""
+"""The blocking end of a worker's socket, to the server or to another rank: whole messages in and out."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from socket import socket
 from typing import Any
 
 from marserve import wire
-from marserve.messages import ToServer
+from marserve.messages import ToRank, ToServer
 
 RECEIVE_BYTES = 256 * 1024
 
 
 class Connection:
-    """The worker's blocking end of the socket to the server."""
+    """The blocking end of a socket. `decoder` reads what comes, what the server says if not given."""
 
-    def __init__(self, sock: socket) -> None:
+    def __init__(self, sock: socket, decoder: wire.Decoder[Any] | None = None) -> None:
         self._sock = sock
-        self._decoder = wire.worker_decoder()
+        self._decoder = decoder or wire.worker_decoder()
         self._sock.setblocking(True)
 
     def receive(self) -> list[tuple[Any, list[Any]]]:
-        """Wait for the next messages. Raises EOFError when the server is gone."""
+        """Wait for the next messages. Raises EOFError when the other end is gone."""
         while True:
             messages = self.receive_some()
             if messages:
@@ -32,13 +32,13 @@ class Connection:
         return self._sock.fileno()
 
     def receive_some(self) -> list[tuple[Any, list[Any]]]:
-        """The messages that are whole once what has come is read. Raises EOFError when the server is gone."""
+        """The messages that are whole once what has come is read. Raises EOFError when the other end is gone."""
         data = self._sock.recv(RECEIVE_BYTES)
         if not data:
             raise EOFError
         return self._decoder.feed(data)
 
-    def send(self, message: ToServer, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
+    def send(self, message: ToServer | ToRank, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
         """Write one message whole."""
         for buffer in wire.encode(message, bodies):
             self._sock.sendall(buffer)

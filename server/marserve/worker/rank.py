@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from socket import socket
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from marserve import wire
 from marserve.errors import BadFrame
@@ -40,16 +40,15 @@ from marserve.messages import (
     Rank,
     Share,
     ToRank,
-    ToServer,
 )
 from marserve.shared_page import Page
+from marserve.worker.connection import Connection
 from marserve.worker.device.device_loss import find_loss
 from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
 from marserve.worker.rows import begin_unwatched, rows_of
 
-RECEIVE_BYTES = 256 * 1024
 LOOPBACK = "127.0.0.1"
 # After a rank has raised, how long the others have to end the call as well.
 OUT_OF_STEP_S = 5.0
@@ -65,30 +64,18 @@ END_S = 10.0
 log = logging.getLogger("marserve.worker")
 
 
-class ServerEnd(Protocol):
-    """The connection to the server."""
-
-    def send(self, message: ToServer, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
-        """Write one message whole."""
-
-    def receive(self) -> list[tuple[Any, list[Any]]]:
-        """Wait for the next messages. Raises EOFError when the server is gone."""
-
-
 class Peer:
     """Another rank, at the other end of a socket."""
 
     def __init__(self, rank: int, sock: socket) -> None:
         self.rank = rank
-        self._sock = sock
-        self._decoder = wire.rank_decoder()
+        self._connection = Connection(sock, wire.rank_decoder())
         self._heard: list[tuple[ToRank, list[Any]]] = []
 
     def tell(self, message: ToRank, bodies: Sequence[bytes | bytearray] = ()) -> None:
         """Write one message whole. Raises EOFError when the rank is gone."""
         try:
-            for buffer in wire.encode(message, bodies):
-                self._sock.sendall(buffer)
+            self._connection.send(message, bodies)
         except OSError:
             raise EOFError from None
 
@@ -99,14 +86,8 @@ class Peer:
             if end is not None and not self._is_readable(end - time.monotonic()):
                 return None
             try:
-                data = self._sock.recv(RECEIVE_BYTES)
-            except OSError:
-                data = b""
-            if not data:
-                raise EOFError
-            try:
-                self._heard += self._decoder.feed(data)
-            except BadFrame:  # the author's code wrote to a descriptor that is not its own
+                self._heard += self._connection.receive_some()
+            except (OSError, BadFrame):  # BadFrame: the author's code wrote to a descriptor that is not its own
                 raise EOFError from None
         return self._heard.pop(0)
 
@@ -144,14 +125,14 @@ class Peer:
     def _is_readable(self, within_s: float) -> bool:
         # Not select, which takes no descriptor beyond 1023: a fresh rank's have the numbers they had in the server.
         readable = select.poll()
-        readable.register(self._sock, select.POLLIN)
+        readable.register(self._connection, select.POLLIN)
         return bool(readable.poll(max(0.0, within_s) * 1000))
 
 
 class Leader:
     """Rank 0: has the others make the calls that it makes."""
 
-    def __init__(self, place: Rank, peers: Sequence[Peer], server: ServerEnd, page: Page) -> None:
+    def __init__(self, place: Rank, peers: Sequence[Peer], server: Connection, page: Page) -> None:
         self._is_mirrored = place.is_mirrored
         self._peers = peers
         self._server = server
@@ -274,7 +255,7 @@ class Leader:
 class Follower:
     """Any other rank: makes the calls that rank 0 tells it, or says of its device whether it is lost."""
 
-    def __init__(self, place: Rank, leader: Peer, server: ServerEnd, page: Page) -> None:
+    def __init__(self, place: Rank, leader: Peer, server: Connection, page: Page) -> None:
         self._rank = place.rank
         self._leader = leader
         self._server = server
@@ -390,13 +371,13 @@ def open_store(place: Rank, descriptor: int) -> object | None:
     return store
 
 
-def report(server: ServerEnd, detail: str, error: BaseException | None) -> NoReturn:
+def report(server: Connection, detail: str, error: BaseException | None) -> NoReturn:
     """Say that the group is out of step, and wait for the end that follows."""
     server.send(OutOfStep(detail, "" if error is None else traceback_of(error)))
     await_the_end(server)
 
 
-def await_the_end(server: ServerEnd) -> NoReturn:
+def await_the_end(server: Connection) -> NoReturn:
     """Another rank is gone, or the group is given up: the server ends this process, too, in a moment.
 
     Nothing is said meanwhile, so that what was in flight is run again and not answered with what came of it.
