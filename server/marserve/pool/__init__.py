@@ -1,9 +1,9 @@
 """One pool a model version: queue, batcher, dispatcher (pure), and the processes that answer.
 
-pool         `Pool`: the workers of one version, and the clock that the pure parts lack
-options      how a version is to be served, after all precedence
+pool         `Pool`: the workers of one version, and the clock for the dispatcher
+options      how a version is served, after all precedence
 reservation  the memory that a pool may use, as the pool asks for it
-sizing/      how many workers, and when one is replaced
+sizing/      how many workers there are, and when one is replaced
 slots/       the life of one worker slot: start, answers, time limits, end
 checks/      whether a version may be given batches
 launchers/   how workers are started

@@ -1,8 +1,8 @@
-"""The memory that a pool may use, as the pool sees it: it asks before it starts workers, and says when they are gone.
+"""The memory that a pool may use: the pool asks before it starts workers, and says when they are gone.
 
-Memory of devices too: places on them are kept from the moment a worker is asked for until it is begun.
+Memory of devices is reserved, too: from the request for a worker until that worker is started.
 
-The ledger lies above (`memory/ledger.py`); without a bound there is none, and every answer is yes.
+`memory/` implements this; the ledger is `memory/ledger.py`. Without a bound on memory `Unbounded` allows everything.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ class Room(Protocol):
     def ask(self, workers: int) -> None:
         """Reserve memory for so many workers. They may have to wait for it (`enter`).
 
-        Raises NotEnoughMemory where it cannot be had; nothing has changed then.
+        Raises NotEnoughMemory if it cannot be had; nothing has changed then.
         """
 
     def grow(self, workers: int) -> int:
-        """Reserve memory for up to so many workers, of what is free. Returns how many there may be."""
+        """Reserve free memory for up to so many workers. Returns how many there may be."""
 
     def shrink(self, workers: int) -> None:
-        """There are to be so few workers from now on."""
+        """Give back the reservations beyond so many workers."""
 
     def site_for(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...] | None:
-        """The devices of the next worker of a slot that is at `devices` and was placed at `home` first.
+        """The devices for the next worker of a slot that is on `devices` and was placed on `home` first.
 
-        None: all that it may have are lost (`why_none`), and it has to wait.
+        None if all that it may use are lost (`why_none`), so that it has to wait.
         """
 
     def why_none(self) -> str:
-        """Which devices of the version take no worker, and why, as a part of a sentence; empty where all do."""
+        """Which devices of the version take no worker, and why, as a part of a sentence; empty if all do."""
 
     async def find_site(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...]:
-        """As `site_for`, but waits; a place kept for the worker moves along."""
+        """As `site_for`, but waits; the worker's reservation moves along."""
 
     async def enter(self, devices: Sequence[int]) -> None:
-        """Wait until there is memory for a worker on these devices, and in the host for what was asked for.
+        """Wait until there is memory for a worker on these devices, and in the host for the reserved workers.
 
         Raises NoMemoryNow when that takes too long.
         """
 
     def place(self) -> tuple[int, ...] | None:
-        """The devices that are reserved for the next worker; None where none are."""
+        """The devices that are reserved for the next worker; None without a reservation."""
 
     def begin(self, key: str, devices: Sequence[int]) -> None:
-        """The worker `key` is about to be started on these devices. Raises NotEnoughMemory where that is in vain."""
+        """The worker `key` is about to be started on these devices. Raises NotEnoughMemory if it cannot fit."""
 
     def fits_beside(self, devices: Sequence[int]) -> bool:
-        """Whether one more worker would fit on these devices, beside those that are there."""
+        """Whether one more worker fits on these devices, beside those that are there."""
 
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
-        """The worker `key` has its model loaded, and had taken at most so much of each of its devices; 0: unknown."""
+        """The worker `key` has loaded the model and took at most so many bytes of each of its devices; 0: unknown."""
 
     def peaked_on_device(self, reserved_bytes: int) -> None:
-        """A worker has taken so much of each of its devices at most, since a batch that was larger than any before."""
+        """A batch that was larger than any before has raised a worker's peak on each of its devices to so much."""
 
     def ended_on_device(self, key: str) -> None:
-        """The process of the worker `key` has ended, if it was begun at all."""
+        """The process of the worker `key` has ended, or was never begun."""
 
     def loaded(self) -> None:
         """A worker has loaded the model."""
@@ -70,25 +70,25 @@ class Room(Protocol):
         """Workers, or the template, have ended."""
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
-        """The version serves nobody, and `give_up` begins to end it where its memory is wanted; None: it serves."""
+        """The version serves no requests: `give_up` may be called to free its memory. None: it serves again."""
 
     def close(self) -> None:
-        """The pool has no process any more and never will."""
+        """The pool has ended and has no process any more."""
 
     @property
     def held_bytes(self) -> int | None:
-        """What the version's processes hold, None where memory has no bound."""
+        """How much the version's processes hold, None if memory has no bound."""
 
     @property
     def described(self) -> Mapping[str, Any]:
-        """What describe says of it."""
+        """Members for describe."""
 
 
 class WithoutDevices:
     """Reserves nothing of devices: their memory has no bound here."""
 
     def site_for(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...] | None:
-        """Where it is."""
+        """The devices that it has."""
         return tuple(devices)
 
     def why_none(self) -> str:
@@ -96,18 +96,18 @@ class WithoutDevices:
         return ""
 
     async def find_site(self, devices: Sequence[int], home: Sequence[int]) -> tuple[int, ...]:
-        """Where it is."""
+        """The devices that it has."""
         return tuple(devices)
 
     def place(self) -> tuple[int, ...] | None:
-        """None are reserved."""
+        """None: nothing is reserved."""
         return None
 
     def begin(self, key: str, devices: Sequence[int]) -> None:
         """Does nothing."""
 
     def fits_beside(self, devices: Sequence[int]) -> bool:
-        """Always."""
+        """True."""
         return True
 
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
@@ -126,10 +126,10 @@ class Unbounded(WithoutDevices):
     held_bytes: int | None = None
 
     def ask(self, workers: int) -> None:
-        """As many as there shall be."""
+        """Does nothing."""
 
     def grow(self, workers: int) -> int:
-        """As many as there shall be."""
+        """All of them."""
         return workers
 
     def shrink(self, workers: int) -> None:

@@ -1,8 +1,8 @@
 """A control group (cgroup v2) for each worker, in a folder that the operator handed over: the kernel's memory limit.
 
-It sees what a process limit does not: shared memory, page cache, child processes. When it is reached the kernel ends
-the whole group and counts that in `memory.events`, which makes the cause certain. Knows nothing of workers but a name
-and a process id; where a group cannot be made or written the worker runs without one, and the log says so once.
+It counts what a process limit does not: shared memory, page cache, child processes. When it is reached the kernel ends
+the whole group and counts that in `memory.events`, which makes the cause certain. Knows only a worker's name and
+process id. If a group cannot be made or written the worker runs without one, and the log says so once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marserve.pool.worker_end.memory import count_oom_kills
 
 log = logging.getLogger("marserve.pool")
 
-# Room for the interpreter and the page cache of what it reads, which the limit of a worker's own memory leaves out.
+# Room for the interpreter and the page cache, which the limit of a worker's own memory leaves out.
 LEAST_ROOM_BYTES = 64 << 20
 
 
@@ -26,7 +26,7 @@ class WorkerCgroup:
         self._folder = folder
 
     def add(self, pid: int) -> bool:
-        """Put a process into the group; what it starts from now on is in it, too. False where that is refused."""
+        """Put a process into the group, and with it the processes that it starts from now on. False if refused."""
         try:
             (self._folder / "cgroup.procs").write_text(str(pid))
         except OSError as error:
@@ -36,14 +36,14 @@ class WorkerCgroup:
 
     @property
     def was_killed(self) -> bool:
-        """Whether the kernel killed in this group for want of memory."""
+        """Whether the kernel killed this group for want of memory."""
         try:
             return count_oom_kills((self._folder / "memory.events").read_text()) > 0
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Remove the group when its processes are gone; one that still has some is left behind."""
+        """Remove the group; one that still has processes is left behind."""
         try:
             self._folder.rmdir()
         except OSError as error:
@@ -62,7 +62,7 @@ class WorkerCgroups:
             self._give_up(error)
 
     def make(self, name: str, limit_bytes: int) -> WorkerCgroup | None:
-        """A new group whose processes may hold `limit_bytes` and some room; None where none can be made."""
+        """A new group whose processes may hold `limit_bytes` and some room; None if it cannot be made."""
         if not self._is_usable:
             return None
         folder = self._root / re.sub(r"[^A-Za-z0-9_.-]", "_", name)

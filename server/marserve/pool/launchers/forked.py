@@ -3,10 +3,10 @@
 `Template` is the server's end of one template process (`worker/template.py` is the other). Its control connection
 carries orders and, as ancillary data, the descriptors of the workers to be forked.
 
-The author's code has run in a template, so the server checks what a template says: it may name only its own children.
-The server sees the end of a worker by its pidfd; from the template it needs the wait status only. A template that does
-not fork within `FORK_TIMEOUT_S` is given up: it gets no more orders, the workers that it forked go on until the pool
-has replaced them by those of another, and it is ended with the last of them.
+The author's code has run in a template, so the server checks its messages: it may name only its own children. The
+server sees the end of a worker by its pidfd; from the template it needs only the wait status. A template that does not
+fork within `FORK_TIMEOUT_S` is given up: it gets no more orders, its workers go on until the pool has replaced them by
+those of another template, and it is ended after the last of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
 SINGLE_THREADED = limit_threads(1)
 FORK_TIMEOUT_S = 10.0
 END_GRACE_S = 2.0
-# How long after a worker's end its template may take to say its wait status.
+# How long after a worker's end its template may take to report the wait status.
 STATUS_GRACE_S = 0.5
-# So often a template may tell of the end of a process that it did not fork as a worker.
+# How many ended processes that are not its workers a template may report.
 MOST_STRANGERS = 10_000
 
 
@@ -57,10 +57,10 @@ class StartFailed(Exception):
 
 
 class ForkedWorker(WorkerProcess):
-    """A worker that a template forked: the template reaps it, and says with which wait status it ended.
+    """A worker that a template forked: the template reaps it, and reports its wait status.
 
-    `descriptor` is its pidfd, which this object closes at its end; None where the system has none, and what the
-    template says is believed.
+    `descriptor` is its pidfd, which this object closes at the end; None if the system has none: then the template's
+    report alone says that the worker has ended.
     """
 
     def __init__(self, pid: int, template: Template, lineage: str, descriptor: int | None) -> None:
@@ -87,14 +87,14 @@ class ForkedWorker(WorkerProcess):
             self._timer = asyncio.get_running_loop().call_later(STATUS_GRACE_S, self.conclude, None)
 
     def see_status(self, status: int) -> None:
-        """The template says how it ended; that counts once the system has said that it did."""
+        """The template reports the wait status; it counts once the system has reported the end."""
         if self._status is None:
             self._status = status
             if self._has_ended:
                 self.conclude(status)
 
     def conclude(self, status: int | None) -> None:
-        """It has ended, or ends by the kernel's hand with its template."""
+        """The worker has ended, or the kernel ends it with its template."""
         if self._timer is not None:
             self._timer.cancel()
         if self._descriptor is not None:
@@ -109,7 +109,7 @@ class ForkedWorker(WorkerProcess):
 class Template:
     """One template process. `await open(...)` once, then `fork` as often as wanted, `close` at the end.
 
-    `why_given_up` is a sentence, once it has not answered an order to fork.
+    `why_given_up` is a sentence once the template has not answered an order to fork; else empty.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Template:
             tail = " | ".join(self._output.last_lines[-3:])
             raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}", death.exit_code))
         except BaseException:
-            process.signal_group(signal.SIGKILL)  # first, and without waiting: who cancels us may do so again
+            process.signal_group(signal.SIGKILL)  # first and without waiting: a second cancel may interrupt `close`
             await self.close()
             raise
 
@@ -199,14 +199,14 @@ class Template:
     async def fork(
         self, worker_id: str, ends: WorkerEnds, threads: int, *, more: Sequence[int] = (), seed: int | None = None
     ) -> WorkerProcess:
-        """Fork a worker on these ends. Raises StartFailed when the template cannot; it may be given up by then.
+        """Fork a worker on these ends. Raises StartFailed; the template may have been given up then.
 
         `more` are the further descriptors of a rank of a group; `seed` is that of its random numbers (None: a new one).
         """
         if not self.is_open:
             raise StartFailed(Death(Cause.KILLED, "the template that workers are forked from is gone"))
         forked: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
-        name = f"{worker_id}/{next(self._fork_numbers)}"  # an answer that comes too late must find nobody else waiting
+        name = f"{worker_id}/{next(self._fork_numbers)}"  # a late answer must not meet another order
         self._forks[name] = forked
         lineage = self._lineages[name] = self._leftovers.child(self._lineage.rsplit("/", 1)[1])
         try:
@@ -225,17 +225,17 @@ class Template:
             del self._forks[name], self._lineages[name]
 
     def kill(self) -> None:
-        """End the process by force; whoever waits for `open` hears that it failed."""
+        """End the process by force; a waiting `open` raises StartFailed."""
         if self._process is not None:
             self._process.signal_group(signal.SIGKILL)
 
     def _give_up(self, why: str) -> None:
-        """Send it no more orders: it is stopped, or its threads wait for each other."""
+        """Send the template no more orders: it is stopped or deadlocked."""
         self.is_open = False
         self.why_given_up = why
 
     async def fade(self) -> None:
-        """After it was given up: wait for the end of the last worker that it forked, then end it.
+        """End a template that was given up once the last worker that it forked has ended.
 
         When cancelled, it is ended at once.
         """
@@ -265,7 +265,7 @@ class Template:
         await self._output.drained(1.0)
 
     def _send(self, order: ToWorker, descriptors: tuple[int, ...] = ()) -> None:
-        """Write a short order, without waiting: a template does nothing but read them. Raises OSError if it cannot."""
+        """Write a short order without waiting: a template always reads its orders. Raises OSError if it does not."""
         if self._control is None:
             raise BrokenPipeError("the template is gone")
         data = b"".join(wire.encode(order))
@@ -274,19 +274,19 @@ class Template:
             raise BlockingIOError("the template does not read its orders")
 
     def _writable(self) -> None:
-        """Send on what is left of the first order: a long one waits for the new interpreter to read it."""
+        """Send the rest of the first order; a long one takes until the new interpreter reads it."""
         assert self._control is not None
         try:
             self._unsent = self._unsent[self._control.send(self._unsent) :]
         except BlockingIOError:
             return
-        except OSError:  # it has ended already, as its exit will say
+        except OSError:  # it has ended already, which its exit will show
             self._unsent = memoryview(b"")
         if not self._unsent:
             asyncio.get_running_loop().remove_writer(self._control.fileno())
 
     def _readable(self) -> bool:
-        """Take what has come; says whether there may be more at once."""
+        """Read and handle what has come; returns whether there may be more."""
         if self._control is None:
             return False
         try:
@@ -327,7 +327,7 @@ class Template:
             raise BadFrame(f"a template sent {type(message).__name__}")
 
     def _hear_of_worker(self, message: Forked) -> None:
-        """A worker was forked, or could not be. Raises BadFrame for a process that is not the template's to name."""
+        """A worker was forked, or could not be. Raises BadFrame for a process that is not the template's child."""
         self._strangers = 0
         waiting = self._forks.get(message.worker_id)
         is_awaited = waiting is not None and not waiting.done()
@@ -346,7 +346,7 @@ class Template:
             raise BadFrame(f"a template says that process {pid} is its worker, whose parent is {parent}")
         child = ForkedWorker(pid, self, self._lineages.get(message.worker_id, ""), descriptor)
         self._children[pid] = child
-        if waiting is not None and is_awaited:  # else its wire is closed by now, and it ends by itself
+        if waiting is not None and is_awaited:  # else its wire is closed, and it ends by itself
             waiting.set_result(child)
 
     def forget(self, child: ForkedWorker) -> None:
@@ -359,11 +359,11 @@ class Template:
     def _ended(self) -> None:
         """The template has ended, and with it (by the kernel) every worker it forked."""
         self.is_open = False
-        while self._readable():  # what it said last, a failed load above all
+        while self._readable():  # its last messages, a failed load above all
             pass
         self._drop_control()
         for child in list(self._children.values()):
-            with contextlib.suppress(OSError):  # what a worker left in its process group has nobody else to end it
+            with contextlib.suppress(OSError):  # only this ends what a worker left in its process group
                 os.killpg(child.pid, signal.SIGKILL)
             child.conclude(None)
         self._leftovers.ask(self._lineage)

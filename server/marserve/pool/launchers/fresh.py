@@ -18,10 +18,10 @@ def launch_fresh(
     lineage: str = "",
     python: str = "",
 ) -> WorkerProcess:
-    """Start a worker on these ends; it says hello on the wire and waits to be told what to load.
+    """Start a worker on these ends; it says hello on the wire and waits for its order to load.
 
-    `more` are the further descriptors of a rank of a group; `lineage` is what the worker's processes are told by,
-    `python` its interpreter, the server's own where it is empty.
+    `more` are the further descriptors of a rank of a group. `lineage` marks the worker's processes (`lineage.py`).
+    `python` is its interpreter, empty for the server's own.
     """
     return spawn(
         ["worker", str(os.getpid()), str(ends.wire), str(ends.page), *map(str, more)],

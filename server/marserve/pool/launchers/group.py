@@ -1,10 +1,10 @@
 """A worker that is a group of ranks: one process each, with the environment that torchrun gives, on one machine.
 
-Rank 0 has the worker's own wire; the others have one each, on which they load and say what went wrong. All have the
+Rank 0 has the worker's own wire; each other rank has one of its own for its load and its failures. All have the
 worker's page. The ranks find each other through a store that rank 0 opens (`worker/rank.py`) on a listening socket
-that is made here: on loopback, on a port that the system chose, bound before anybody is told of it.
+that is made here: on loopback, on a port that the system chose, bound before its number is passed on.
 
-A rank that ends ends the group. Whichever ended first says why.
+When one rank ends the group ends. The rank that ended first gives the cause.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MAX_FRAME_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What a group is to be: how many ranks, whether all of them make every call, its devices' environment and number.
+    """A group's shape: the number of ranks, whether all of them make every call, its devices' environment and number.
 
-    `device_count` is 0 where it has none, or sees all: then `gpu_id` is as the order says.
+    `device_count` is 0 if it has no devices, or sees all: then `gpu_id` is the order's.
     """
 
     size: int
@@ -54,7 +54,7 @@ StartRank = Callable[[int, WorkerEnds, Sequence[int], int], Coroutine[None, None
 
 
 class RankGroup(WorkerProcess):
-    """The processes of one worker, as one: `pid` is rank 0's, `exited` is done when all of them are reaped.
+    """The processes of one worker as one: `pid` is rank 0's, `exited` is done when all of them are reaped.
 
     Its status is that of the rank that ended first. `load(order)` is rank 0's order to load.
     """
@@ -78,11 +78,11 @@ class RankGroup(WorkerProcess):
 
     @property
     def lineages(self) -> list[str]:
-        """What processes are told by that one of the ranks leaves behind."""
+        """The lineages of the ranks, by which processes that they leave behind are found."""
         return [process.lineage for process in self._ranks]
 
     def load(self, order: Load, rank: int = 0) -> Load:
-        """The order to load that this rank is given."""
+        """The order to load for this rank."""
         place = Rank(rank, self._shape.size, self._shape.is_mirrored, self._store_port)
         environment = rank_environment(place, self._run_id) | dict(self._shape.devices)
         gpu_id = rank % self._shape.device_count if self._shape.device_count else order.gpu_id
@@ -90,29 +90,29 @@ class RankGroup(WorkerProcess):
         return msgspec.structs.replace(order, rank=place, environment=environment, gpu_id=gpu_id)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to every rank, and everything that they started in their groups."""
+        """Send a signal to the process groups of all ranks."""
         for process in self._ranks:
             process.signal_group(number)
 
     @property
     def told(self) -> tuple[Death, str] | None:
-        """Why the group ended, where a rank but the first said so, with the author's traceback."""
+        """Why the group ended, if the rank that ended first has said so, with the author's traceback."""
         return None if self._ended_rank is None else self._said.get(self._ended_rank)
 
     def explain(self, death: Death) -> Death:
-        """The death of the group, with the rank that it began with."""
+        """The death of the group, with the number of the rank that ended first."""
         if self._ended_rank is None:
             return death
         return dataclasses.replace(death, detail=f"rank {self._ended_rank}: {death.detail}")
 
     async def is_whole(self) -> bool:
-        """Wait until the other ranks have loaded the model, too; False if the group ended before."""
+        """Wait until the other ranks have loaded the model; False if the group ended before."""
         return await asyncio.shield(self._whole)
 
     # ------------------------------------------------------------------------------------------- its making
 
     def add(self, process: WorkerProcess) -> None:
-        """One more rank, in order."""
+        """Add the next rank."""
         rank = len(self._ranks)
         if not rank:
             self.pid = process.pid
@@ -121,11 +121,11 @@ class RankGroup(WorkerProcess):
         process.exited.add_done_callback(partial(self._rank_ended, rank))
 
     def follow(self, follower: _Follower) -> None:
-        """Hear what a further rank says."""
+        """Add the connection to a further rank."""
         self._followers.append(follower)
 
     def formed(self, order: Load) -> None:
-        """All ranks are there: have the further ones load."""
+        """All ranks are there: have the further ones load the model."""
         if self._ended_rank is not None:  # one has ended while the others were started
             self.signal_group(signal.SIGKILL)
         for follower in self._followers:
@@ -142,18 +142,18 @@ class RankGroup(WorkerProcess):
             self._whole.set_result(True)
 
     def rank_said(self, rank: int, death: Death, traceback: str) -> None:
-        """A rank says why it is about to end; if it is the first to end, that was it."""
+        """A rank says why it is about to end; that counts if it is the first to end."""
         self._said.setdefault(rank, (self._named(rank, death), traceback))
 
     def give_up(self, rank: int, death: Death, traceback: str = "") -> None:
-        """The group cannot go on, as this rank says: end it."""
+        """End the group, since this rank says that it cannot go on."""
         if self._ended_rank is None:
             self._begin_end(rank)
             self._said[rank] = (self._named(rank, death), traceback)
         self.signal_group(signal.SIGKILL)
 
     def _named(self, rank: int, death: Death) -> Death:
-        if death.cause is Cause.OUT_OF_STEP:  # says itself who did what
+        if death.cause is Cause.OUT_OF_STEP:  # its detail names the ranks
             return death
         return dataclasses.replace(death, detail=f"rank {rank}: {death.detail}")
 
@@ -178,7 +178,7 @@ class RankGroup(WorkerProcess):
             self._whole.set_result(False)
 
     def abandon(self) -> None:
-        """It could not be formed: end what there is of it, which whoever started it reaps."""
+        """End a group that could not be formed; the callers that started its ranks reap them."""
         for process in self._ranks:
             process.signal_group(signal.SIGKILL)
         for follower in self._followers:
@@ -188,11 +188,11 @@ class RankGroup(WorkerProcess):
 async def form_group(
     shape: GroupShape, order: Load, worker_id: str, ends: WorkerEnds, output: WorkerOutput, start: StartRank
 ) -> RankGroup:
-    """Start the ranks of one worker, and have all but rank 0 load; rank 0 is told on the worker's own wire.
+    """Start the ranks of one worker, and have all but rank 0 load; rank 0 gets its order on the worker's own wire.
 
-    Raises what `start` raises, and OSError where the system gives no more descriptors; nothing is left then.
+    Raises what `start` raises, and OSError if the system gives no more descriptors; nothing is left then.
     """
-    # All ranks draw the same random numbers: what they sample together must be the same on each.
+    # All ranks draw the same random numbers: samples that they draw together must be equal on each.
     seed = random.SystemRandom().getrandbits(63)
     with contextlib.ExitStack() as handed:  # the ranks have copies of their own by the time these are closed
         store = handed.enter_context(listen_on_loopback(backlog=4 * shape.size))
@@ -239,7 +239,7 @@ async def _start_follower(
 
 
 def rank_environment(place: Rank, run_id: str) -> dict[str, str]:
-    """What torchrun tells a rank, and what keeps its sockets on loopback. Devices are not in it."""
+    """The variables that torchrun sets for a rank, and those that keep its sockets on loopback. No devices."""
     rank, size = str(place.rank), str(place.size)
     return {
         "RANK": rank,
@@ -302,7 +302,7 @@ class _Follower(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what matters; of its work a further rank says nothing."""
+        """Handle the rank's messages; only rank 0 sends results."""
         try:
             for message, _ in self._decoder.feed(data):
                 self._hear(message)

@@ -1,4 +1,4 @@
-"""A worker that a launcher has started, and the order to load that it is to be sent."""
+"""A worker that a launcher has started, and its order to load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from marserve.pool.launchers.process import WorkerProcess
 
 
 class Launched:
-    """A worker process on its way. `needs_load`: it waits on the wire to be told what to load.
+    """A worker process that was started. `needs_load`: it waits on the wire for its order to load.
 
-    `load_s` is how long its template took to load the model, 0 where it has none; `how` is a phrase for describe.
-    `view` is what it is told of its devices, None where the order says that already; `cpus` are those it is to stay on.
+    `load_s` is how long its template took to load the model, 0 without one; `how` is a phrase for describe. `view` is
+    its view of its devices, None if the order has that already; `cpus` are the processors to which it keeps.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Launched:
         self._view, self._cpus = view, list(cpus)
 
     def order(self, load: Load) -> Load:
-        """The order to load that it is to be sent."""
+        """The order to load, with its view and its processors."""
         told = self.process.load(load)
         told = msgspec.structs.replace(told, cpus=self._cpus)
         if self._view is None:

@@ -1,8 +1,8 @@
-"""How workers come to life: in a fresh interpreter, or forked from a template.
+"""How workers are started: in a fresh interpreter, or forked from a template.
 
-`Launchers` is the server's (one for all pools): the environment that workers inherit, and templates that only import
-and that models of many versions share. `Launcher` is one version's, and decides for it: forked after loading where
-that is safe, forked before loading where it is not, fresh where the model's configuration or the system asks for it.
+`Launchers` is the server's, one for all pools: the environment that workers inherit, and templates that only import,
+which several versions share. `Launcher` is one version's, and decides: forked after loading if that is safe, else
+forked before loading, and fresh if the model's configuration or the system requires it.
 """
 
 from __future__ import annotations
@@ -57,21 +57,23 @@ log = logging.getLogger("marserve.pool.launchers")
 
 LOOK_AT_KILLS_S = 1.0
 LEAST_LOADING = 8
-# Of what a template says against forking it, describe has so many characters.
+# Describe has at most so many characters of a template's reasons against forking it.
 MAX_REASONS = 4000
-# A template that several models share has so long to import what it is for; a worker's own start may give up before.
+# How long a shared template may take to import its modules; a worker's own start may give up before.
 IMPORT_TIMEOUT_S = 120.0
-# So many templates in a row that do not fork, and workers are started without one (`workerStart: auto`).
+# After so many templates in a row that did not fork, workers are started without one (`workerStart: auto`).
 MOST_GIVEN_UP = 2
 
 WorkerStart = Literal["auto", "fork", "fresh"]
 
 
 class Launchers:
-    """What all pools share: the environment that workers inherit, their ids (counted up from `first_worker_id`, those
-    of workers of several processes or devices from `first_group_id`), the `accelerators` of the machine's `vendor` that
-    they are given in turn, how many cores they may keep busy together, where they get control groups (None: nowhere),
-    the way to a Ray cluster, whether the kernel killed any for memory, and templates that only import.
+    """What all pools share.
+
+    The environment that workers inherit; their ids (counted from `first_worker_id`, for workers of several processes or
+    devices from `first_group_id`); the `accelerators` of the machine's `vendor`, which are given out in turn; how many
+    `cores` workers may use together; their control groups (None: none); the connection to a Ray cluster; the kernel's
+    kills for memory; and templates that only import.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Launchers:
     ) -> None:
         """`most_loading`: how many versions load for the first time at once; 0: twice the cores, at least eight.
 
-        `restore_folder` unpacks again what was deleted from a model's folder, and raises where that cannot be.
+        `restore_folder` unpacks files again that were deleted from a model's folder, or raises.
         """
         self.cluster = cluster
         self.leftovers = Leftovers()
@@ -119,7 +121,7 @@ class Launchers:
     def next_worker_id(self, level: int = 0) -> str:
         """An id that no worker of this server had before.
 
-        Those with a parallel `level` count for themselves and in steps of it, as TorchServe's ports of the ranks do.
+        Workers with a parallel `level` have a count of their own, in steps of `level`, as TorchServe's ports of ranks.
         """
         if level:
             self._next_group_id += level
@@ -128,11 +130,11 @@ class Launchers:
         return str(self._next_worker_id - 1)
 
     def view(self, gpu_id: int | None, group: Sequence[int] = ()) -> View:
-        """What a worker is told of its device, or of the group of them that it has."""
+        """The view that a worker has of its device, or of its group of devices."""
         return view_of(gpu_id, group, self._accelerators, self._vendor, is_one_lost=self.is_device_lost())
 
     def cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """The processors near these devices; empty where that is nothing to keep to. Reads a few files of /sys."""
+        """The processors near these devices; empty if that gives no restriction. Reads a few files of /sys."""
         if not hasattr(os, "sched_getaffinity"):
             return ()
         bus_ids = [self._accelerators[device].bus_id for device in devices if device < len(self._accelerators)]
@@ -148,7 +150,7 @@ class Launchers:
         self._kills_look = asyncio.get_running_loop().call_later(LOOK_AT_KILLS_S, self._look_at_kills)
 
     async def import_template(self, modules: tuple[str, ...]) -> Template | None:
-        """A template that has imported these modules and no model; None where even that cannot be forked."""
+        """A template that has imported these modules and no model; None if even that cannot be forked."""
         task = self._import_templates.get(modules)
         if task is not None and task.done():
             gone = task.cancelled() or task.exception() is not None
@@ -190,18 +192,18 @@ class Launchers:
             task.add_done_callback(lambda _: self._fading.pop(template, None))
 
     def is_fading(self, template: Template) -> bool:
-        """Whether it was given up and is still there."""
+        """Whether a template was given up and is still there."""
         return template in self._fading
 
     async def end_fading(self, templates: Iterable[Template]) -> None:
-        """End those of these templates that were given up and are still there, with the workers that they forked."""
+        """End these templates, and the workers forked from them, if they were given up and are still there."""
         tasks = [task for template in templates if (task := self._fading.get(template)) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """End the shared templates, and whatever else was started and is still there."""
+        """End the shared templates, and every other process that was started and is still there."""
         if self._kills_look is not None:
             self._kills_look.cancel()
             self._kills_look = None
@@ -223,7 +225,7 @@ class Launcher:
 
     is_remote = False
     threads = 0
-    """How many threads each worker may use; 0: it depends on this machine's cores."""
+    """How many threads each worker may use; 0: a share of this machine's cores."""
 
     def __init__(
         self,
@@ -237,8 +239,8 @@ class Launcher:
         may_share_imports: bool = True,
         stays_near: bool = False,
     ) -> None:
-        """`python` is the interpreter of the model's own environment, empty for the server's, from which alone workers
-        can be forked. Without `may_share_imports` they are never forked from a template that other models share. With
+        """`python` is the interpreter of the model's own environment, empty for the server's; only with the server's
+        workers can be forked. Without `may_share_imports` they are never forked from a shared template. With
         `stays_near` workers keep to the processors near their devices.
         """
         self._launchers = launchers
@@ -262,18 +264,18 @@ class Launcher:
         self._template: Template | None = None
         self._loading: Template | None = None
         self._opening: asyncio.Task[Template | None] | None = None
-        self._given_up: list[Template] = []  # its own, not those that it shares
+        self._given_up: list[Template] = []  # without shared ones
         self._last_given_up: Template | None = None
         self._given_up_in_a_row = 0
         self._given_up_warning = ""
         self.warnings: list[str] = []
 
     def waits_for(self, worker_id: str) -> str:
-        """What a worker's start waits for: nothing, on this machine."""
+        """What a worker's start waits for: on this machine nothing."""
         return ""
 
     async def reserve(self, worker_id: str) -> None:
-        """Wait until there is a place for this worker: there always is, on this machine."""
+        """Wait until there is a place for this worker: on this machine there always is."""
 
     async def launch(
         self,
@@ -287,8 +289,8 @@ class Launcher:
     ) -> Launched:
         """Start one worker on these ends. Raises StartFailed; the caller bounds the wait and closes the ends.
 
-        The further ranks of a group print into `output`; `devices` are those that it is to see, and no others, `gpu_id`
-        the one that it is to use. Whoever starts it on another machine has `client` speak with it.
+        The further ranks of a group print into `output`. With `devices` the worker sees only these; it uses `gpu_id`.
+        `client` is for workers on other machines, and not used here.
         """
         if self._start == "fork" and self._why_not_first:
             raise _fork_refused(self._why_not_first)
@@ -312,7 +314,7 @@ class Launcher:
         return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
 
     async def _restore_folder(self) -> None:
-        """Have what was deleted from the model's folder unpacked again. Raises StartFailed if the load needs it."""
+        """Have deleted files of the model's folder unpacked again. Raises StartFailed if the load needs them."""
         try:
             await asyncio.to_thread(self._launchers.restore_folder, self._load.model_dir)
         except (MarserveError, OSError) as error:
@@ -333,7 +335,7 @@ class Launcher:
         more: Sequence[int] = (),
         seed: int | None = None,
     ) -> WorkerProcess:
-        """Fork a worker, and see to the replacement of a template that does not answer. Raises StartFailed."""
+        """Fork a worker; note a template that does not answer, so that it is replaced. Raises StartFailed."""
         try:
             process = await template.fork(worker_id, ends, threads, more=more, seed=seed)
         except StartFailed:
@@ -344,7 +346,7 @@ class Launcher:
         return process
 
     def _note_given_up(self, template: Template) -> None:
-        """The next worker is forked from another template; after two in a row that did not fork, it is not forked."""
+        """Have the next worker forked from another template; after two in a row that did not fork, from none."""
         if self._given_up_warning:
             self.warnings.remove(self._given_up_warning)
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
@@ -371,7 +373,7 @@ class Launcher:
             self._may_fork = False
 
     async def end_leftovers(self, process: WorkerProcess, page_inode: int) -> None:
-        """End what a worker that has ended left behind outside of its process group."""
+        """End the processes that an ended worker left behind outside of its process group."""
         leftovers = self._launchers.leftovers
         await asyncio.gather(*(leftovers.end(lineage, page_inode) for lineage in process.lineages))
 
@@ -384,7 +386,7 @@ class Launcher:
         output: WorkerOutput,
         devices: Sequence[int],
     ) -> Launched:
-        """Start the ranks of a group: forked from a template that has torch imported, where that is safe, or fresh.
+        """Start the ranks of a group: forked from a template that has imported torch if that is safe, else fresh.
 
         A group is formed anew whenever one of its ranks dies; without a template each rank would import torch again.
         """
@@ -415,7 +417,7 @@ class Launcher:
         return self._launchers.cpus_near(devices) if self._stays_near else ()
 
     async def _model_template(self) -> Template | None:
-        """The template that has loaded the model, opened once for all who wait; None where workers load themselves."""
+        """The template that has loaded the model, opened once for all starts; None if workers load it themselves."""
         if not self._may_load_first:
             return None
         if self._template is not None and self._template.is_open:
@@ -428,7 +430,7 @@ class Launcher:
     def _opened(self, task: asyncio.Task[Template | None]) -> None:
         self._opening = None
         if not task.cancelled():
-            task.exception()  # whoever waited has it; nobody waiting is no fault
+            task.exception()  # retrieved here, so that asyncio does not log it
 
     async def _open_template(self) -> Template | None:
         load = self._load
@@ -454,24 +456,24 @@ class Launcher:
 
     @property
     def template_pids(self) -> list[int]:
-        """The process of the version's template, also while it loads, and of those that were given up and not ended."""
+        """The processes of the version's template, loaded or loading, and of given-up ones that are still there."""
         templates = (self._template, self._loading, *filter(self._launchers.is_fading, self._given_up))
         return [template.pid for template in templates if template is not None and template.pid > 0]
 
     def kill_loading(self) -> None:
-        """End a template that is loading the model, by force; nothing if none is."""
+        """End a template that is loading the model, by force."""
         if self._loading is not None:
             self._loading.kill()
 
     async def give_up_loading(self) -> None:
-        """End a template that takes too long to load; nothing if none is loading."""
+        """End a template that takes too long to load, if there is one."""
         opening = self._opening
         if opening is not None:
             opening.cancel()
             await asyncio.wait([opening])
 
     async def close(self) -> None:
-        """End the version's template, and those that were given up. Its workers have ended by now."""
+        """End the version's template, and given-up ones. Its workers have ended by now."""
         await self.give_up_loading()
         await self.drop_template()
         await self._launchers.end_fading(self._given_up)
@@ -487,7 +489,7 @@ AnyLauncher = Launcher | RayLauncher
 
 
 def make_launcher(launchers: Launchers, options: PoolOptions, load: Load) -> AnyLauncher:
-    """What starts the workers of a version: on this machine, or where its options say."""
+    """The launcher of a version's workers: on this machine, or on a Ray cluster."""
     if options.ray is not None:
         return RayLauncher(
             launchers.cluster, launchers.environment, load, options.ray, options.worker_start, options.python
@@ -515,7 +517,7 @@ def _fork_refused(reasons: str) -> StartFailed:
 
 
 async def _share(opening: asyncio.Task[Template | None]) -> Template | None:
-    """Wait for a template that others may wait for too. Raises StartFailed when one of them gave it up."""
+    """Wait for a template that other starts may wait for, too. Raises StartFailed when one of them gave it up."""
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

@@ -1,7 +1,7 @@
 """Ends what workers and templates leave behind when they end: processes that have left their process group.
 
-Looking through all processes takes milliseconds and is done in a thread, for all who ask at about the same time at
-once. How a process is told is `lineage.py`'s.
+The search through all processes takes milliseconds. It is done in a thread, once for all requests that come at about
+the same time. `lineage.py` says how a process is recognised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("marserve.pool.launchers")
 
 
 class Leftovers:
-    """One server's. `lineage` is the first word of the lineage of everything that the server starts."""
+    """The leftovers of one server. `lineage` is the first word of the lineage of every process that it starts."""
 
     def __init__(self) -> None:
         self.lineage = secrets.token_hex(8)
@@ -26,17 +26,17 @@ class Leftovers:
         self._looking: asyncio.Task[None] | None = None
 
     def child(self, *words: str) -> str:
-        """A lineage below the server's, or below these words; the last word is a new one."""
+        """A lineage below the server's and these words; its last word is new."""
         return "/".join((self.lineage, *words, secrets.token_hex(8)))
 
     async def end(self, lineage: str, page_inode: int = 0) -> None:
-        """End what is left of a lineage whose owner has ended; returns when it is gone."""
+        """End the processes of a lineage whose owner has ended, and wait until they are gone."""
         asked = self.ask(lineage, page_inode)
         if asked is not None:
             await asyncio.shield(asked)
 
     def ask(self, lineage: str, page_inode: int = 0) -> asyncio.Future[None] | None:
-        """The same without waiting: the future is done when it is gone. None where processes cannot be told."""
+        """As `end`, without waiting: the future is done when they are gone. None if the system shows no lineages."""
         if sys.platform != "linux":
             return None
         self._asked[lineage] = page_inode

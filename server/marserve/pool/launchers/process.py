@@ -26,8 +26,8 @@ LOOK_AT_END_S = 0.1
 class WorkerProcess:
     """One worker (or template) process and the process group it leads.
 
-    `exited` is done when the process has ended and was reaped: its wait status as from `os.waitpid`, or None where
-    that could not be had. `lineage` is what processes are told by that it leaves behind outside of its group.
+    `exited` is done when the process has ended and was reaped: its wait status as from `os.waitpid`, or None if that
+    could not be had. By `lineage` processes are found that it leaves behind outside of its group.
     """
 
     def __init__(self, pid: int, exited: asyncio.Future[int | None], lineage: str = "") -> None:
@@ -35,56 +35,56 @@ class WorkerProcess:
         self.exited = exited
         self.lineage = lineage
         self.node = ""
-        """The machine it is on; empty for this one."""
+        """The name of its machine; empty for this one."""
         self.remote_bytes = 0
-        """What it holds of another machine's memory."""
+        """How much memory it holds on another machine."""
 
     @property
     def has_lost_template(self) -> bool:
-        """Whether the template it was forked from answers no more, so that it should be replaced by one of another."""
+        """Whether the template that it was forked from has stopped answering, so that it should be replaced."""
         return False
 
     @property
     def pids(self) -> list[int]:
-        """Its process ids: one, but for a group of ranks (`group.py`)."""
+        """Its process ids: one, or those of a group of ranks (`group.py`)."""
         return [self.pid]
 
     @property
     def lineages(self) -> list[str]:
-        """What processes are told by that it, or a rank of it, leaves behind."""
+        """The lineages by which processes are found that it, or a rank of it, leaves behind."""
         return [self.lineage]
 
     def load(self, order: Load) -> Load:
-        """The order to load that it is given."""
+        """The order to load as it is sent to this process."""
         return order
 
     @property
     def told(self) -> tuple[Death, str] | None:
-        """Why it ended, where that was said elsewhere than on its wire, with the author's traceback."""
+        """Why it ended, if that was not said on its wire, with the author's traceback."""
         return None
 
     def item_cancelled(self, number: int, index: int) -> None:
-        """An item was marked as cancelled on the worker's page, which it sees by itself on this machine."""
+        """An item was marked as cancelled on the page. On this machine the worker sees that by itself."""
 
     def rank_said(self, rank: int, death: Death, traceback: str) -> None:
         """A rank of a group says why it is about to end."""
 
     def explain(self, death: Death) -> Death:
-        """Its death, with all that is known here."""
+        """Its death, with details that are known here."""
         return death
 
     async def is_whole(self) -> bool:
-        """Wait until all that belongs to it has loaded the model, too; False if it ended before."""
+        """Wait until all its ranks have loaded the model; False if it ended before."""
         return True
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process and everything it started in its group; nothing if it is gone."""
+        """Send a signal to the process's group; ignored once the process is gone."""
         if self.exited.done():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             try:
                 os.killpg(self.pid, number)
-            except ProcessLookupError:  # forked a moment ago, and not yet the leader of a group
+            except ProcessLookupError:  # forked a moment ago, and not yet a group's leader
                 os.kill(self.pid, number)
 
     async def end(self, grace_s: float) -> int | None:
@@ -93,9 +93,9 @@ class WorkerProcess:
         return await self.wait(grace_s)
 
     async def wait(self, grace_s: float) -> int | None:
-        """Wait for the process's end, after `grace_s` seconds by SIGKILL; returns the wait status.
+        """Wait for the process's end, and force it by SIGKILL after `grace_s` seconds; returns the wait status.
 
-        A process that the kernel itself cannot end (stuck in a driver) is left behind, which the log says.
+        A process that even the kernel cannot end (stuck in a driver) is left behind, and logged.
         """
         done, _ = await asyncio.wait([self.exited], timeout=grace_s)
         if not done:
@@ -108,7 +108,7 @@ class WorkerProcess:
 
 
 def limit_threads(count: int) -> dict[str, str]:
-    """The variables that numeric libraries read their number of threads from; none for 0, their own choice."""
+    """The variables from which numeric libraries read their number of threads; empty for 0, their own choice."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return dict.fromkeys(names, str(count)) if count else {}
 
@@ -125,12 +125,11 @@ def spawn(
 ) -> WorkerProcess:
     """Start `python -m marserve.worker …` in a session of its own, on the event loop's thread.
 
-    `python` is the interpreter, the server's own where it is empty.
-
-    (The thread matters: the kernel ties `PR_SET_PDEATHSIG` to the thread that started the process.)
+    `python` is the interpreter, empty for the server's own. (The thread matters: the kernel ties `PR_SET_PDEATHSIG` to
+    the thread that started the process.)
     """
     popen = subprocess.Popen(
-        # -P: the server's working directory is no place to import from.
+        # -P: nothing is imported from the server's working directory.
         [python or sys.executable, "-P", "-m", "marserve.worker", *arguments],
         env={**environment, VARIABLE: lineage} if lineage else dict(environment),
         stdin=subprocess.DEVNULL,
@@ -145,14 +144,14 @@ def spawn(
 
 
 def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -> None:
-    """Reap the process when it ends: by its pidfd where the system has them, else in a thread, else by looking."""
+    """Reap the process when it ends: by its pidfd if the system has them, else in a thread, else by polling."""
 
     def reap() -> None:
-        # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
+        # Until it is reaped its number cannot be given to another group, so what it left in its own can be ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)
         status: int | None = None
-        with contextlib.suppress(ChildProcessError):  # whoever embeds us reaps children of its own accord
+        with contextlib.suppress(ChildProcessError):  # a program that embeds the server may have reaped it
             _, status = os.waitpid(popen.pid, 0)
         popen.returncode = 0 if status is None else os.waitstatus_to_exitcode(status)
         if not exited.done():
@@ -184,7 +183,7 @@ def _watch(popen: subprocess.Popen[bytes], exited: asyncio.Future[int | None]) -
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None where the system has none, or none left."""
+    """A descriptor that is readable once the process has ended; None if the system gives none."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -206,7 +205,7 @@ def call_at_end(descriptor: int, ended: Callable[[], None]) -> None:
 
 
 def parent_of(pid: int) -> int | None:
-    """The process id of a process's parent, also of one that has ended and is not reaped; None for no process."""
+    """The process id of a process's parent, also for one that has ended and is not reaped; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         # The second field is the program's name in parentheses and may hold anything, parentheses too.

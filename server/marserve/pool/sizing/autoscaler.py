@@ -1,17 +1,16 @@
 """Decides how many workers a version should have, between its least and its most. Pure: time is passed in.
 
-Up: when the oldest request that waits has waited too long (`TOO_LONG_S`, or one and a half batches, whichever is
-longer) for `UP_AFTER_S` without a break, by half as many workers again, as soon as those that are starting are there.
-Never into memory that is not there: the machine must keep `MEMORY_MARGIN` of what is available now, and
-`MEMORY_LEAST_BYTES`.
+Up: when for `UP_AFTER_S` without a break the oldest waiting request has waited too long (`TOO_LONG_S`, or one and a
+half batches, whichever is longer); by half as many workers again, once no worker is starting. The machine must keep
+`MEMORY_MARGIN` of the memory that is available now, and `MEMORY_LEAST_BYTES`.
 
-Down: by one worker at a time, when for `DOWN_AFTER_S` nothing waited too long and one worker less would be busy at most
-`DOWN_BELOW` of its time. A step down that had to be taken back at once doubles the wait for the next one.
+Down: by one worker at a time, when for `DOWN_AFTER_S` no request waited too long and the remaining workers would be
+busy at most `DOWN_BELOW` of their time. If a step down has to be taken back soon, the wait for the next one doubles.
 
-To nothing: where the least number is 0 and an idle time-out is set, after that long without a request; the first
-request brings the first worker back. Some time later (the time-out again) the template may go, too.
+To nothing: if the least number is 0 and an idle time-out is set, after that long without a request; the first request
+starts workers again. After the time-out once more the template may end, too.
 
-It knows no workers and no queue, only an `Observation` of them; whoever asks carries the `Decision` out.
+The autoscaler knows no workers and no queue, only an `Observation` of them; the caller carries the `Decision` out.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ MEMORY_LEAST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """How a version stands. Times in seconds.
+    """The state of a version. Times in seconds.
 
-    `waiting` and `running` are requests, the oldest of the waiting came `oldest_wait_s` ago; `ready`, `busy`,
-    `starting` and `failed` (gave up loading) are workers; a batch takes about `batch_s`. Of the machine's memory
-    `bytes_available` could be had now, and one worker more takes about `bytes_per_worker`; None where unknown.
+    `waiting` and `running` are requests, the oldest waiting one came `oldest_wait_s` ago; `ready`, `busy`, `starting`
+    and `failed` (gave up, or failed to load) are workers; a batch takes about `batch_s`. The machine has
+    `bytes_available` of memory, and one more worker takes about `bytes_per_worker`; None for unknown.
     """
 
     waiting: int
@@ -54,20 +53,19 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many workers there should be, and why, in words."""
+    """How many workers there should be, and the reason in words."""
 
     target: int
     reason: str
 
 
 class Autoscaler:
-    """The number of workers of one version, over time."""
+    """Decides the number of workers of one version."""
 
     def __init__(
         self, minimum: int, maximum: int, *, idle_timeout_s: float | None = None, least_awake: int = 1
     ) -> None:
-        """`idle_timeout_s` counts only where `minimum` is 0: then there is nothing until the first request, which
-        brings `least_awake` workers."""
+        """`idle_timeout_s` counts only if `minimum` is 0: then the first request starts `least_awake` workers."""
         self.minimum = minimum
         self.maximum = max(minimum, maximum)
         self.idle_timeout_s = idle_timeout_s
@@ -85,34 +83,34 @@ class Autoscaler:
 
     @property
     def may_sleep(self) -> bool:
-        """Whether the version may be without workers while nobody asks."""
+        """Whether the version may be without workers while no requests come."""
         return self.minimum == 0 and self.maximum > 0 and self.idle_timeout_s is not None
 
     @property
     def least_awake(self) -> int:
-        """The fewest workers while somebody asks."""
+        """The least number of workers while requests come."""
         return min(self.maximum, self._least_awake) if self.may_sleep else self.minimum
 
     def resume(self, now: float) -> None:
-        """Nobody looked for a while, for there was nothing to see: what was measured before says nothing any more."""
+        """Forget old measurements: the pool was at rest and not observed for a while."""
         self._seen_at = None
         self._too_long_since = None
         self._calm_since = now
         self._used_at = now
 
     def wake(self, now: float) -> Decision | None:
-        """A request came. What to do if nobody is there to take it."""
+        """A request came. The decision if no worker is wanted so far; else None."""
         self._used_at = now
         if self.target == 0 and self.may_sleep:
             return self._change(self.least_awake, "woken by a request", now)
         return None
 
     def sleep(self, now: float, reason: str) -> Decision | None:
-        """It is put to sleep. What to do if anybody is there."""
+        """The version is put to sleep. The decision if it has workers; else None."""
         return self._change(0, reason, now) if self.target and self.may_sleep else None
 
     def decide(self, now: float, seen: Observation) -> Decision | None:
-        """What should change now, or None. Call it at regular times while there is something to see."""
+        """What should change now, or None. Call it at regular intervals while the pool is not at rest."""
         self._measure(now, seen)
         if self.target == 0:
             return None
@@ -132,7 +130,7 @@ class Autoscaler:
         return self._down(now)
 
     def may_drop_template(self, now: float) -> bool:
-        """Whether it has slept for so long that the next request may wait for the model to be loaded anew."""
+        """Whether it has slept so long that its template may end, so that the next request waits for a load."""
         return self.target == 0 and self._is_idle_for(now, 2 * (self.idle_timeout_s or 0.0))
 
     def _measure(self, now: float, seen: Observation) -> None:
@@ -187,7 +185,7 @@ class Autoscaler:
 
 
 def _room(seen: Observation) -> int:
-    """How many workers more the memory has room for; many where it is not known."""
+    """How many more workers the memory has room for; a huge number if unknown."""
     if seen.bytes_available is None or not seen.bytes_per_worker:
         return 1 << 30
     free = seen.bytes_available - max(MEMORY_LEAST_BYTES, int(MEMORY_MARGIN * seen.bytes_available))

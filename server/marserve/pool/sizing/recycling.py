@@ -1,7 +1,7 @@
-"""When a worker has served long enough and is to be replaced by a fresh one. Pure.
+"""When a worker has served long enough and is replaced by a fresh one. Pure.
 
-For handlers that leak: memory, descriptors, the speed they had. The replacement is loaded first (the supervisor does
-that), so nobody waits for it.
+For handlers that leak memory or descriptors, or become slower. The replacement is loaded first (`succession.py`), so
+that no request waits for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class RecyclePolicy:
 
     @property
     def needs_looks(self) -> bool:
-        """Whether somebody must look at the workers from time to time: requests are counted as they come."""
+        """Whether workers must be looked at from time to time, which the bound on requests does not need."""
         return self.max_age_s > 0 or self.max_growth_bytes > 0
 
     def reason(self, *, requests: int, age_s: float, growth_bytes: int) -> str | None:
-        """Why a worker with these counts should go: `requests`, `age` or `growth`; None if it should stay."""
+        """Why a worker with these counts should be replaced: `requests`, `age` or `growth`; None if it should stay."""
         if 0 < self.max_requests <= requests:
             return "requests"
         if 0 < self.max_age_s <= age_s:

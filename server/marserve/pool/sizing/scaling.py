@@ -1,7 +1,7 @@
-"""Carries out what the autoscaler decides: looks at a pool while there is something to see, and gives it its workers.
+"""Observes a pool for the autoscaler, and carries its decisions out.
 
-A pool at rest (nothing waits, nothing runs, as few workers as there may be) costs no timer: the first request begins
-the watch, and the watch ends when all is at rest again. Whoever asks a sleeping pool wakes it.
+A pool at rest (nothing waits, nothing runs, as few workers as allowed) has no timer: the first request begins the
+watch, which ends when the pool is at rest again. A request to a sleeping pool wakes it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ScaledPool(Protocol):
 
     @property
     def has_template(self) -> bool:
-        """Whether the next worker need not load the model."""
+        """Whether the next worker is forked from a template."""
 
     @property
     def slots(self) -> Sequence[Slot]:
@@ -53,7 +53,7 @@ class ScaledPool(Protocol):
         """Begin to have so many workers."""
 
     def drop_template(self) -> None:
-        """Begin to end the process that workers are forked from."""
+        """Begin to end the template."""
 
 
 class Scaling:
@@ -95,11 +95,11 @@ class Scaling:
 
     @property
     def can_wake(self) -> bool:
-        """Whether a request that finds no worker brings one."""
+        """Whether a request that finds no worker starts one."""
         return self.autoscaler.may_sleep and not self._is_stopped
 
     def bound(self, minimum: int, maximum: int, count: int) -> None:
-        """There are to be between `minimum` and `maximum` workers from now on, and there are `count`."""
+        """Keep between `minimum` and `maximum` workers from now on; at present `count` are wanted."""
         scaler = self.autoscaler
         scaler.minimum, scaler.maximum = minimum, max(minimum, maximum)
         self._bound()
@@ -110,15 +110,15 @@ class Scaling:
             self._look_again(LOOK_S, closely=False)
 
     def _bound(self) -> None:
-        """Without autoscaling the most is the least: one while awake, where the least is none."""
+        """Without autoscaling keep to the least number of workers while awake."""
         if not self._pool.options.autoscale:
             self.autoscaler.maximum = min(self.autoscaler.maximum, self.autoscaler.least_awake)
         self.is_resting = self.is_active and not self._is_fast
 
     def begin(self, now: float) -> None:
-        """A request comes while nobody looks closely: look, and see that somebody is there to take it.
+        """A request comes to a pool at rest: begin the watch, and wake the pool if it sleeps.
 
-        Raises NotEnoughMemory where the model would have to be loaded, and would not fit.
+        Raises NotEnoughMemory if the model would have to be loaded and does not fit.
         """
         if self._timer is None:
             self.autoscaler.resume(now)
@@ -135,7 +135,7 @@ class Scaling:
         self._look_again(LOOK_S, closely=True)
 
     def sleep(self, reason: str) -> None:
-        """Begin to have no worker and no template, until the next request. Who may not sleep is left alone."""
+        """Begin to end workers and template until the next request. Ignored for a pool that may not sleep."""
         if not self.can_wake:
             return
         decision = self.autoscaler.sleep(time.monotonic(), reason)
@@ -149,7 +149,7 @@ class Scaling:
         self.is_resting = True
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the watch for good."""
         self._is_stopped = True
         self.is_resting = False
         if self._timer is not None:
@@ -159,7 +159,7 @@ class Scaling:
             self._reading.cancel()
 
     def describe(self) -> dict[str, Any] | None:
-        """What describe says, None where nothing scales by itself."""
+        """Members for describe, None without autoscaling."""
         if not self.is_active:
             return None
         at = datetime.fromtimestamp(self.changed_at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -188,7 +188,7 @@ class Scaling:
             self._look_again(LOOK_S, closely=True)
 
     def _look_again(self, after_s: float, *, closely: bool) -> None:
-        """Look again after that time; looking `closely` needs no request to say that there is something to see."""
+        """Look again after that time. With `closely` the pool is busy, and `begin` need not be called."""
         if self._is_stopped:
             return
         if self._timer is not None:
@@ -201,7 +201,7 @@ class Scaling:
         scaler = self.autoscaler
         if not self._pool.dispatcher.is_empty:
             return False
-        if scaler.idle_timeout_s == math.inf:  # it sleeps only when it is told to
+        if scaler.idle_timeout_s == math.inf:  # it sleeps only by a call of `sleep`
             return scaler.target <= scaler.least_awake
         return scaler.target <= scaler.minimum and not self._has_template
 
@@ -249,9 +249,9 @@ class Scaling:
         )
 
     def _look_at_memory(self, now: float) -> None:
-        """Begin to read what is available and what a worker takes, unless that was done a moment ago.
+        """Begin to read the available memory and what a worker takes, unless that was done a moment ago.
 
-        In a thread, since the kernel may take a while; it is there well before requests have waited long enough.
+        In a thread, since the kernel may take a while; the result is there well before it is needed.
         """
         if self._reading is None and (self._memory_at is None or now - self._memory_at >= MEMORY_LOOK_S):
             self._memory_at = now

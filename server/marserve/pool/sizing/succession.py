@@ -1,11 +1,10 @@
-"""Replaces a worker that has served long enough, with its replacement first: no request notices.
+"""Replaces a worker that has served long enough; its replacement loads first, so that no request notices.
 
-A second slot of the same id loads the model; when its worker takes batches it stands in the first one's place, whose
-worker is given nothing more, ends what it has, and goes. One worker of a pool is replaced at a time, so the version
-needs room for one worker more. A replacement that cannot load changes nothing; it is tried again after a while.
+A second slot of the same id loads the model. When its worker takes batches it takes the first slot's place; the old
+worker is given nothing more, ends its batches, and ends. One worker of a pool is replaced at a time, so the version
+needs memory for one worker more. A replacement that cannot load changes nothing; it is tried again after a while.
 
-Where there is no memory for one worker more, the first one ends what it has and goes before its replacement is started:
-requests wait that long.
+Without memory for one worker more, the old worker ends before its replacement is started, and requests wait that long.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class Household(Protocol):
 
     @property
     def slots(self) -> list[Slot]:
-        """The places of workers; a successor takes one of them over."""
+        """The slots; a successor replaces one of them in this list."""
 
     async def changed(self) -> None:
         """Wait until something about the slots may have changed."""
 
     def slot_changed(self) -> None:
-        """A place was taken over: whoever waits should look again."""
+        """A slot was replaced, or its state changed."""
 
     def dismiss(self, slot: Slot, *, at_once: bool) -> None:
         """Retire a slot in the background; the pool waits for it at its own end."""
@@ -55,7 +54,7 @@ class Succession:
         self._is_over = False
 
     def begin(self, slot: Slot, reason: str) -> None:
-        """Begin to replace a slot's worker; nothing if another replacement is under way, or one failed lately."""
+        """Begin to replace a slot's worker. Ignored while another replacement is under way or one failed lately."""
         if self._task is not None or self._is_over or slot.is_retired or slot not in self._household.slots:
             return
         if time.monotonic() < self._not_before:
@@ -64,7 +63,7 @@ class Succession:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Replace nobody any more; a replacement that is loading is sent away."""
+        """Replace no worker any more; a replacement that is loading is ended."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()

@@ -1,9 +1,8 @@
-"""Looks at a pool's workers once a second, where their options ask for it: ends those over their memory limit, and has
-those replaced that have grown or aged too much.
+"""Looks at a pool's workers once a second: ends those over their memory limit, and has those replaced that have grown
+or aged too much.
 
-Sizes are read in a thread: the kernel may take milliseconds for a large process. A worker that is a group of ranks is
-as large as all of them together. Pools without such options have none
-of this running.
+Sizes are read in a thread: the kernel may take milliseconds for a large process. The size of a group of ranks is the
+sum over its ranks. Without options that need it nothing of this runs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from marserve.pool.slots.slot import Life
 from marserve.pool.worker_end.memory import own_bytes
 
 LOOK_EVERY_S = 1.0
-# What the watch allows beyond the limit, so that the worker's own (an exception, where this is a kill) comes first.
+# How far a worker may exceed the limit before it is killed: its own limit, which raises an exception, comes first.
 LEAST_SLACK_BYTES = 32 << 20
 
 
@@ -71,7 +70,7 @@ class Upkeep:
             self.judge(worker, size, now)
 
     def judge(self, worker: Life, size: int, now: float) -> None:
-        """Do what one worker's size (bytes, 0 if unknown) and age ask for."""
+        """End one worker, or have it replaced, if its size (bytes, 0 if unknown) or age calls for it."""
         worker.own_bytes = size
         limit = self._limit_bytes
         if limit and size > limit + max(LEAST_SLACK_BYTES, limit // 16):

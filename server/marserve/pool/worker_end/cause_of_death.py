@@ -1,8 +1,8 @@
-"""Why a worker ended, from its exit status and what is known beside it. Pure.
+"""Why a worker ended, from its exit status and other evidence. Pure.
 
 The names are the label of `marserve_worker_deaths_total`, the header `x-marserve-cause` and the word in describe.
-What the server knew before the process ended wins (it ended the worker itself, or the worker said why it could not
-load); then what the kernel counted; then the worker's last words; then the bare exit status.
+What the server knew before the process ended comes first (it ended the worker itself, or the worker said why it could
+not load); then the kernel's count of kills for memory; then the worker's last lines; then the bare exit status.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Cause(StrEnum):
     STOPPED = "stopped"
 
 
-# Another node may do: what happened says nothing of the model.
+# Causes that lie with a node and not with the model: another node may do.
 OF_NODES = frozenset({Cause.NODE_LOST, Cause.NODE_UNFIT})
 
 
 def read_cause(name: str) -> Cause:
-    """The cause of that name, as another machine says it; `LOAD_FAILED` where its version has names of its own."""
+    """The cause of that name, sent by another machine; `LOAD_FAILED` for names that this version does not know."""
     try:
         return Cause(name)
     except ValueError:
@@ -56,7 +56,7 @@ def read_cause(name: str) -> Cause:
 class Death:
     """One end of a worker: the class of cause, and a sentence with what is known.
 
-    `exit_code` is the status that the process ended itself with, None where it did not.
+    `exit_code` is the process's own exit status, None if it did not exit by itself.
     """
 
     cause: Cause
@@ -68,7 +68,7 @@ class Death:
 class Evidence:
     """What is known beside the exit status.
 
-    `last_lines` are what the worker printed last. `was_killed_for_memory`: the kernel counted a kill for want of
+    `last_lines` are the last that the worker printed. `was_killed_for_memory`: the kernel counted a kill for want of
     memory at that time. `memory_limit_bytes` is the worker's own limit, 0 for none.
     """
 
@@ -78,9 +78,9 @@ class Evidence:
 
 
 _NO_EVIDENCE = Evidence()
-# What allocators, and Python, write last when they can get no more.
+# What allocators write last when they get no more memory.
 _MEMORY_WORDS = ("std::bad_alloc", "terminate called after throwing an instance of 'std::bad_array_new_length'")
-# What C++ prints of an error of CUDA or HIP that it ends the process by.
+# What C++ prints when an error of CUDA or HIP ends the process.
 _LOST_WORDS = re.compile(
     r"^\s*what\(\):.*\b(?:CUDA|HIP)\b.*(?:device-side assert triggered|illegal memory access was encountered"
     r"|illegal instruction was encountered|misaligned address|unspecified launch failure|hardware stack error"
@@ -112,7 +112,7 @@ def classify_exit(status: int | None, *, known: Death | None = None, evidence: E
 
 
 def ran_out_of_memory(last_lines: Iterable[str]) -> bool:
-    """Whether a process's last words are those of an allocator that had nothing to give."""
+    """Whether a process's last lines are those of an allocation that failed."""
     return any(line.startswith("MemoryError") or any(words in line for words in _MEMORY_WORDS) for line in last_lines)
 
 
@@ -120,13 +120,13 @@ def death_of_load(told: NotLoaded) -> Death:
     """The death of a worker, or a template, that said why it could not load the model."""
     try:
         cause = Cause(told.kind)
-    except ValueError:  # a word of a worker that is newer than the server, or lies
+    except ValueError:  # the worker is newer than the server, or lies
         cause = Cause.LOAD_FAILED
     return Death(cause, told.message)
 
 
 def error_of(death: Death) -> MarserveError:
-    """What a client is told whose request the worker took with it."""
+    """The error for the clients whose requests the worker ran when it ended."""
     if death.cause is Cause.OUT_OF_MEMORY:
         return OutOfMemory("Worker died.")
     return WorkerDied(death.cause.value)

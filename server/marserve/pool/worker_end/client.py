@@ -1,10 +1,10 @@
 """The server's end of the wire to one worker: batches out, results in. Knows no queue and no policy.
 
-`exchange` turns a flight into one frame; what comes back goes to a `Peer`, the worker's slot. A worker that says what
-no honest worker says is reported through `on_broken` and must be ended.
+`exchange` turns a flight into one frame; messages that come back go to a `Peer`, the worker's slot. A worker that
+breaks the protocol is reported through `on_broken` and must be ended.
 
-A flight for a worker that waits for it is written at once. Those that go ahead to a busy worker are gathered until this
-turn of the event loop is over, and small ones share a frame: one write and one encoding for as many as come together.
+A flight for an idle worker is written at once. Flights sent ahead to a busy worker are gathered until this turn of the
+event loop is over, and small ones share a frame: one write and one encoding for all of them.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from marserve.messages import (
 )
 from marserve.pool.dispatch.jobs import Flight, Job, Question
 
-# Bodies of one frame that several flights share: more would keep the worker waiting for the last to begin the first.
+# The most bytes of bodies in a frame that flights share: the worker cannot begin before it has the whole frame.
 SHARED_FRAME_BYTES = 16 * 1024
-# How often a worker may say what it measured before it answers anything: once a batch, and once after loading.
+# How many messages of measurements may come before the next answer: one for a batch, and one after loading.
 MAX_METRICS_UNANSWERED = 2
-# Heads that are kept packed: of how many bytes at most, and how many.
+# Heads that are kept packed: their largest size in bytes, and their number.
 MAX_KEPT_HEAD_BYTES = 4096
 MAX_KEPT_HEADS = 256
 
 
 # A protocol: slots lie above the worker's end, and `Life` is one of theirs.
 class Peer(Protocol):
-    """Who hears what the worker says. Called on the event loop; `BadFrame` raised here ends the worker."""
+    """Takes the worker's messages. Called on the event loop; `BadFrame` raised here ends the worker."""
 
     def on_results(self, ended: Sequence[tuple[Results, list[wire.Body]]]) -> None:
-        """One batch or more have ended, in this order."""
+        """One or more batches have ended, in this order."""
 
     def on_raised(self, message: Raised) -> None:
-        """A batch has raised as a whole."""
+        """The handler raised for a whole batch."""
 
     def on_piece(self, message: Piece, bodies: list[wire.Body]) -> None:
-        """A piece of a running batch's streams."""
+        """A piece of a running batch's streams has come."""
 
     def on_checked(self, message: Checked) -> None:
         """A check has ended."""
@@ -71,50 +71,50 @@ class Peer(Protocol):
         """The handler has said how long some items are."""
 
     def on_metrics(self, message: Metrics) -> None:
-        """What the handler measured."""
+        """The handler has measured something."""
 
     def on_loaded(self, message: Loaded) -> None:
         """The model is loaded."""
 
     def on_not_loaded(self, message: NotLoaded) -> None:
-        """Loading failed; the worker is on its way out."""
+        """Loading failed; the worker is about to end."""
 
     def on_out_of_step(self, message: OutOfStep) -> None:
         """The ranks of a group did not end a call alike."""
 
     def on_device_lost(self, message: DeviceLost) -> None:
-        """The worker's device answers it no more; it is on its way out."""
+        """The device is lost to the worker, which is about to end."""
 
     def on_device_peak(self, message: DevicePeak) -> None:
-        """What the worker has taken of its device since a batch that was larger than any before."""
+        """A batch that was larger than any before has raised the worker's peak on its device."""
 
     def on_warned(self, message: Warned) -> None:
         """Sentences for describe that the handler noted after its load."""
 
     def on_broken(self, error: BadFrame) -> None:
-        """The worker said what no honest worker says."""
+        """The worker broke the protocol."""
 
     def on_closed(self) -> None:
         """The connection has ended."""
 
 
 class PackedHeads:
-    """Headers as they travel. Requests whose header was the same share their lists of it: those are packed once."""
+    """Packed headers. Requests with the same header share its lists, which are packed once."""
 
     def __init__(self) -> None:
         self._packed: dict[tuple[int, int], tuple[bytes, object, object]] = {}
 
     @property
     def kept(self) -> int:
-        """How many are kept."""
+        """How many packed headers are kept."""
         return len(self._packed)
 
     def forget(self) -> None:
-        """Keep none."""
+        """Drop all packed headers."""
         self._packed.clear()
 
     def pack(self, headers: list[tuple[bytes, bytes]], server_headers: list[tuple[str, str]]) -> bytes:
-        """These headers packed, as they were when they were first seen here; nobody changes them."""
+        """These headers packed; the lists must not change afterwards."""
         key = (id(headers), id(server_headers))
         found = self._packed.get(key)
         if found is not None:
@@ -128,7 +128,7 @@ class PackedHeads:
 
 
 class WorkerClient(asyncio.Protocol):
-    """One connection to one worker. `max_frame_bytes` bounds the bodies of one message, whatever its header says."""
+    """One connection to one worker. `max_frame_bytes` bounds the bodies of one message."""
 
     def __init__(self, peer: Peer, *, max_frame_bytes: int = wire.MAX_FRAME_BYTES) -> None:
         self._peer = peer
@@ -136,8 +136,8 @@ class WorkerClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._heads = PackedHeads()
         self._gathered: list[Flight] = []
-        self._is_receiving = False  # who told us of it will flush
-        self._said: set[type] = set()  # of the messages that come once in a life, those that came
+        self._is_receiving = False  # `data_received` runs, and flushes at its end
+        self._said: set[type] = set()  # the once-only messages that have come
         self._metrics_unanswered = 0
         self.last_sent = 0
         """The number of the last flight that was written."""
@@ -147,11 +147,11 @@ class WorkerClient(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def load(self, load: Load) -> None:
-        """Tell the worker what to load."""
+        """Send the order to load."""
         self._send(load)
 
     def exchange(self, flight: Flight) -> None:
-        """Send the flight's jobs, at the latest when this turn of the event loop is over; the peer hears the end."""
+        """Send the flight's jobs, at the latest at the end of this turn of the loop; the peer gets the results."""
         gathered = self._gathered
         gathered.append(flight)
         if self._is_receiving:
@@ -191,16 +191,16 @@ class WorkerClient(asyncio.Protocol):
         self._write(batches[0] if len(batches) == 1 else Batches(batches), bodies)
 
     def ask_lengths(self, question: Question) -> None:
-        """Have the handler say how long some items are; the peer hears it."""
+        """Ask the handler how long some items are; the peer gets the answer."""
         items, bodies = self._items_of(question.jobs)
         self._send(AskLengths(question.number, items, question.limit_s), bodies)
 
     def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
-        """Have the worker check something; the peer hears what it found."""
+        """Have the worker check something; the peer gets the outcome."""
         self._send(check, list(bodies))
 
     def take_frames_of(self, max_frame_bytes: int) -> None:
-        """Take frames of up to so many bytes, if that is more than until now."""
+        """Accept frames of up to so many bytes, if that is more than so far."""
         self._decoder.max_frame_bytes = max(self._decoder.max_frame_bytes, max_frame_bytes)
 
     def cancel(self, number: int, index: int) -> None:
@@ -212,7 +212,7 @@ class WorkerClient(asyncio.Protocol):
         self._send(Stop())
 
     def pause_reading(self) -> None:
-        """Read nothing more until told to."""
+        """Read nothing more until `resume_reading`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -222,7 +222,7 @@ class WorkerClient(asyncio.Protocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close the connection at once; what is to be sent afterwards is dropped."""
+        """Close the connection at once; later messages are dropped."""
         # An aborted transport of uvloop's does not say that it is closing, and raises when it is written to.
         transport, self._transport = self._transport, None
         if transport is not None:
@@ -230,7 +230,7 @@ class WorkerClient(asyncio.Protocol):
         self._forget()
 
     def _forget(self) -> None:
-        """Give back all bytes that are held: client and peer refer to each other, which keeps both for a while."""
+        """Drop all bytes that are held: client and peer refer to each other, so both stay in memory for a while."""
         self._decoder.forget()
         self._heads.forget()
         self._gathered = []
@@ -242,7 +242,7 @@ class WorkerClient(asyncio.Protocol):
     def _write(self, message: ToWorker, bodies: list[wire.Body] | None = None) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
-            return  # its end is on its way to the peer
+            return  # `connection_lost` is about to be called, or was
         buffers = wire.encode(message, bodies or ())
         try:
             if len(buffers) == 1:
@@ -250,11 +250,11 @@ class WorkerClient(asyncio.Protocol):
             else:
                 transport.writelines(buffers)
         except RuntimeError:
-            # After a write that failed, uvloop's transport is closed and does not say so before it is told.
+            # After a failed write uvloop's transport is closed, but `is_closing` does not say so yet.
             self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Hand on every message that is now whole, results that come together all at once."""
+        """Pass every complete message to the peer; consecutive results go together."""
         peer = self._peer
         self._is_receiving = True
         try:
@@ -302,7 +302,7 @@ class WorkerClient(asyncio.Protocol):
             self.flush()
 
     def _hear_once(self, kind: type, message: object) -> None:
-        """Hand on what a worker says once in its life. Raises BadFrame for a second time, and for anything else."""
+        """Pass on a message that may come only once. Raises BadFrame for a second one, and for any other message."""
         if kind in self._said or kind not in (Hello, Loaded, NotLoaded):
             raise BadFrame(f"it sent {kind.__name__}, which it may not, or may not again")
         self._said.add(kind)
@@ -312,13 +312,13 @@ class WorkerClient(asyncio.Protocol):
             self._peer.on_not_loaded(cast("NotLoaded", message))
 
     def _items_of(self, jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
-        """What travels of jobs, and their bodies behind it."""
+        """The jobs as items for the wire, and their bodies."""
         items: list[Item] = []
         bodies: list[wire.Body] = []
         for job in jobs:
             request = job.request
             parts = []
-            # Who has had a piece of its answer is never sent a second time, but called with again: it is there already.
+            # A job with a piece of its answer goes on to another step in the worker, which has its parts already.
             for part in request.parts if not job.has_sent_pieces else ():
                 parts.append((part.name, part.content_type))
                 bodies.append(part.body)
@@ -327,7 +327,7 @@ class WorkerClient(asyncio.Protocol):
         return items, bodies
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The worker is gone, or on its way."""
+        """The worker has ended, or is about to."""
         self._transport = None
         self._forget()
         self._peer.on_closed()

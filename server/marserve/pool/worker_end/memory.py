@@ -1,7 +1,7 @@
-"""What processes hold of the machine's memory, and whether the kernel has killed any for it. Reads `/proc` and cgroups.
+"""How much memory processes hold, and whether the kernel has killed any for want of it. Reads `/proc` and cgroups.
 
-A worker's own memory is what would be free again if it alone ended: its private dirty pages, and what it has in swap.
-What it shares with the template that it was forked from is not its own. Knows no workers and decides nothing.
+A worker's own memory is what would be free again if it alone ended: its private dirty pages, and its swap. Pages that
+it shares with its template are not its own. Knows no workers and decides nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-# How long after a kill was seen a worker's end may be put down to it.
+# For how long after a kill was seen a worker's end may be attributed to it.
 CLAIM_WITHIN_S = 5.0
 
 _KIB = 1024
 
 
 class Held(NamedTuple):
-    """What a process holds, in bytes: to itself alone, and of shared pages its share as well (PSS); both with what it
-    has in swap. Zeros where that cannot be read.
+    """What a process holds, in bytes: its own, and with its share of shared pages (PSS); both with swap.
+
+    Zeros if that cannot be read.
     """
 
     own: int
@@ -29,7 +30,7 @@ class Held(NamedTuple):
 def held_bytes(pid: int, proc: Path = Path("/proc")) -> Held:
     """What the process holds.
 
-    The kernel walks the process's page tables for it: milliseconds for gigabytes, so ask from a thread, and once.
+    The kernel walks the process's page tables: milliseconds for gigabytes, so call it from a thread, and once.
     """
     try:
         text = (proc / str(pid) / "smaps_rollup").read_text()
@@ -41,12 +42,12 @@ def held_bytes(pid: int, proc: Path = Path("/proc")) -> Held:
 
 
 def own_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Memory that the process has to itself, in bytes; 0 where that cannot be read. As dear as `held_bytes`."""
+    """The process's own memory in bytes; 0 if that cannot be read. Costs as much as `held_bytes`."""
     return held_bytes(pid, proc).own
 
 
 def past_peak_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """How much more the process held at its highest than now; 0 where that cannot be read."""
+    """How much more the process held at its peak than now; 0 if that cannot be read."""
     try:
         sizes = dict(_sizes((proc / str(pid) / "status").read_text()))
     except (OSError, ValueError):
@@ -55,7 +56,7 @@ def past_peak_bytes(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Resident memory of a process, shared pages included; 0 where that cannot be read."""
+    """Resident memory of a process, shared pages included; 0 if that cannot be read."""
     if pid <= 0:
         return 0
     try:
@@ -84,7 +85,7 @@ def count_oom_kills(events: str) -> int:
 def find_events_file(self_cgroup: str, mounts: str) -> Path | None:
     """The file that counts kills for memory in the cgroup of a process, from its `/proc/…/cgroup` and `…/mounts`.
 
-    None where the system has no memory cgroup that can be seen. A container sees its own cgroup as the root.
+    None if no memory cgroup can be seen. A container sees its own cgroup as the root.
     """
     v1, v2 = "", ""
     for line in self_cgroup.splitlines():
@@ -113,8 +114,8 @@ def find_events_file(self_cgroup: str, mounts: str) -> Path | None:
 class OomKills:
     """Kills for memory in the server's cgroup, as the kernel counts them.
 
-    `events` is the file that counts, None where there is none: then nothing is ever known. A kill that nobody claims
-    soon was of a process that is not ours. Somebody should `look` once a second. Times are monotonic seconds.
+    `events` is the file that counts, None if there is none: then no kill is ever seen. A kill that is not claimed soon
+    was of another's process. Call `look` once a second. Times are monotonic seconds.
     """
 
     def __init__(self, events: Path | None) -> None:
@@ -128,14 +129,14 @@ class OomKills:
         return self._events is not None
 
     def look(self, now: float) -> None:
-        """Take note of kills since the last look, and forget those that nobody claimed."""
+        """Count the kills since the last look, and forget old ones that were not claimed."""
         count = self._count()
         self._unclaimed = [at for at in self._unclaimed if now - at < CLAIM_WITHIN_S]
         self._unclaimed += [now] * (count - self._seen)
         self._seen = max(self._seen, count)
 
     def claim(self, now: float) -> bool:
-        """Whether a kill happened lately that no death was put down to yet; it is put down to the caller's now."""
+        """Whether there was a recent kill to which no death was attributed yet; the caller's is attributed to it."""
         self.look(now)
         if not self._unclaimed:
             return False

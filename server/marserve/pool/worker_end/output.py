@@ -3,9 +3,9 @@
 Lines of the worker's logging have their level (`pool/worker_end/output_lines.py` reads it); other lines are INFO on
 standard output and WARNING on standard error. The newest lines are kept: they say why a worker died.
 
-A worker that prints a gigabyte slows no other model down. After each turn its pipe rests for a while, which grows with
-the turn's cost and with the turns of all other pipes; meanwhile the worker may have to wait in `print`. What is more
-than the log takes (`telemetry/logs/output_budget.py`) is counted and dropped, and once a second a line says how much.
+A worker that prints a gigabyte slows no other model down. After each turn its pipe rests for a time that grows with the
+turn's cost and with the turns of all other pipes; meanwhile the worker may have to wait in `print`. Lines beyond the
+log's budget (`telemetry/logs/output_budget.py`) are counted and dropped, and once a second a line says how many.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from marserve.pool.worker_end.output_lines import BYTES_A_TURN, LineCutter, Skip
 from marserve.telemetry.logs.output_budget import CUT_S, OutputBudget, Turns
 
 KEPT_LINES = 20
-# How many turns a pipe gets at its end, when it rests no more: twice what it holds and what was read last.
+# How many turns a pipe gets at its end, without rests: enough for twice what it holds and what was read last.
 LAST_TURNS = 32
 _ERRORS_A_TURN = 16
 
@@ -30,11 +30,11 @@ Stream = Literal["stdout", "stderr"]
 
 
 class WorkerLog(Protocol):
-    """Where lines go. `budget` says how much of them is taken."""
+    """Where lines go; `budget` bounds them."""
 
     @property
     def budget(self) -> OutputBudget:
-        """What is taken of all workers together."""
+        """The bound for all workers together."""
 
     def write(self, model: str, version: str, worker_id: str, stream: Stream, level: str, texts: Sequence[str]) -> None:
         """Take lines that have one level; never blocks."""
@@ -54,14 +54,14 @@ class WorkerOutput:
 
     @property
     def last_lines(self) -> list[str]:
-        """The newest lines, oldest first: in a group of ranks those of `teller`, the one to ask why it ended."""
+        """The newest lines, oldest first; in a group those of the rank `teller`, which ended first."""
         return list(self._kept[self.teller])
 
     async def open(self, rank: int = 0) -> tuple[int, int]:
         """Make the two pipes and begin to read; the caller gets, and must close, their write ends.
 
-        Each rank of a group has two of its own; in the log its lines are those of the worker `ID.RANK`, rank 0's of
-        the worker. Raises OSError where the system gives no more descriptors; nothing is open then.
+        Each rank of a group has two pipes; the log names the worker `ID.RANK`, and rank 0 as the worker itself. Raises
+        OSError if the system gives no more descriptors; nothing is open then.
         """
         with contextlib.ExitStack() as ends:
             out = await self._open_one("stdout", rank, ends)
@@ -90,21 +90,21 @@ class WorkerOutput:
         return write_end
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until both pipes are at their end, so that the last lines are in. From now on the pipes do not rest."""
+        """Wait until the pipes are at their end, so that the last lines are read. From now on the pipes do not rest."""
         for pipe in self._pipes:
             pipe.hurry()
         if self._closed:
             await asyncio.wait(self._closed, timeout=timeout_s)
 
     async def drained(self, timeout_s: float) -> None:
-        """Wait until both pipes are at their end; then close them."""
+        """Wait until the pipes are at their end; then close them."""
         await self.settled(timeout_s)
         for pipe in self._pipes:
             pipe.close()
         self._end_cut()
 
     def take_turn(self, cutter: LineCutter, stream: Stream, rank: int, most_bytes: int = BYTES_A_TURN) -> None:
-        """Log the next lines of a pipe; while the worker is cut, drop all lines that are held."""
+        """Log the next lines of a pipe; while the worker's output is cut, drop all lines that are held."""
         if self._allowance.cut_until:
             self._drop(cutter.skip(), stream, rank)
             return
@@ -135,7 +135,7 @@ class WorkerOutput:
             self._write(stream, level, texts, 0)
 
     def log_failure(self, sentence: str, traceback: str) -> None:
-        """Log why a request failed: an error where there is a traceback. Of too many tracebacks some are left out."""
+        """Log why a request failed, with a traceback as an error. Tracebacks beyond the budget are left out."""
         texts = [sentence]
         if traceback:
             if self._allowance.admit_traceback(time.monotonic(), len(traceback)):
@@ -167,7 +167,7 @@ class WorkerOutput:
             self._log.write(self._model, self._version, self._worker_id, "stderr", "WARNING", [text])
 
     def _drop(self, skipped: Skipped, stream: Stream, rank: int) -> None:
-        """Count lines that are not logged. Errors among them are logged, some at a time; the newest lines are kept."""
+        """Count lines that are not logged. Some of the errors among them are logged; the newest lines are kept."""
         lines, size = skipped.lines, skipped.size
         for error in skipped.errors(_ERRORS_A_TURN):
             if not self._allowance.admit_error(time.monotonic(), len(error)):
@@ -198,8 +198,8 @@ def _level_of(stream: Stream) -> str:
 class ReadEnd:
     """The read end of a pipe, as event loops take it.
 
-    uvloop (`closes_itself`) closes the descriptor, and calls `close` after that: by then its number may be that of a
-    file which another thread has opened, so a second close would take it away from there.
+    uvloop (`closes_itself`) closes the descriptor and then calls `close`. By then its number may belong to a file that
+    another thread has opened, which a second close would close.
     """
 
     def __init__(self, descriptor: int, *, closes_itself: bool) -> None:
@@ -211,14 +211,14 @@ class ReadEnd:
         return self._descriptor
 
     def close(self) -> None:
-        """Close it, once, where the loop does not. May be called again."""
+        """Close it once, unless the loop does. May be called again."""
         if self._is_open:
             self._is_open = False
             os.close(self._descriptor)
 
 
 class _Pipe(asyncio.Protocol):
-    """Reads one pipe. While it rests, or holds lines for further turns, nothing is read from it."""
+    """Reads one pipe. Nothing is read while it rests, or holds lines for further turns."""
 
     def __init__(
         self, output: WorkerOutput, turns: Turns, stream: Stream, rank: int, closed: asyncio.Future[None]
@@ -247,13 +247,13 @@ class _Pipe(asyncio.Protocol):
             self._closed.set_result(None)
 
     def hurry(self) -> None:
-        """The worker has ended: what is left is what the pipe holds, and no turn waits any more."""
+        """The worker has ended: read what the pipe still holds, without rests."""
         self._is_hurried = True
         if self._wake():
             self._go_on()
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the pipe."""
         self._wake()
         if self._transport is not None:
             self._transport.close()
@@ -285,7 +285,7 @@ class _Pipe(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _wake(self) -> bool:
-        """Rest no more; whether it did."""
+        """End the rest; returns whether the pipe was resting."""
         rest, self._rest = self._rest, None
         if rest is not None:
             rest.cancel()

@@ -1,6 +1,6 @@
 """The bytes of one pipe as lines, a bounded number at a time. Pure: knows no pipes, no clock and no log.
 
-Lines of the worker's logging carry a mark with their level (`worker/process/own_process.py` puts it there); other lines
+Lines of the worker's logging carry a mark with their level, which `worker/process/own_process.py` writes; other lines
 have none. A line that is longer than `MAX_LINE_BYTES` comes in pieces of that length.
 """
 
@@ -13,7 +13,7 @@ from itertools import islice
 MAX_LINE_BYTES = 8192
 LINES_A_TURN, BYTES_A_TURN = 256, 8192
 SLOW_TURN_S, LEAST_BYTES_A_TURN = 0.001, 512
-# So many bytes of a turn that are no UTF-8 make it no text.
+# A turn with more bytes than this that are not UTF-8 is not taken as text.
 MANY_NO_TEXT = 128
 _MARK = b"\x1e"
 _LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
@@ -24,7 +24,7 @@ _ESCAPES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 
 
 class LineCutter:
-    """Cuts what it is fed into lines. Holds what it was fed last and at most one incomplete line."""
+    """Cuts bytes into lines. Holds the bytes fed last and at most one incomplete line."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -33,7 +33,7 @@ class LineCutter:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are not yet given out."""
+        """How many bytes are not taken yet."""
         return len(self._data) - self._at
 
     def feed(self, data: bytes) -> None:
@@ -50,7 +50,7 @@ class LineCutter:
         window = self._data[self._at : self._at + most_bytes + 1]
         lines = window.split(b"\n", LINES_A_TURN)
         rest = lines.pop()
-        if not lines and self.has_lines and len(rest) > most_bytes:  # the window holds a part of one line
+        if not lines and self.has_lines and len(rest) > most_bytes:  # the window is a part of one line
             length = _whole_characters(rest, most_bytes)
             lines = [rest[:length]]
             rest = rest[length:]
@@ -59,7 +59,7 @@ class LineCutter:
         return lines
 
     def skip(self) -> Skipped:
-        """Give up all whole lines that are held; of a line that is longer than `MAX_LINE_BYTES`, all there is of it."""
+        """Take all whole lines out, and an incomplete line if it is longer than `MAX_LINE_BYTES`, as bytes to drop."""
         data = self._data[self._at :]
         end = data.rfind(b"\n") + 1
         if len(data) - end > MAX_LINE_BYTES:
@@ -99,7 +99,7 @@ class Skipped:
 
 
 class TurnSize:
-    """How many bytes a pipe's turn takes: fewer where they are slow to read, as bytes that are no text are."""
+    """How many bytes a pipe's turn takes: fewer if they are slow to read, as bytes are that are not text."""
 
     def __init__(self) -> None:
         self.bytes = BYTES_A_TURN
@@ -113,7 +113,7 @@ class TurnSize:
 
 
 def read_lines(lines: Sequence[bytes], level: str) -> Iterator[tuple[str, list[str]]]:
-    """Lines as text, those that follow each other with one level together. `level` is that of lines without a mark."""
+    """Lines as text, consecutive ones of one level together. `level` is that of lines without a mark."""
     joined = b"\n".join(lines)
     if _MARK not in joined:
         yield level, _texts_of(joined)
@@ -135,9 +135,9 @@ def read_lines(lines: Sequence[bytes], level: str) -> Iterator[tuple[str, list[s
 
 
 def _texts_of(joined: bytes) -> list[str]:
-    """Decoded as `backslashreplace` does, which takes a microsecond for each byte that is no UTF-8.
+    """Decoded as by `backslashreplace`, which takes a microsecond for each byte that is not UTF-8.
 
-    Where there are many of these, their lines are shown as Python shows bytes, a hundred times as fast.
+    If there are many such bytes, their lines are shown as Python shows bytes, which is a hundred times as fast.
     """
     try:
         text = joined.decode()
@@ -158,7 +158,7 @@ def _shown(line: bytes) -> str:
 
 
 def _whole_characters(data: bytes, length: int) -> int:
-    """At most `length`, and no less than three bytes less: where a character of UTF-8 begins."""
+    """The begin of a UTF-8 character at `length` or up to three bytes before; `length` if there is none."""
     for cut in range(length, length - 4, -1):
         if data[cut] & 0xC0 != 0x80:
             return cut

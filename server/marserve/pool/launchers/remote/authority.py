@@ -1,7 +1,7 @@
 """A certificate authority that lives as long as the server, for the connections to its agents. Needs `cryptography`.
 
-It signs one certificate for the server and one for each agent; nothing it made before is believed after a restart.
-Keys stay in memory but for the moment in which the standard library reads them from a file.
+It signs one certificate for the server and one for each agent; after a restart certificates made before are invalid.
+Keys stay in memory, except for the moment in which the standard library reads them from a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from marserve.agent_link import SERVER_NAME
 
-# Longer than any server runs; whoever restarts it begins anew.
+# Longer than any server runs; a restart makes a new authority.
 DAYS = 3650
 
 
@@ -31,7 +31,7 @@ class Authority:
 
     @property
     def certificate(self) -> str:
-        """What both sides believe in, as PEM."""
+        """The authority's certificate, which both sides trust, as PEM."""
         return _pem(self._certificate)
 
     def issue(self, name: str, *, is_server: bool = False) -> tuple[str, str]:
@@ -54,7 +54,7 @@ class Authority:
         return _pem(certificate), encoded.decode()
 
     def server_context(self) -> ssl.SSLContext:
-        """What the server's listener shows, and whom it lets in: agents with a certificate of this authority."""
+        """The context of the server's listener: its certificate, and only agents with one of this authority."""
         certificate, key = self.issue(SERVER_NAME, is_server=True)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -77,7 +77,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
-            # Clocks of two machines may be apart, whatever they show.
+            # The clocks of two machines may differ by any amount.
             .not_valid_before(datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC))
             .not_valid_after(now + datetime.timedelta(days=DAYS))
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)

@@ -1,8 +1,8 @@
-"""One server's way to a Ray cluster: the process that speaks with Ray, and the port that agents connect to.
+"""One server's connection to a Ray cluster: the process that speaks with Ray, and the port that agents connect to.
 
-Nothing of it is there before a model asks for a place. The process that imports ray is one of its own
-(`node/ray_program.py`): Ray's library may end it, and does when the cluster is lost. Then all places are lost, and the
-next worker that starts begins anew.
+Nothing is started before a model asks for a place. ray is imported by a process of its own (`node/ray_program.py`),
+since Ray's library may end its process, and does when the cluster is lost. Then all places are lost, and the next
+worker that starts begins anew.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from marserve.settings.stores import NO_STORES, Stores
 
 log = logging.getLogger("marserve.pool.launchers")
 
-# How long an agent that has its place may take to connect: it is a new interpreter, on a machine that may be busy.
+# How long an agent may take to connect after it was placed: a new interpreter, on a machine that may be busy.
 AGENT_START_S = 60.0
 END_GRACE_S = 5.0
-# How long an agent that is told to leave may clear up.
+# How long an agent may take to clear up after `Leave`.
 LEAVE_GRACE_S = 3.0
 MISSING = (
     'launcher is ray, and the packages ray and cryptography are not installed; `pip install "marserve[ray]"` does it'
@@ -49,7 +49,7 @@ class ClusterOptions:
     """How the cluster is reached, and how its nodes reach the server; see the settings `ray_…`.
 
     `listen` and `advertise` are HOST:PORT, empty for the address of this machine that the cluster knows and a port that
-    the system chooses. `cache` is the folder on the nodes, empty for the usual one; they hear where `stores` are.
+    the system chooses. `cache` is the folder on the nodes, empty for the usual one; `stores` is sent to them.
     """
 
     address: str = "auto"
@@ -64,7 +64,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one worker is to have for itself."""
+    """The resources of one worker."""
 
     pool: str
     cpus: float = 1.0
@@ -75,7 +75,7 @@ class Wish:
 
 
 class Place:
-    """A place for one worker at a time: an agent, or one that waits for resources, for `waits_for`."""
+    """A place for one worker at a time: it has an agent, or waits for resources (`waits_for`)."""
 
     def __init__(self, place_id: str, pool: str, cluster: Cluster) -> None:
         self.id = place_id
@@ -90,11 +90,11 @@ class Place:
 
     @property
     def is_open(self) -> bool:
-        """Whether its agent is there."""
+        """Whether its agent is connected."""
         return self.link is not None and not self.link.is_lost
 
     async def ready(self) -> AgentLink:
-        """Wait for resources as long as it takes, then for the agent. Raises StartFailed."""
+        """Wait for resources, as long as that takes, then for the agent. Raises StartFailed."""
         placed = asyncio.ensure_future(self._placed.wait())
         either: list[asyncio.Future[Any]] = [placed, self._ready]
         try:
@@ -109,43 +109,43 @@ class Place:
             raise StartFailed(Death(Cause.STARTUP_TIMEOUT, detail)) from None
 
     def give_up(self, *, is_node_unfit: bool = False) -> None:
-        """Nobody wants it any more: give its resources back, and seek the next place elsewhere where it is unfit."""
+        """Give the place's resources back; with `is_node_unfit` the next place is sought on another node."""
         self._cluster.give_up(self, is_node_unfit=is_node_unfit)
 
     # ------------------------------------------------------------------------------------------- the cluster's news
 
     def waits(self, reason: str) -> None:
-        """There are no resources for it now."""
+        """There are no resources for the place now."""
         log.info("a worker of %s waits for resources of the Ray cluster: %s", self._pool, reason)
         self.waits_for = reason
         self._cluster.on_change()
 
     def placed(self, node: str) -> None:
-        """It has its resources."""
+        """The place has its resources."""
         self.waits_for, self.node = "", node
         self._placed.set()
         self._cluster.on_change()
 
     def connected(self, agent: AgentLink) -> None:
-        """Its agent is there."""
+        """The place's agent has connected."""
         self.link, self.node, self.waits_for = agent, agent.node, ""
         self._placed.set()
         if not self._ready.done():
             self._ready.set_result(agent)
 
     def gone(self, cause: Cause, reason: str) -> None:
-        """Its agent has ended, or could not be started."""
+        """The place's agent has ended, or could not be started."""
         self.waits_for = ""
         if not self._ready.done():
             where = f"node {self.node}" if self.node else "the Ray cluster"
             self._ready.set_exception(StartFailed(Death(cause, f"{where}: {reason}")))
-            self._ready.exception()  # nobody waiting is no fault
+            self._ready.exception()  # retrieved here, so that asyncio does not log it
         if self.link is not None:
             self.link.lose(reason)
 
 
 class Cluster:
-    """See above. `environment` is what the process that imports ray inherits."""
+    """The connection to one cluster. The process that imports ray inherits `environment`."""
 
     def __init__(self, options: ClusterOptions, environment: Mapping[str, str]) -> None:
         self.options = options
@@ -161,15 +161,15 @@ class Cluster:
         self._beats: asyncio.Task[None] | None = None
         self._numbers = 0
         self.listens_on = ("", 0)
-        """Where agents are awaited, once they are."""
+        """The address at which agents connect, once the server listens."""
 
     @property
     def places(self) -> int:
-        """How many places there are, or are waited for."""
+        """How many places there are, those that wait for resources included."""
         return len(self._places)
 
     async def place(self, wish: Wish) -> Place:
-        """Ask for a place; `Place.ready` waits for it. Raises StartFailed where there is no cluster."""
+        """Ask for a place; `Place.ready` waits for it. Raises StartFailed without a cluster."""
         await self._open()
         assert self._program is not None
         self._numbers += 1
@@ -206,7 +206,7 @@ class Cluster:
         return place
 
     def give_up(self, place: Place, *, is_node_unfit: bool = False) -> None:
-        """Nobody wants this place any more."""
+        """As `Place.give_up`."""
         if self._places.pop(place.id, None) is None:
             return
         is_open = place.link is not None and not place.link.is_lost
@@ -216,7 +216,7 @@ class Cluster:
             self._program.send(agent_link.GiveUp(place.id, LEAVE_GRACE_S if is_open else 0.0, is_node_unfit))
 
     async def close(self) -> None:
-        """End what was begun; the cluster stays as it is, but for the agents of this server."""
+        """End this server's agents, the listener and the process that speaks with Ray. The cluster itself goes on."""
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.cancel()
@@ -237,7 +237,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------- opening
 
     async def _open(self) -> None:
-        """Connect and listen, once for all who ask at about the same time. Raises StartFailed."""
+        """Connect and listen, once for all callers at about the same time. Raises StartFailed."""
         if self._program is not None and self._program.is_open:
             return
         if self._opening is None:
@@ -305,14 +305,14 @@ class Cluster:
         self._beats = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
-        """Say to all agents that the server is there, and look whether they are."""
+        """Send all agents a beat, and lose those that are silent for too long."""
         said_at = looked_at = time.monotonic()
         while True:
             await asyncio.sleep(agent_link.LOOK_S)
             now = time.monotonic()
             was_away = (
                 now - looked_at > agent_link.BEAT_S
-            )  # the server itself was held up: what came is still to be read
+            )  # the server itself was held up: the agents' beats are still unread
             looked_at = now
             is_due = now - said_at >= agent_link.BEAT_S
             if is_due:
@@ -343,7 +343,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------- Ray's news
 
     def hear(self, message: object) -> None:
-        """One message of the program's."""
+        """Handle a message from the process that speaks with Ray."""
         if isinstance(message, agent_link.Waits):
             if message.id in self._places:
                 self._places[message.id].waits(message.reason)
@@ -356,7 +356,7 @@ class Cluster:
                 place.gone(read_cause(message.cause), message.reason)
 
     def program_ended(self, program: _Program) -> None:
-        """The process that speaks with Ray has ended, and with it, by Ray, all agents."""
+        """The process that speaks with Ray has ended; Ray ends all agents with it."""
         if self._program is not program:
             return
         self._program = None
@@ -378,11 +378,11 @@ class _Program(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is there."""
+        """Whether the process is connected."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def open(self, environment: Mapping[str, str]) -> None:
-        """Start it. (On the event loop's thread, to which the kernel ties its life.)"""
+        """Start the process, on the event loop's thread, to which the kernel ties its life."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -394,13 +394,13 @@ class _Program(asyncio.Protocol):
         self._transport = transport
 
     def send(self, message: agent_link.ToCluster) -> None:
-        """Tell it something."""
+        """Send a message; dropped once the process has gone."""
         if self.is_open:
             assert self._transport is not None
             self._transport.write(b"".join(wire.encode(message)))
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what it says."""
+        """Handle the process's messages."""
         try:
             for message, _ in self._decoder.feed(data):
                 if isinstance(message, agent_link.Joined | agent_link.Refused):
@@ -414,7 +414,7 @@ class _Program(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has ended, or is about to."""
+        """The process has ended, or is about to."""
         self._transport = None
         if not self.joined.done():
             self.joined.set_result(agent_link.Refused("the process that speaks with Ray ended while it connected"))
@@ -423,7 +423,7 @@ class _Program(asyncio.Protocol):
             _reap_later(self._popen)
 
     async def close(self, grace_s: float = END_GRACE_S) -> None:
-        """End it: closing its connection is enough, and after a while by force."""
+        """End the process by closing its connection, and by force after `grace_s`."""
         if self._transport is not None:
             self._transport.close()
         if self._popen is not None:
@@ -443,7 +443,7 @@ def _spawn(connection: int, environment: Mapping[str, str]) -> subprocess.Popen[
 
 
 def _reap_later(popen: subprocess.Popen[bytes]) -> None:
-    """See the process out without waiting for it here."""
+    """Reap the process without waiting for it here."""
     with contextlib.suppress(RuntimeError):  # the loop is closing: `close` does it
         asyncio.get_running_loop().run_in_executor(None, _reap, popen)
 
@@ -457,7 +457,7 @@ def _reap(popen: subprocess.Popen[bytes], grace_s: float = END_GRACE_S) -> None:
 
 
 def split_address(address: str, host: str) -> tuple[str, int]:
-    """HOST:PORT in two, with `host` and port 0 where a part is missing. The settings have checked it."""
+    """HOST:PORT in two parts, with `host` and port 0 for missing ones. The settings have checked it."""
     if not address:
         return host, 0
     name, colon, port = address.rpartition(":")

@@ -1,8 +1,8 @@
 """Workers of one model version on the nodes of a Ray cluster: `launcher: ray` in the model's configuration.
 
-Ray finds the place and keeps account of resources; the worker is an ordinary one, started there by an agent
-(`node/agent.py`), and everything it says comes over our own connection (`remote.py`). A place outlives its worker for a
-moment: one that died is replaced in it at once.
+Ray finds the place and accounts for resources. The worker is an ordinary one, started by an agent (`node/agent.py`);
+all its messages come over the server's own connection (`remote.py`). A place outlives its worker for a moment, so that
+a worker that died is replaced there at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from marserve.pool.worker_end.output import WorkerOutput
 
 log = logging.getLogger("marserve.pool.launchers")
 
-# How long the place of a worker that died is kept for the next one, seconds.
+# How long the place of a worker that died is kept for the next one.
 KEEP_PLACE_S = 5.0
-# What handlers look for in their environment and the server says; the rest of it is the node's own.
+# Variables of the server's environment that handlers read; all others are the node's own.
 TOLD_PREFIXES = ("TS_", "ORT_")
 
 
@@ -63,16 +63,16 @@ class RayLauncher:
 
     @property
     def threads(self) -> int:
-        """How many threads a worker may use: as many as it has CPUs for itself."""
+        """How many threads a worker may use: the number of its CPUs."""
         return max(1, int(self._options.cpus))
 
     @property
     def template_pids(self) -> list[int]:
-        """None on this machine."""
+        """Empty: it has no template on this machine."""
         return []
 
     def waits_for(self, worker_id: str) -> str:
-        """What a worker's start waits for; empty for nothing."""
+        """What a worker's start waits for; empty if it does not wait."""
         place = self._places.get(worker_id)
         return place.waits_for if place is not None else ""
 
@@ -158,7 +158,7 @@ class RayLauncher:
             else:
                 self._keep_a_while(worker_id, place)
             raise
-        except BaseException:  # given up: the agent is still at it, and of no use to the next one
+        except BaseException:  # given up: the agent still starts this worker, so the next one cannot use it
             worker.abandon()
             self._drop(worker_id)
             raise
@@ -176,7 +176,7 @@ class RayLauncher:
         return await asyncio.to_thread(Path(path).read_text, "utf-8") if path is not None else None
 
     def _worker_ended(self, worker_id: str, place: Place, exited: asyncio.Future[int | None]) -> None:
-        """Its place is the next worker's, if there is one soon; after an orderly end there is none."""
+        """Keep the place for the next worker for a while; give it back at once after an orderly end."""
         if self._places.get(worker_id) is not place:
             return
         if exited.result() == 0 or not place.is_open:
@@ -204,16 +204,16 @@ class RayLauncher:
     # ------------------------------------------------------------------------------------------- as `Launcher`
 
     async def end_leftovers(self, process: WorkerProcess, page_inode: int) -> None:
-        """The agent does it."""
+        """Does nothing: the agent ends leftovers."""
 
     def kill_loading(self) -> None:
-        """There is no template here."""
+        """Does nothing: there is no template."""
 
     async def give_up_loading(self) -> None:
-        """There is no template here; the worker that is loading is ended by its slot."""
+        """Does nothing: there is no template, and the slot ends the loading worker."""
 
     async def drop_template(self) -> None:
-        """There is no template here."""
+        """Does nothing: there is no template."""
 
     async def close(self) -> None:
         """Give all places back."""

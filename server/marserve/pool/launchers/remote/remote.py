@@ -1,8 +1,8 @@
 """A worker on another machine, as the pool sees it: a process like any other, and a transport for its client.
 
-`AgentLink` is the server's end of the connection to one agent (`agent_link.py` has what travels, `node/agent.py` the
-other end). What comes for the worker's client is handed on as it is; what the worker's page says is written to the page
-here; what it prints goes to its output. Whoever has said nothing for `SILENT_S` is lost, and so is its worker.
+`AgentLink` is the server's end of the connection to one agent (`agent_link.py` has the messages, `node/agent.py` the
+other end). Bytes for the worker's client are passed on unchanged; the worker's page is mirrored to the page here; lines
+that it prints go to its output. An agent that is silent for `SILENT_S` is lost, and so is its worker.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FILE_PART_BYTES = agent_link.MAX_FILE_PART_BYTES
 
 
 class RemoteWorker(WorkerProcess):
-    """One worker on another machine. `exited` is done when its agent has said so, or is lost."""
+    """One worker on another machine. `exited` is done when its agent has reported the end, or is lost."""
 
     def __init__(self, agent: AgentLink, page: int, output: WorkerOutput, client: WorkerClient) -> None:
-        """`page` is the descriptor of the page on this machine, the caller's."""
+        """`page` is the descriptor of the page on this machine, which the caller closes."""
         super().__init__(-1, asyncio.get_running_loop().create_future())
         self.node = agent.node
         self.remote_bytes = 0
@@ -51,21 +51,21 @@ class RemoteWorker(WorkerProcess):
 
     @property
     def pids(self) -> list[int]:
-        """None on this machine."""
+        """Empty: it has no process on this machine."""
         return []
 
     @property
     def lineages(self) -> list[str]:
-        """None on this machine: the agent ends what its worker leaves behind."""
+        """Empty: the agent ends what its worker leaves behind."""
         return []
 
     @property
     def told(self) -> tuple[Death, str] | None:
-        """Why it ended, where its wait status does not say it."""
+        """Why it ended, if its wait status does not say so."""
         return None if self._told is None else (self._told, "")
 
     def load(self, order: Load) -> Load:
-        """The order to load, with the paths of its machine."""
+        """The order to load, with the paths on its machine."""
         if self.started is None:
             return order
         told = self.started
@@ -85,33 +85,33 @@ class RemoteWorker(WorkerProcess):
     # ------------------------------------------------------------------------------------------- the agent's news
 
     def see_page(self, running: int, since_s: float, finished: int) -> None:
-        """What the worker has on its page."""
+        """Mirror the worker's page to the one here."""
         if not self.exited.done():
             self._page.mirror(running, time.monotonic() - since_s, finished)
 
     def see_line(self, message: agent_link.Line) -> None:
-        """Lines that it printed."""
+        """Log lines that the worker printed."""
         self._output.take("stderr" if message.stream == "stderr" else "stdout", message.level, message.text.split("\n"))
 
     def wire_closed(self) -> None:
-        """Its wire has ended: it hears and says nothing more."""
+        """The worker's wire has ended."""
         self.client.connection_lost(None)
 
     def see_exit(self, message: agent_link.WorkerExited) -> None:
-        """It was reaped."""
+        """The worker has ended and was reaped."""
         if message.was_killed_for_memory:
             self._told = Death(Cause.OUT_OF_MEMORY, f"the kernel of node {self.node} killed it for want of memory")
         self._end(message.status)
 
     def lose(self, why: str) -> None:
-        """Its agent is lost, and it with it. What was sent to it until now may have run."""
+        """The agent is lost, and the worker with it. All batches sent so far may have run, so they count as begun."""
         self._told = Death(Cause.NODE_LOST, f"node {self.node}: {why}")
         if not self.exited.done() and self.client.last_sent:
             self._page.mirror(self.client.last_sent, time.monotonic(), 0)
         self._end(None)
 
     def abandon(self) -> None:
-        """It was not started."""
+        """The worker was not started."""
         self._end(None)
 
     def _end(self, status: int | None) -> None:
@@ -123,7 +123,7 @@ class RemoteWorker(WorkerProcess):
 
 
 class RemoteTransport(asyncio.Transport):
-    """What a worker's client writes to. Closing it ends what is between the client and the worker, not the agent."""
+    """The transport of a worker's client. Closing it separates client and worker; the agent's connection stays."""
 
     def __init__(self, agent: AgentLink, worker: RemoteWorker) -> None:
         super().__init__()
@@ -141,11 +141,11 @@ class RemoteTransport(asyncio.Transport):
             self._agent.write_data(list_of_data)
 
     def pause_reading(self) -> None:
-        """Have the agent read nothing more from the worker; what is on its way still comes."""
+        """Have the agent read nothing more from the worker; bytes under way still come."""
         self._agent.send(agent_link.Hold())
 
     def resume_reading(self) -> None:
-        """Have it read again."""
+        """Have the agent read again."""
         self._agent.send(agent_link.Resume())
 
     def is_closing(self) -> bool:
@@ -153,7 +153,7 @@ class RemoteTransport(asyncio.Transport):
         return self._is_closing or self._worker.exited.done()
 
     def abort(self) -> None:
-        """Hear and say nothing more."""
+        """Pass nothing on any more, in either direction."""
         if not self._is_closing:
             self._is_closing = True
             self._worker.hears = False
@@ -165,7 +165,7 @@ class RemoteTransport(asyncio.Transport):
 class AgentLink(asyncio.Protocol):
     """The server's end of one connection, from `on_made` to `on_lost`, or until `on_hello` refuses it with a sentence.
 
-    Whoever connects has `HELLO_S` seconds to say hello, as `look` finds.
+    `look` ends a connection that has sent no hello within `HELLO_S` seconds.
     """
 
     def __init__(
@@ -191,18 +191,18 @@ class AgentLink(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------- the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody has connected, and has a while to say who it is."""
+        """A client has connected, and must send a hello soon."""
         self._transport = cast("asyncio.Transport", transport)
         self._on_made(self)
         self.heard_at = self._made_at = time.monotonic()
         self.beat(self.heard_at)
 
     def beat(self, now: float) -> None:
-        """Say that the server is there."""
+        """Send the agent a beat."""
         self.send(agent_link.ServerBeat(now))
 
     def look(self, now: float) -> None:
-        """Lose an agent that has said nothing for too long."""
+        """Lose an agent that has been silent for too long."""
         if not self._has_said_hello:
             if now - self._made_at > HELLO_S:
                 self.lose("it has not said who it is")
@@ -212,7 +212,7 @@ class AgentLink(asyncio.Protocol):
             self.lose(f"nothing was heard from it for {silent_s:.1f} s")
 
     def lose(self, why: str) -> None:
-        """The agent is lost: end the connection, and with it what depends on it."""
+        """The agent is lost: end the connection and everything that depends on it."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -230,7 +230,7 @@ class AgentLink(asyncio.Protocol):
         self._on_lost(self)
 
     def leave(self, reason: str = "") -> None:
-        """There is nothing more for it to do."""
+        """Send the agent away: it has no more work."""
         self.send(agent_link.Leave(reason))
         if not self.is_lost and self._transport is not None:
             self._transport.close()
@@ -261,12 +261,12 @@ class AgentLink(asyncio.Protocol):
         if size < FILE_PART_BYTES:
             transport.write(b"".join((agent_link.HEADER.pack(agent_link.DATA_KIND, size), *buffers)))
             return
-        for buffer in buffers:  # none is longer than a body may be, which a record holds
+        for buffer in buffers:  # each is at most as long as a body, which fits into a record
             transport.write(agent_link.HEADER.pack(agent_link.DATA_KIND, len(buffer)))
             transport.write(buffer)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what has come."""
+        """Handle the records that have come."""
         self.heard_at = time.monotonic()
         try:
             for kind, held in self._decoder.feed(data):
@@ -348,7 +348,7 @@ class AgentLink(asyncio.Protocol):
             self._starting.set_exception(StartFailed(death, message.traceback))
 
     async def _send_archive(self, sha256: str) -> None:
-        """Send what the server was told to be the archive, and nothing else."""
+        """Send the file of the model's archive, and only that."""
         ref, reason = self.archive, ""
         if ref is None or ref.sha256 != sha256 or not ref.path:
             reason = "the server has no file of it"
