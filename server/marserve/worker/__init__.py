@@ -1,6 +1,6 @@
 """What runs in a worker process and in a template. Light on purpose: see `tests/test_house.py`.
 
-loop                 loads a model, then does what the server's messages say
+loop                 loads a model, then carries out the server's messages
 serving              a batch to the handler, its answers to the server
 connection           the worker's end of its socket to the server
 template             loads a model once and forks workers
@@ -10,8 +10,8 @@ coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step
 checks               warm-up inputs, and answers compared
 lengths              how long items are, by the author's `length_of`
-rows                 what a handler gets of items
-outgoing             what the author's values and errors become on the wire
+rows                 the rows that a handler gets for items
+outgoing             the author's values and errors, as they travel on the wire
 device/              the worker's accelerator
 process/             its own process: output, limits, threads, parent
 """

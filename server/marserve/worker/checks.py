@@ -1,7 +1,7 @@
-"""What a worker runs beside requests: the warm-up inputs, and checks of whether batches are answered as single items.
+"""What a worker runs beside requests: the warm-up inputs, and checks that batches are answered as single items are.
 
-The comparison is `marserve_handlers.batch_check`'s; this file brings rows to it and its verdict back to the wire.
-Loaded only when there is something to warm up with or to check.
+`marserve_handlers.batch_check` compares; this file makes its rows, and a message of its verdict. Loaded only when there
+are warm-up inputs or checks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from marserve_handlers.batch_check import (
 from marserve_handlers.compared_answer import ComparedAnswer
 from marserve_handlers.precision import Precision
 
-# What a told difference of two answers is, in the place of the run.
+# In place of the run in a reported difference: whether two answers differ, or could not be compared.
 ANSWERS, FAILED = "answers", "failed"
 
 AnswerAlone = Callable[[Item, Row], tuple[Result, bytes]]
@@ -43,10 +43,10 @@ def warm_up(
 ) -> tuple[float, list[str], str]:
     """Run the samples one by one and, where batches are allowed, once together.
 
-    Returns seconds, what went wrong, and of that the sentence about the first call that failed, or "".
+    Returns the seconds, sentences about problems, and the sentence about the first call that failed, or "".
 
-    A sample that fails is no reason not to serve; the sentence about it goes to describe. `share` is given what the
-    calls will be made of before the first of them.
+    A model whose sample fails is served all the same; the sentence goes to describe. `share` gets the items and bodies
+    of the calls before the first of them.
     """
     began = time.monotonic()
     problems: list[str] = []
@@ -83,7 +83,7 @@ def warm_up(
             is_memory = has_run_out(error)
         else:
             is_memory = False
-        if is_memory:  # here, where the error no longer holds what the call had
+        if is_memory:  # only here: the error holds the call's objects no longer
             give_back()
     return time.monotonic() - began, problems[:10], failure
 
@@ -159,7 +159,7 @@ def compare_answers(
     tolerance: Tolerance,
     before_call: Callable[[], None],
 ) -> Checked:
-    """Compare pairs of answers, the primary's and the shadow's. What the author's `compare` raises is told as such."""
+    """Compare pairs of answers, the primary's and the shadow's. An exception of the author's `compare` is reported."""
     results = check.wanted or []
     pairs = list(zip(results[::2], bodies[::2], results[1::2], bodies[1::2], strict=True))
     told: list[tuple[str, int, str, str, str]] = []
@@ -193,7 +193,7 @@ def compare_answers(
 
 
 def _compare_by_handler(model: LoadedModel, primary: Outcome, shadow: Outcome) -> tuple[str, str, str] | None:
-    """Where the author's `compare` says that two answers differ: path, seen, wanted; None where they are alike."""
+    """Path, seen and wanted if the author's `compare` says that two answers differ; None if they are alike."""
     if model.compare is None:
         raise TypeError("the handler has no method compare(primary, shadow)")
     told = model.compare(_shown(primary), _shown(shadow))
@@ -220,7 +220,7 @@ def _run_again(
     before_call: Callable[[], None],
     answer_alone: AnswerAlone,
 ) -> Verdict:
-    """Run items of a batch that was answered, each alone, and compare bytes and headers as clients got them."""
+    """Run the items of an answered batch again, each alone, and compare the bytes and headers that clients got."""
     verdict = Verdict(samples=len(rows), sizes=(1,))
     began = time.perf_counter()
     for index, (item, row) in enumerate(zip(check.items, rows, strict=True)):
@@ -229,14 +229,14 @@ def _run_again(
         before_call()
         seen = outcome_of(*answer_alone(item, row))
         verdict.calls += 1
-        # The batch is what is judged, the item alone what it should have been.
+        # The batch's answer is judged; the item's answer alone is what it should have been.
         compare_batch(verdict, f"in a batch of {len(rows)}", [index], [wanted[index]], [seen], bound())
     verdict.seconds = time.perf_counter() - began
     return verdict
 
 
 def outcome_of(result: Result, body: bytes | bytearray) -> Outcome:
-    """An encoded answer as the comparison wants it."""
+    """An encoded answer as the comparison takes it."""
     if result.error is not None:
         return Outcome(failure=f"{result.status} {result.reason}")
     headers = {name.lower(): value for name, value in result.headers}

@@ -32,7 +32,7 @@ class Connection:
         return self._sock.fileno()
 
     def receive_some(self) -> list[tuple[Any, list[Any]]]:
-        """The messages that are whole once what has come is read. Raises EOFError when the other end is gone."""
+        """Read once, and return the complete messages. Raises EOFError when the other end is gone."""
         data = self._sock.recv(RECEIVE_BYTES)
         if not data:
             raise EOFError

@@ -1,8 +1,8 @@
 """A worker that runs many batches at once (`asyncCommunication`): one event loop, a task for each batch.
 
-The handler's `handle` is a coroutine; what is none is run as it comes. Each batch has a context of its own, a shallow
-copy of the model's: what the author put there while loading is shared. A task whose clients have all gone is cancelled.
-Loaded only for models that ask for it.
+The handler's `handle` is a coroutine; a plain function runs in its turn. Each batch has a context of its own, a shallow
+copy of the model's: objects that the author put there while loading are shared. A task whose clients have all gone is
+cancelled. Loaded only for models that need it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ids: ContextVar[Mapping[int, str]] = ContextVar("request_ids", default={})  # n
 
 
 class IdsOfThisTask(Mapping[int, str]):
-    """The request ids of the batch whose task asks: what it measures is not laid to another's requests."""
+    """The request ids of the current task's batch, so that measurements are attributed to its own requests."""
 
     def __getitem__(self, index: int) -> str:
         return _ids.get()[index]
@@ -42,7 +42,7 @@ class IdsOfThisTask(Mapping[int, str]):
 
 
 class ConcurrentLoop:
-    """Serves one model's batches side by side. `served` does what does not differ."""
+    """Serves one model's batches side by side. `served` does what all modes have in common."""
 
     def __init__(self, served: ServedModel, connection: Connection, page: Page, model: LoadedModel) -> None:
         self._served = served
@@ -57,7 +57,7 @@ class ConcurrentLoop:
         self._is_stopping = False
 
     def one_by_one(self) -> LoadedModel:
-        """The model with a `handle` that returns when its coroutine has: for calls while nothing is served yet."""
+        """The model with a blocking `handle`, for calls before batches are served."""
         handle, loop = self._model.handle, self._loop
 
         def run(rows: list[dict[str, Any]], context: Context) -> Any:
@@ -66,7 +66,7 @@ class ConcurrentLoop:
         return LoadedModel(run, self._model.context, self._model.load)
 
     def serve(self) -> NoReturn:
-        """Serve until the server says stop or is gone. Raises what ended it: EOFError, or SystemExit with a status."""
+        """Serve until the server says stop or is gone. Raises EOFError, or SystemExit with a status, at the end."""
         self._loop.add_reader(self._connection.fileno(), self._read)
         self._loop.run_forever()
         raise self._failure or SystemExit(0)
@@ -115,7 +115,7 @@ class ConcurrentLoop:
         live, rows, outcome = self._served.take_in(batch, bodies, began)
         context = copy.copy(self._model.context)
         context.begin_batch(live)
-        if isinstance(context.metrics, MetricsCache):  # not where an author has put an object of his own there
+        if isinstance(context.metrics, MetricsCache):  # not if the author has put another object there
             context.metrics.request_ids = IdsOfThisTask()
         run = self._running[batch.number] = _Run(batch.number, context, outcome, self._send_pieces)
         task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
@@ -138,7 +138,7 @@ class ConcurrentLoop:
             context.end_stream()
         except SystemExit:
             raise
-        except BaseException as error:  # a cancelled one's as well: nobody waits for it then
+        except BaseException as error:  # also of a cancelled task, whose clients have all gone
             if not isinstance(error, asyncio.CancelledError):
                 self._served.failed.append(loss_told_by(error))
             failure = raised(run.number, time.monotonic() - began, error)
@@ -181,7 +181,7 @@ class ConcurrentLoop:
 
 
 class _Run:
-    """A batch that runs: its context, what is known of its items, and which of them nobody waits for."""
+    """A running batch: its context, the state of its items, and which of them are cancelled."""
 
     def __init__(
         self,
@@ -206,12 +206,12 @@ class _Run:
         return self._positions[index] in self._gone
 
     def begin(self) -> bool:
-        """The handler is about to be called; False if that is in vain by now."""
+        """The handler is about to be called; False if all clients have gone."""
         self._has_begun = True
         return not self._is_in_vain
 
     def cancel(self, position: int) -> None:
-        """Nobody waits for an item any more; when that is so of all of them, the handler is interrupted."""
+        """An item is cancelled; once all of them are, the handler is interrupted."""
         self._gone.add(position)
         if self._is_in_vain and self._has_begun and self.task is not None:
             self.task.cancel()
@@ -230,5 +230,5 @@ class _Run:
 
 
 async def _finish(answered: Any) -> Any:
-    """What a handler returned, or its coroutine does."""
+    """What a handler returned, or the result of its coroutine."""
     return await answered if inspect.isawaitable(answered) else answered

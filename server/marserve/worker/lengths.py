@@ -1,6 +1,6 @@
-"""What a worker does when it is asked how long items are: the author's `length_of`, item by item, within a time.
+"""How long items are: calls the author's `length_of` for one item after the other, within a time limit.
 
-What it raises is that item's alone; the first such failure is told in the model log, further ones are only counted.
+An exception concerns its item alone; the first one is written to the model log, further ones are only counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From an archive's folder to something that handles batches: finds the handler, builds its context, initialises it.
+"""From an archive's folder to a handler that is ready: finds it, builds its context, initialises it.
 
 The rules are the contract's §8.3: which module, which function or class, in which order. Runs in a worker, or once in
 a template; never in the server process.
@@ -35,7 +35,7 @@ class LoadedModel:
     """A handler that is ready: `handle(rows, context)`, and the one context that lives as long as the worker.
 
     `length_of(row)` says how long an item is, `compare(primary, shadow)` whether two answers to one request are alike;
-    None where the author has written no such thing.
+    None if the author has not written it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LoadedModel:
 def enter_model_folder(load: Load) -> None:
     """Make this process the model's: its folder as working directory, its code first on the path, its environment.
 
-    The order on the path is TorchServe's: the handler's folder, the inherited `PYTHONPATH`, the archive, what stands in
+    The order on the path is TorchServe's: the handler's folder, the inherited `PYTHONPATH`, the archive, the stand-in
     for `ts`, the model's own packages, then everything installed. Programs that the handler starts get the same as
     their `PYTHONPATH`.
     """
@@ -126,7 +126,7 @@ def load_model(load: Load) -> LoadedModel:
 
 
 def _in_envelope(handle: Handle, word: str | None) -> Handle:
-    """`handle`, or what the envelope of that word makes of it. `initialize` is never wrapped."""
+    """`handle`, wrapped by the envelope of that word if there is one. `initialize` is never wrapped."""
     if not word:
         return handle
     envelope = find_envelope(word)(handle)
@@ -155,7 +155,7 @@ def _import_handler(word: str) -> ModuleType | type[Any]:
         _refuse_pythons_own(found)
         return found
     except ModuleNotFoundError as error:
-        # Only when the handler's own module is missing: one that *it* imports is the author's to know of.
+        # Only if the handler's own module is missing: the author must see it if a module that *it* imports is.
         if error.name != name and not name.startswith(f"{error.name}."):
             raise
     built_in = find_built_in(name)
@@ -168,7 +168,7 @@ def _import_handler(word: str) -> ModuleType | type[Any]:
 
 
 def _refuse_pythons_own(module: ModuleType) -> None:
-    """Raise ImportError for a module of Python's standard library: it was imported first, and hides the archive's."""
+    """Raise ImportError for a module of Python's standard library: it hides the archive's module of that name."""
     name = module.__name__.partition(".")[0]
     if name not in sys.stdlib_module_names:
         return

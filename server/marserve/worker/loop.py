@@ -1,4 +1,4 @@
-"""The worker's end: load a model, then do what the server's messages say. One thread, blocking.
+"""The worker's end: load a model, then carry out the server's messages. One thread, blocking.
 
 Knows the wire; no settings, no store, no HTTP. The end of the connection is the end of the worker.
 """
@@ -28,7 +28,7 @@ from marserve.worker.serving import ServedModel
 
 
 class WorkerLoop:
-    """One worker: loads a model unless a template has, then serves batches until told to stop.
+    """One worker: loads a model unless a template has, then serves batches until the server stops it.
 
     `more` are the descriptors of a rank of a group: rank 0 has the listening socket of the store and one socket to each
     other rank in order, the others have one to rank 0.
@@ -74,10 +74,10 @@ class WorkerLoop:
                         self._leader.settle()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             leave(0)
-        except SystemExit as error:  # the author's code asked to end; its status is what the server is told
+        except SystemExit as error:  # the author's code asked to end; the server gets its status
             leave(exit_status(error))
-        except BaseException:  # ours to mend; a thread that the author's code left must not keep the process
-            with contextlib.suppress(BaseException):  # it may have left no stream to print to
+        except BaseException:  # a defect of marserve; a thread of the author's code must not keep the process
+            with contextlib.suppress(BaseException):  # the author's code may have left no stream to print to
                 traceback.print_exc()
             leave(1)
 
@@ -97,7 +97,7 @@ class WorkerLoop:
         except SystemExit:
             raise
         except BaseException as error:
-            if load.rank is not None:  # if another rank's end is what it complains of, this one is ended meanwhile
+            if load.rank is not None:  # if another rank's end caused the error, this one is ended meanwhile
                 time.sleep(LOOK_FOR_ENDS_S)
             self._connection.send(not_loaded(error))
             leave(1)
@@ -106,7 +106,7 @@ class WorkerLoop:
     def _join(self, place: Rank) -> None:
         """Take this process's place in its group; the other ranks may be looking for the store already."""
         descriptors = list(self._more)
-        for descriptor in descriptors:  # what the author's code starts has no business with them
+        for descriptor in descriptors:  # not for processes that the author's code starts
             os.set_inheritable(descriptor, False)
         if place.rank == 0:
             self._store = open_store(place, descriptors.pop(0))
@@ -117,12 +117,12 @@ class WorkerLoop:
             self._follower = Follower(place, leader, self._connection, self._page)
 
     def _ready(self, model: LoadedModel, seconds: float) -> None:
-        keep_large_blocks(BY_WORKER)  # not before: what loading frees should go back
+        keep_large_blocks(BY_WORKER)  # not before: memory that loading frees should go back to the system
         served = self._served = ServedModel(self._connection, self._page, model, self._leader)
         load = model.load
         concurrent = None
         if load.is_concurrent:
-            from marserve.worker.coroutines import ConcurrentLoop  # for a quicker start: few need asyncio
+            from marserve.worker.coroutines import ConcurrentLoop  # here for a quicker start: few workers need asyncio
 
             concurrent = ConcurrentLoop(served, self._connection, self._page, model)
         warm_up_s: float = 0.0

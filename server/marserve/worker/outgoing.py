@@ -1,7 +1,7 @@
-"""What the author's values and errors become on their way out of a worker: text, numbers and bytes for the wire.
+"""The author's values and errors on their way out of a worker: as text, numbers and bytes for the wire.
 
-An author's object may do anything when it is asked for its words: raise, also what is no Exception, or give text
-without end. Only `encode_value` raises for that.
+An author's object may do anything when it is turned into text: raise even a BaseException, or give text without end.
+Only `encode_value` raises for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded
 from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.errors import HANDLER, describe_failure
 
-# In characters. What is longer is cut, and says so.
+# In characters. Longer text is cut, which a line in it says.
 MAX_MESSAGE = 1 << 20
 MAX_TRACEBACK = 64 << 10
 MAX_NAME = 200
@@ -38,7 +38,7 @@ def exact(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """At most about `most` characters of a text, its beginning and its end, as it travels: lone surrogates escaped."""
+    """The beginning and the end of a text, at most about `most` characters; lone surrogates are escaped."""
     text = _cut(exact(text), most)
     escaped = text.encode("utf-8", "backslashreplace").decode()
     return text if len(escaped) == len(text) else _cut(escaped, most)
@@ -51,7 +51,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def words_of(value: object) -> str:
-    """`str(value)`, or what can be said of it otherwise."""
+    """`str(value)`, or a phrase if that raises."""
     try:
         return cut(str(value), MAX_MESSAGE)
     except BaseException:
@@ -59,13 +59,13 @@ def words_of(value: object) -> str:
 
 
 def name_of(value: object) -> str:
-    """The name of its class, which an author may have made as long as any text."""
-    name: str = type.__dict__["__name__"].__get__(type(value))  # whatever its metaclass says
+    """The name of its class, cut: an author may have made it as long as any text."""
+    name: str = type.__dict__["__name__"].__get__(type(value))  # its metaclass is not asked
     return cut(name, MAX_NAME)
 
 
 def shown(error: BaseException) -> str:
-    """`repr(error)`, or what can be said of it otherwise."""
+    """`repr(error)`, or a phrase if that raises."""
     try:
         return exact(repr(error))
     except BaseException:
@@ -73,7 +73,7 @@ def shown(error: BaseException) -> str:
 
 
 def has_run_out(error: BaseException) -> bool:
-    """Whether memory ran out, as far as the error can be asked."""
+    """Whether the error says that memory ran out; False if it cannot be read."""
     try:
         return is_out_of_memory(error)
     except BaseException:
@@ -81,7 +81,7 @@ def has_run_out(error: BaseException) -> bool:
 
 
 def loss_told_by(error: BaseException) -> str:
-    """What a runtime says in an error of a device that is lost; empty where it says nothing of that."""
+    """The words of a runtime's error for a lost device; empty for other errors."""
     try:
         return words_of_loss(error)
     except BaseException:
@@ -97,13 +97,13 @@ def traceback_of(error: BaseException) -> str:
 
 
 def say(level: int, message: str, *values: object, error: BaseException | None = None) -> None:
-    """Log, wherever the author's code has put the streams; what cannot be logged is left out."""
+    """Log, wherever the author's code has put the streams; failures of logging are ignored."""
     with contextlib.suppress(BaseException):
         log.log(level, message, *values, exc_info=error)
 
 
 def said_of_load(context: Any) -> tuple[list[str], str]:
-    """What the handler said of its load: sentences for describe, and what the model runs on."""
+    """The handler's warnings about its load, for describe, and what the model runs on."""
     with contextlib.suppress(BaseException):
         warnings = [words_of(each)[:MAX_SENTENCE] for each in list(context.load_warnings)[:MAX_WARNINGS]]
         return warnings, words_of(context.computes_on)[:MAX_NAME]
@@ -111,7 +111,7 @@ def said_of_load(context: Any) -> tuple[list[str], str]:
 
 
 def warnings_since(context: Any, told: int) -> list[str]:
-    """What the handler has noted for describe since `told` of its sentences were told."""
+    """The handler's warnings for describe after the first `told`."""
     with contextlib.suppress(BaseException):
         warnings = context.load_warnings
         if len(warnings) > told:
@@ -120,7 +120,7 @@ def warnings_since(context: Any, told: int) -> list[str]:
 
 
 def metrics_of(values: Iterable[Any]) -> tuple[list[Metric], int]:
-    """What a handler measured, and how many of its values no metric can have."""
+    """A handler's measurements, and how many of its values cannot be sent."""
     metrics: list[Metric] = []
     dropped = 0
     for value in values:
@@ -133,7 +133,7 @@ def metrics_of(values: Iterable[Any]) -> tuple[list[Metric], int]:
 
 
 def _metric_of(value: Any) -> Metric | None:
-    """One value as the wire carries it; None if it cannot. Names that are not `str` are written as text."""
+    """One value for the wire; None if the wire cannot carry it. Names that are not `str` are written as text."""
     try:
         name, number, unit, kind, dimensions, request_ids = value
         pairs = [(key, text) for key, text in dimensions]
@@ -149,12 +149,12 @@ def _metric_of(value: Any) -> Metric | None:
 
 
 def encode_value(value: Any) -> tuple[bytes, bool]:
-    """The body that a handler's element becomes (contract §1.4), and whether it is a JSON document of our making.
+    """The body of a handler's element (contract §1.4), and whether it is a JSON document that was made here.
 
-    Raises TypeError or ValueError for what JSON cannot say.
+    Raises TypeError or ValueError for values that JSON cannot express.
     """
     if isinstance(value, bytes | bytearray):
-        return b"".join((value,)), False  # plain bytes, whatever class of the author's own it is
+        return b"".join((value,)), False  # plain bytes, also for a class of the author's own
     if isinstance(value, str):
         return str.encode(value), False
     torch = sys.modules.get("torch")
@@ -162,18 +162,18 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         return buffer.getvalue(), False
-    # json's own writer is C only without an indent; msgspec lays the result out, many times faster than json would.
+    # json's own writer is C only without an indent; msgspec indents the result many times faster than json would.
     text = json.dumps(value)
     try:
         body = msgspec.json.format(text, indent=2).encode()
-    except msgspec.DecodeError:  # NaN and Infinity: no JSON, but what TorchServe's clients are used to
+    except msgspec.DecodeError:  # NaN and Infinity: not JSON, but TorchServe's clients are used to them
         return json.dumps(value, indent=2).encode(), False
     # A number or a word alone goes out without a type, as from TorchServe: its clients read it as text.
     return body, text[:1] in "[{"
 
 
 def raised(number: int, handler_s: float, error: BaseException) -> Raised:
-    """The message about an exception of the author's. Asking it for its text may itself run code of the author's."""
+    """The message about an exception of the author's code. Its text may be made by the author's code, too."""
     try:
         told = describe_failure(error)
         message = cut(told.message, MAX_MESSAGE)
@@ -184,7 +184,7 @@ def raised(number: int, handler_s: float, error: BaseException) -> Raised:
 
 
 def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | None:
-    """What is told where a handler did not return a list with one element a row; None where it did."""
+    """The failure if a handler did not return a list with one element a row; None if it did."""
     if type(answered) is not list:
         told = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
         if inspect.iscoroutine(answered):
@@ -197,15 +197,15 @@ def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | 
     return None
 
 
-# What models need that marserve's extras bring.
+# Packages that models need, and the extra of marserve that installs each.
 EXTRAS = {"torch": "torch", "onnxruntime": "onnx", "huggingface_hub": "hf"}
 
 
 def not_loaded(error: BaseException) -> NotLoaded:
-    """What a failed load is told as; the traceback goes to the author's log by way of the server."""
+    """The message about a failed load; the server writes the traceback to the author's log."""
     try:
         return _not_loaded(error)
-    except BaseException as worse:  # the author's exception cannot say what it is
+    except BaseException as worse:  # the author's exception cannot be turned into text
         return NotLoaded("load_failed", name_of(error), traceback_of(worse))
 
 

@@ -1,17 +1,17 @@
 """A rank: one process of a worker that is a group of them, and how its ranks stay in step.
 
-Rank 0 alone hears the server. Where all ranks are to make every call of the handler (`tp`, `pptp`), it tells the others
-of each call just before it makes it: which items, after deadlines and cancels were looked at. So whatever is decided is
-decided once, and a collective never waits for a rank that left an item out. What a handler asks in a call (is this item
-cancelled?) is answered by rank 0, too, on the shared page.
+Only rank 0 gets the server's messages. If all ranks make every call of the handler (`tp`, `pptp`), rank 0 announces
+each call to the others just before it makes it, with the items that deadlines and cancels have left. So each decision
+is made once, and a collective never waits for a rank that left an item out. A handler's question in a call (is this
+item cancelled?) is answered by rank 0, too, on the shared page.
 
-All ranks must end a call alike. One that raised where another did not may have left collectives half done, which would
-mix the next call's tensors with this one's; the group then says that it is out of step, and is formed anew.
+All ranks must end a call alike. If one raises and another does not, collectives may be half done, and would mix the
+next call's tensors with this one's; the group then reports that it is out of step, and is formed anew.
 
-Where rank 0 alone makes calls (`pp`) the others work for it in ways that are the handler's own. Rank 0 asks them for
-their devices when a batch has failed.
+If only rank 0 makes calls (`pp`), the others work for it in the handler's own ways. Rank 0 asks them for their devices
+when a batch has failed.
 
-Knows the wire and the page. What comes from the author's code and is not rank 0's is thrown away.
+Knows the wire and the page. Answers of the author's code in other ranks than 0 are dropped.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from marserve.worker.rows import begin_unwatched, rows_of
 LOOPBACK = "127.0.0.1"
 # After a rank has raised, how long the others have to end the call as well.
 OUT_OF_STEP_S = 5.0
-# How soon after rank 0 raised another rank's end shows, if that is why.
+# How long after an error another rank's end may show, if that caused the error.
 LOOK_FOR_ENDS_S = 0.05
-# How long the ranks of a pipeline have to say of their devices whether they are lost, all together.
+# How long all ranks of a pipeline together have to say whether their devices are lost.
 ASK_DEVICES_S = 5.0
-# How often a rank looks whether rank 0 has asked what it is about to ask.
+# How often a rank looks whether rank 0 has answered its question.
 ASK_EVERY_S = 0.0005
-# How long a rank that has nothing more to do waits for the server to end the group.
+# How long a rank waits for the server to end the group.
 END_S = 10.0
 
 log = logging.getLogger("marserve.worker")
@@ -87,12 +87,12 @@ class Peer:
                 return None
             try:
                 self._heard += self._connection.receive_some()
-            except (OSError, BadFrame):  # BadFrame: the author's code wrote to a descriptor that is not its own
+            except (OSError, BadFrame):  # BadFrame: the author's code wrote to this socket
                 raise EOFError from None
         return self._heard.pop(0)
 
     def hear_end(self, number: int, limit_s: float | None = None) -> CallEnded | None:
-        """Wait until the rank says that it has ended this call; None after `limit_s` seconds. Raises EOFError."""
+        """Wait for the rank's message that it has ended this call; None after `limit_s` seconds. Raises EOFError."""
         while (told := self.hear(limit_s)) is not None:
             message, _ = told
             if type(message) is CallEnded and message.number == number:
@@ -100,7 +100,7 @@ class Peer:
         return None
 
     def hear_of_device(self, number: int, limit_s: float) -> bool:
-        """Whether the rank says in this time that its device is lost. Raises EOFError when it is gone."""
+        """Whether the rank answers in this time that its device is lost. Raises EOFError when it is gone."""
         end = time.monotonic() + limit_s
         while (told := self.hear(end - time.monotonic())) is not None:
             message, _ = told
@@ -109,7 +109,7 @@ class Peer:
         return False
 
     def is_gone_within(self, seconds: float) -> bool:
-        """Whether the rank is gone within that time. What it says meanwhile is late, and is dropped."""
+        """Whether the rank is gone within that time. Its messages until then are too late, and dropped."""
         end = time.monotonic() + seconds
         try:
             while self.hear(end - time.monotonic()) is not None:
@@ -119,18 +119,18 @@ class Peer:
         return False
 
     def has_ended_within(self, seconds: float) -> bool:
-        """Whether the rank is gone, or goes, or has something to say, within that time."""
+        """Whether the rank ends, or sends a message, within that time."""
         return bool(self._heard) or self._is_readable(seconds)
 
     def _is_readable(self, within_s: float) -> bool:
-        # Not select, which takes no descriptor beyond 1023: a fresh rank's have the numbers they had in the server.
+        # Not select, which takes no descriptor above 1023: in a fresh rank they have the server's numbers.
         readable = select.poll()
         readable.register(self._connection, select.POLLIN)
         return bool(readable.poll(max(0.0, within_s) * 1000))
 
 
 class Leader:
-    """Rank 0: has the others make the calls that it makes."""
+    """Rank 0: has the other ranks make its calls, too."""
 
     def __init__(self, place: Rank, peers: Sequence[Peer], server: Connection, page: Page) -> None:
         self._is_mirrored = place.is_mirrored
@@ -143,27 +143,27 @@ class Leader:
         self._shared: Sequence[Item] = ()
 
     def lead(self, model: LoadedModel) -> LoadedModel:
-        """The same model, whose `handle` has the other ranks make each call as well."""
+        """The same model, but its `handle` has the other ranks make each call as well."""
         return LoadedModel(self._leading(model.handle), model.context, model.load, model.length_of, model.compare)
 
     def share(self, items: Sequence[Item], bodies: Sequence[bytes | bytearray], *, once: bool) -> None:
-        """Give the others the items that the next calls are made of; one call, or several."""
+        """Send the others the items of the next calls: of one call (`once`), or of several."""
         if not self._is_mirrored or not self._peers:
             return
         self.settle()
-        self._shared = items  # kept, so that no other item can have the identity of one of these
+        self._shared = items  # kept alive, so that no other item gets the id of one of these
         self._places = {id(item): index for index, item in enumerate(items)}
         self._tell(Share(list(items), once), bodies)
 
     def settle(self) -> None:
-        """Wait until the others have ended the last call, too. Does not return if they ended it otherwise."""
+        """Wait until the others have ended the last call, too. Does not return if they ended it differently."""
         if self._unsettled:
             self._unsettled = False
             self._compare(None)
 
     @property
     def may_break_off(self) -> bool:
-        """Whether a call may end because nobody waits for its stream: not where other ranks would go on with it."""
+        """Whether a call may end because all clients of its stream have gone: not if other ranks would go on."""
         return not self._is_mirrored or not self._peers
 
     def _leading(self, handle: Handle) -> Handle:
@@ -191,7 +191,7 @@ class Leader:
         self._tell(Call(self._number, [self._places[id(item)] for item in items]))
 
     def _answering(self, ask: Callable[[int], bool]) -> Callable[[int], bool]:
-        """As `ask`, and on the page for the other ranks: whether an item is cancelled is decided here for all."""
+        """As `ask`, but the answer is also written to the page, so that it is the same for all ranks."""
         if not self._is_mirrored or not self._peers:
             return ask
         return lambda index: self._page.note_answer(index, ask(index))
@@ -202,7 +202,7 @@ class Leader:
             self._unsettled = True
 
     def _end_raised(self, error: BaseException) -> None:
-        """Before anybody hears of it: was it another rank's end that made this one raise?"""
+        """Before the error is reported, find out whether another rank's end, or a difference, caused it."""
         if self._is_mirrored and self._peers:
             self._tell(CallEnded(self._number, True))
             self._compare(error)
@@ -212,7 +212,7 @@ class Leader:
     def ask_devices(self, *, wait: bool) -> None:
         """Something has failed, and this rank's device is well: does not return if another rank has lost its own.
 
-        With mirrored calls each rank has looked by itself, before this one could go on.
+        With mirrored calls this asks nothing: each rank has checked its own device before this one could go on.
         """
         if self._is_mirrored or not self._peers:
             return
@@ -228,7 +228,7 @@ class Leader:
                 await_the_end(self._server)
 
     def _compare(self, error: BaseException | None) -> None:
-        """Every rank must end the call as this one did."""
+        """Check that every rank has ended the call as this one did. Does not return if one has not."""
         has_raised = error is not None
         for peer in self._peers:
             try:
@@ -253,7 +253,7 @@ class Leader:
 
 
 class Follower:
-    """Any other rank: makes the calls that rank 0 tells it, or says of its device whether it is lost."""
+    """Any other rank: makes the calls that rank 0 announces, or says whether its device is lost."""
 
     def __init__(self, place: Rank, leader: Peer, server: Connection, page: Page) -> None:
         self._rank = place.rank
@@ -265,7 +265,7 @@ class Follower:
         self._is_once = True
 
     def follow(self, model: LoadedModel) -> NoReturn:
-        """Do what rank 0 asks for, until it is gone."""
+        """Do what rank 0 asks for, until rank 0 is gone."""
         while True:
             try:
                 told = self._leader.hear()
@@ -280,7 +280,7 @@ class Follower:
                     if loss:
                         self._server.send(DeviceLost(0, loss, ""))
                     self._leader.tell(DeviceTold(message.number, bool(loss)))
-            except EOFError:  # ending here might be seen before rank 0's end, and be taken for the cause
+            except EOFError:  # this rank's end might be seen before rank 0's, and be taken for the cause
                 await_the_end(self._server)
 
     def _call(self, model: LoadedModel, call: Call) -> None:
@@ -301,13 +301,13 @@ class Follower:
             model.handle(rows, context)
         except SystemExit:
             raise
-        except BaseException as error:  # the author's code; if rank 0 raised as well, its traceback is what is told
+        except BaseException as error:  # the author's code; if rank 0 raised as well, its traceback is reported
             failure = error
         if self._is_once:
             self._bodies = []
-        if failure is not None:  # before rank 0 hears that the call has ended: it would answer it
+        if failure is not None:  # before rank 0 gets `CallEnded` and answers the batch
             self._end_if_lost(model, failure)
-        # Of the responses and the metrics here nothing is used: rank 0's are. Both may be objects of the author's own.
+        # Responses and metrics of this rank are not used, only rank 0's. Both may be objects of the author's own.
         with contextlib.suppress(BaseException):
             context.end_stream()
         with contextlib.suppress(BaseException):
@@ -322,19 +322,19 @@ class Follower:
         elif failure is not None and ended is not None and not ended.has_raised:
             report(self._server, f"rank {self._rank} raised in a call that rank 0 ended without", failure)
         is_memory = failure is not None and has_run_out(failure)
-        failure = None  # with it goes what its frames hold
+        failure = None  # frees what its frames hold
         if is_memory:
             give_back()
 
     def _end_if_lost(self, model: LoadedModel, failure: BaseException) -> None:
-        """Where this rank's device is lost, say so and wait for the end of the group."""
+        """If this rank's device is lost, report that and wait for the end of the group."""
         loss = find_loss([loss_told_by(failure)], model.load.gpu_id, wait=True)
         if loss:
             self._server.send(DeviceLost(0, loss, traceback_of(failure)))
             await_the_end(self._server)
 
     def _bodies_of(self, chosen: Sequence[int]) -> list[bytearray]:
-        """The bodies of these items' parts, their own for a single call, copies where more calls follow."""
+        """The bodies of these items' parts; copies if more calls follow."""
         found: list[bytearray] = []
         firsts = [0]
         for item in self._items:
@@ -345,7 +345,7 @@ class Follower:
         return found
 
     def _ask(self, number: int, question: int, index: int) -> bool:
-        """What rank 0's handler was told to the same question; no, if it ends the call without having asked."""
+        """Rank 0's answer to the same question of its handler; False if its call ends without that question."""
         while (answer := self._page.answer_of(number, question, index)) is None:
             if self._leader.has_ended_within(ASK_EVERY_S):
                 told = self._page.answer_of(number, question, index)
@@ -356,8 +356,8 @@ class Follower:
 def open_store(place: Rank, descriptor: int) -> object | None:
     """Let the ranks find each other: a store of torch's on a listening socket of loopback. Keep what is returned.
 
-    Handlers' `init_process_group` uses it as torchrun's agent's (`TORCHELASTIC_USE_AGENT_STORE`). One that torch opens
-    by itself would listen on all addresses. None where there is no torch; handlers then use something else.
+    Handlers' `init_process_group` uses it as the store of torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE`). A store
+    that torch opens by itself would listen on all addresses. None without torch; handlers then use something else.
     """
     try:
         distributed = importlib.import_module("torch.distributed")
@@ -372,15 +372,15 @@ def open_store(place: Rank, descriptor: int) -> object | None:
 
 
 def report(server: Connection, detail: str, error: BaseException | None) -> NoReturn:
-    """Say that the group is out of step, and wait for the end that follows."""
+    """Report that the group is out of step, and wait for the end that follows."""
     server.send(OutOfStep(detail, "" if error is None else traceback_of(error)))
     await_the_end(server)
 
 
 def await_the_end(server: Connection) -> NoReturn:
-    """Another rank is gone, or the group is given up: the server ends this process, too, in a moment.
+    """Wait for the server to end this process, since another rank is gone, or the group is given up.
 
-    Nothing is said meanwhile, so that what was in flight is run again and not answered with what came of it.
+    No answer is sent meanwhile, so that the batch in flight is run again.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a handler gets: the rows that items become, and a context that points at items of which no client hears."""
+"""The rows that a handler gets for items, and a context for calls that no client waits for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decode_value(body: bytearray, content_type: str) -> Any:
 
 
 def rows_of(items: Sequence[Item], bodies: Sequence[bytearray], decode_input: bool) -> list[Row]:
-    """What a handler gets of these items."""
+    """The rows that a handler gets for these items."""
     rows: list[Row] = []
     at = 0
     for item in items:
@@ -47,7 +47,7 @@ def rows_of(items: Sequence[Item], bodies: Sequence[bytearray], decode_input: bo
 
 
 def begin_unwatched(context: Context, items: Sequence[Item]) -> None:
-    """Point the context at items of which no client waits for a piece, and none goes away."""
+    """Point the context at items without clients: pieces are dropped, and no item is ever cancelled."""
     context.begin_batch(items)
     context.send_pieces = lambda pieces: None
     context.ask_cancelled = lambda index: False

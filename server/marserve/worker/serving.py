@@ -1,7 +1,7 @@
-"""A loaded model that is served: a batch is handed to the author's code, and what came of it to the server.
+"""A loaded model that is served: calls the author's code with a batch, and sends the results to the server.
 
-What the author's code raises ends here: it is reported as data, never pickled. Knows the page that it shares with the
-server, and the handler; which message comes next is the loop's.
+Exceptions of the author's code end here: they are reported as data, never pickled. Knows the handler and the page that
+it shares with the server; the loop reads the messages.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ class ServedModel:
         self._leader = leader
         self._number = 0
         self.failed: list[str] = []
-        """What runtimes said in the errors of the running batch's failed items; empty for other errors."""
+        """For each failed item of the running batch: the runtime's words on a lost device; empty for other errors."""
         self._most_rows = 0
         self._taken_bytes = 0
-        self._told_warnings = MAX_WARNINGS  # before the server was told that it is loaded none
+        self._told_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
 
     def warm_up(self, model: LoadedModel, samples: Sequence[Sample]) -> tuple[float, list[str], str]:
-        """Run the samples as `checks.warm_up` does, with `model`. Ends the process where they lose the device."""
-        from marserve.worker.checks import warm_up  # for a quicker start: most models have nothing to warm up with
+        """Run the samples as `checks.warm_up` does, with `model`. Ends the process if the device is lost meanwhile."""
+        from marserve.worker.checks import warm_up  # here for a quicker start: most models have no samples
 
         told = warm_up(self._watched(model), samples, self._share)
         loss = self.find_loss()
@@ -104,7 +104,7 @@ class ServedModel:
         return told
 
     def say_loaded(self, seconds: float, warm_up_s: float, problems: list[str], failure: str) -> None:
-        """Tell the server that batches may come, what the load took, and what describe should say of it."""
+        """Tell the server that batches may come, how long the load took, and its warnings for describe."""
         self.send_metrics()
         warnings, computes_on = said_of_load(self._model.context)
         self._told_warnings = len(warnings)
@@ -116,7 +116,7 @@ class ServedModel:
     # ------------------------------------------------------------------------------------------- a batch
 
     def serve_batches(self, together: Batches, bodies: list[bytearray]) -> None:
-        """Handle the batches of one frame, each as though it had come alone."""
+        """Handle the batches of one frame, each as if it had come alone."""
         at = 0
         for batch in together.batches:
             end = at + sum(len(item.parts) for item in batch.items)
@@ -124,7 +124,7 @@ class ServedModel:
             at = end
 
     def serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
-        """Handle one batch and answer it: one result an item, in order, or one message that it raised."""
+        """Handle one batch and answer it: one result an item, in order, or one message that the handler raised."""
         began = time.monotonic()
         number = self._number = batch.number
         self._page.begin(number, began)
@@ -154,7 +154,7 @@ class ServedModel:
                 context.end_stream()
         except SystemExit:
             raise
-        except BaseException as error:  # a cancelled coroutine's, an author's own: all of them are the handler's
+        except BaseException as error:  # a cancelled coroutine's and an author's own, too: all are the handler's
             self.failed.append(loss_told_by(error))
             failure = raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
@@ -180,7 +180,7 @@ class ServedModel:
             self.note_peak(len(rows))
 
     def note_peak(self, rows: int) -> None:
-        """So many rows were answered together, more than ever: tell the server what of the device that has taken."""
+        """If more rows than ever were answered together, report a new peak of the device's memory to the server."""
         if rows <= self._most_rows:
             return
         self._most_rows = rows
@@ -192,7 +192,7 @@ class ServedModel:
             self._connection.send(DevicePeak(taken))
 
     def find_loss(self, *, wait: bool = True) -> str:
-        """What is said of a lost device, where something has failed since the last time this was asked; else empty."""
+        """A sentence if something failed since the last call and the device is lost; else empty."""
         if not self.failed:
             return ""
         words, self.failed = self.failed, []
@@ -202,7 +202,7 @@ class ServedModel:
         return loss
 
     def end_if_lost(self, number: int, failure: Raised | None = None, *, wait: bool = True) -> None:
-        """Where an error of batch `number` came of a lost device: tell the server, and end.
+        """If the device is lost after an error of batch `number`, report that to the server, and end.
 
         The batch is not answered: the server has each of its items run once more by another worker, alone.
         """
@@ -215,7 +215,7 @@ class ServedModel:
             leave(1)
 
     def _watched(self, model: LoadedModel) -> LoadedModel:
-        """The same model, of which it is noted when a call fails: for calls whose errors others deal with."""
+        """The same model, but each failed call is noted in `failed`: for calls whose errors the caller handles."""
 
         def call(rows: list[dict[str, Any]], context: Context) -> Any:
             try:
@@ -227,14 +227,14 @@ class ServedModel:
         return LoadedModel(call, model.context, model.load, model.length_of, model.compare)
 
     def send_results(self, message: Results, bodies: Sequence[bytes]) -> None:
-        """Answer a batch; as one that raised, where all that the handler set besides is more than the wire carries."""
+        """Answer a batch; as one that raised, if its headers are more than the wire carries."""
         try:
             self._connection.send(message, bodies)
         except (ValueError, TypeError, OverflowError) as error:  # nothing was written yet
             self._connection.send(raised(message.number, message.handler_s, error))
 
     def _end_step(self, number: int, handler_s: float, answered: Any) -> Raised | None:
-        """Have it said of each answer whether more follows; what the author's code raises over that, or None."""
+        """Set for each answer whether more follows. Returns the failure if the author's code raises, else None."""
         try:
             say_what_follows(self._model.context, answered)
         except SystemExit:
@@ -246,7 +246,7 @@ class ServedModel:
     def take_in(
         self, batch: Batch, bodies: list[bytearray], now: float
     ) -> tuple[list[Item], list[dict[str, Any]], list[Result | None]]:
-        """The items that are still wanted, their rows, and for every item of the batch None or how it ended already."""
+        """The live items, their rows, and for every item of the batch None, or the result with which it has ended."""
         has_cancels = self._page.has_cancels(batch.number)
         ahead_s = self._page.clock_ahead_s
         decode_input = self._model.load.decode_input
@@ -275,7 +275,7 @@ class ServedModel:
     def encode(
         self, answers: Sequence[Any], outcome: list[Result | None], context: Context
     ) -> tuple[list[Result], list[bytes]]:
-        """One result and one body an item of the batch; an element that cannot be written fails alone."""
+        """One result and one body for each item of the batch; an element that cannot be written fails alone."""
         response_of = context.response_of
         most = self._model.load.max_answer_bytes
         results: list[Result] = []
@@ -307,7 +307,7 @@ class ServedModel:
                 results.append(Result(503, str(error), [], BAD_HEADER))
             except SystemExit:
                 raise
-            except BaseException as error:  # the author's own objects are asked to show themselves: anything may come
+            except BaseException as error:  # the author's own objects are written as text: anything may be raised
                 say(
                     logging.ERROR,
                     "the answer to request %s, of type %s, cannot be written: %s",
@@ -337,7 +337,7 @@ class ServedModel:
         return results, bodies
 
     def _send_piece(self, pieces: Sequence[Any], outcome: list[Result | None]) -> None:
-        """One piece of a stream for each live item; what the handler sends while it runs."""
+        """Send one piece of a stream for each live item, while the handler runs."""
         wanted = sum(result is None for result in outcome)
         if not isinstance(pieces, list) or len(pieces) != wanted:
             raise ValueError(f"an intermediate answer needs a list of {wanted} pieces, one for each row")
@@ -359,7 +359,7 @@ class ServedModel:
         return self._page.is_cancelled(self._number, positions[index])
 
     def send_metrics(self) -> None:
-        """Send what the handler measured, and noted for describe, since the last time."""
+        """Send the handler's new measurements, and its new warnings for describe."""
         warnings = warnings_since(self._model.context, self._told_warnings)
         if warnings:
             self._told_warnings += len(warnings)
@@ -369,10 +369,10 @@ class ServedModel:
             self._connection.send(metrics)
 
     def _take_metrics(self) -> Metrics:
-        """What the handler measured since the last time."""
+        """The handler's measurements since the last call."""
         metrics = self._model.context.metrics
         try:
-            drain = getattr(metrics, "drain", None)  # an author may have put an object of his own there
+            drain = getattr(metrics, "drain", None)  # the author may have put another object there
             values, dropped = metrics_of(drain()) if drain is not None else ([], 0)
             if isinstance(metrics, MetricsCache):
                 dropped, metrics.dropped = dropped + int(metrics.dropped), 0
@@ -386,8 +386,8 @@ class ServedModel:
     # ------------------------------------------------------------------------------------------- a check
 
     def serve_check(self, check: Check, bodies: list[bytearray]) -> None:
-        """Run a check and answer it. To whoever watches the page each call of the handler is a batch of this number."""
-        from marserve.worker.checks import run_check  # for a quicker start: most workers are never asked to
+        """Run a check and answer it. On the page each call of the handler is a batch of this number."""
+        from marserve.worker.checks import run_check  # here for a quicker start: most workers never check
 
         model = self._model
 
@@ -415,13 +415,13 @@ class ServedModel:
         )
         self.end_if_lost(check.number)
         self._page.finish()
-        self._take_metrics()  # what a check measured belongs to no request
+        self._take_metrics()  # dropped: measurements of a check belong to no request
         self._connection.send(checked)
 
     # ------------------------------------------------------------------------------------------- lengths
 
     def serve_lengths(self, ask: AskLengths, bodies: list[bytearray]) -> None:
-        """Ask the handler how long these items are. Whoever watches the page sees the batch behind it not begun yet."""
+        """Ask the handler how long these items are. On the page the batch after the question is not begun yet."""
         lengths = read_lengths(self._model, ask, bodies)
         if FAILED in lengths.lengths:
             self.failed.append("")
@@ -434,13 +434,13 @@ class ServedModel:
 
 
 def recover(failure: Raised) -> None:
-    """Where memory ran out, give back what the batch left: the next one finds a worker as before."""
+    """If memory ran out, free what the batch left, so that the next batch has as much as before."""
     if failure.kind == MEMORY:
         give_back()
 
 
 def _failed_alone(error: BaseException) -> Result:
-    """What an exception is told as that a handler put in the place of one item's answer: its mates have theirs."""
+    """The result for an exception that a handler returned in the place of one item's answer."""
     told = raised(0, 0.0, error)
     say(logging.ERROR, "one item of a batch failed\n%s", told.traceback.rstrip())
     return Result(told.code, told.message, [], told.kind)

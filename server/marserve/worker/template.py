@@ -1,10 +1,9 @@
 """A template: a process that has loaded a model, never serves, and forks workers that find it loaded already.
 
-Forking is refused by looking, not by guessing (`refusals`): threads, a context on an accelerator, or one that some
-library has opened, an ONNX Runtime session, and sockets, pipes, writable files or child processes that appeared while
-loading. Threads that only wait for work are ended first (`process/idle_threads.py`). A template may also only import
-modules; the workers it forks then load for themselves. It reaps the workers it forked and reports how they ended; when
-it ends, they do (`PR_SET_PDEATHSIG`).
+Forking is refused for what is found (`refusals`): threads, an open accelerator, an ONNX Runtime session, and sockets,
+pipes, writable files or child processes that appeared while loading. Threads that only wait for work are ended first
+(`process/idle_threads.py`). A template may also only import modules; the workers that it forks then load for
+themselves. It reaps its workers and reports their wait statuses; when it ends, they end (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import configure_output, exit_status, leave, use_threads
 from marserve.worker.process.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
 
-# What runtimes of accelerators open (CUDA, also on Jetson and under WSL, ROCm, Level Zero), whichever library brought
-# them: a driver that was begun before a fork does not work behind it.
+# The device files that runtimes of accelerators open (CUDA, also on Jetson and under WSL, ROCm, Level Zero): a driver
+# that was opened before a fork does not work after it.
 DEVICE_FILES = ("/dev/nvidia", "/dev/nvmap", "/dev/nvhost", "/dev/dxg", "/dev/kfd", "/dev/dri/", "/dev/accel/")
 
-# Descriptors that come with a `Fork`, before those of a rank: wire, standard output, standard error, page.
+# The descriptors of a `Fork`, before those of a rank: wire, standard output, standard error, page.
 FORK_DESCRIPTORS = 4
 MOST_DESCRIPTORS = 200
-# So many reasons against forking are told to the server, whose bound on a template's message is small.
+# The most reasons against forking in a message: the server's bound on a template's message is small.
 MOST_REFUSALS = 500
 THREAD_END_LOOKS, THREAD_END_LOOK_S = 20, 0.01
 
@@ -74,7 +73,7 @@ class Template:
         self._wake_write.setblocking(False)
         self._hear_of_children()
         self._known = open_descriptors()
-        # poll, for select takes no descriptor beyond 1023, and ours has the number it had in a server of many models.
+        # poll: select takes no descriptor above 1023, and these have the numbers of a server with many models.
         waiting = select.poll()
         waiting.register(self._control, select.POLLIN)
         waiting.register(self._wake_read, select.POLLIN)
@@ -97,7 +96,7 @@ class Template:
                     self._obey(message)
 
     def _hear_of_children(self) -> None:
-        """Have the loop woken when a worker ends. Once more after the author's code ran, which may have undone it."""
+        """Have the loop woken when a worker ends. Called again after the author's code, which may have undone it."""
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
@@ -108,7 +107,7 @@ class Template:
                 limit_memory(message.memory_limit_bytes, is_template=True)
                 enter_model_folder(message)
                 self._model = load_model(message)
-            except SystemExit as error:  # the author's code asked to end; its status is what the server is told
+            except SystemExit as error:  # the author's code asked to end; the server gets its status
                 leave(exit_status(error))
             except BaseException as error:
                 self._send(not_loaded(error))
@@ -129,13 +128,13 @@ class Template:
 
     def _report(self, began: float, own_folders: list[str]) -> None:
         self._hear_of_children()
-        # From now on the loop hears at once that the server has ended, and can see to what others left behind.
+        # From now on the loop notices the server's end at once, and can end what other processes left behind.
         wake_at_parents_end(self._server)
         gc.collect()
         end_idle_threads()
         give_back_free_memory()
         found = refusals(self._known)[:MOST_REFUSALS]
-        gc.freeze()  # what is loaded stays where it is: a collection in a worker must not copy its pages
+        gc.freeze()  # so that a collection in a worker does not copy the pages of what is loaded
         self._send(Templated(time.monotonic() - began, found, heavy_modules(own_folders)))
 
     def _fork(self, order: Fork) -> None:
@@ -146,7 +145,7 @@ class Template:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # no room for another process: those that serve must not end for it
+        except OSError as error:  # no further process is possible: workers that serve must not end for that
             log.error("cannot fork a worker: %s", error)
             pid = -1
         if pid == 0:
@@ -169,7 +168,7 @@ class Template:
         self._control.close()
         self._wake_read.close()
         self._wake_write.close()
-        for descriptor in self._descriptors:  # another worker's, whose order was read together with this one's
+        for descriptor in self._descriptors:  # another worker's, whose order was read with this one's
             os.close(descriptor)
         wire_descriptor, out, err, page_descriptor, *more = descriptors
         os.dup2(out, 1)
@@ -194,7 +193,7 @@ class Template:
                 return
             if ended is None:
                 return
-            # Before it is reaped its number is nobody else's: what it left in its process group goes with it.
+            # Until it is reaped its number cannot be given to another group, so what it left in its own can be ended.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
@@ -212,9 +211,9 @@ class Template:
 
 
 def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
-    """Why this process must not be forked, one sentence each; empty when it may be.
+    """The reasons why this process must not be forked, a sentence each; empty if it may be.
 
-    `known_descriptors` are those that were open before the model was loaded, and what they pointed at.
+    `known_descriptors` are those that were open before the model was loaded, with their targets.
     """
     if not Path("/proc/self/task").is_dir():
         return ["this system does not show a process's threads and files, so that forking it cannot be judged"]
@@ -241,7 +240,7 @@ def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
 
 
 def heavy_modules(own_folders: Iterable[str]) -> list[str]:
-    """Which of the heavy modules are loaded, but for those that the archive brings itself, from `own_folders`."""
+    """Which of the heavy modules are loaded, without those from `own_folders`, which the archive brings itself."""
     folders = tuple(os.path.join(os.path.realpath(folder), "") for folder in own_folders if folder)
     found = []
     for name in HEAVY_MODULES:
@@ -253,9 +252,9 @@ def heavy_modules(own_folders: Iterable[str]) -> list[str]:
 
 
 def lasting_threads() -> list[str]:
-    """The names of this process's threads, but for those that are about to end.
+    """The names of this process's threads, without those that are about to end.
 
-    Python has a thread joined a moment before the system has ended it; such a one is waited for, briefly.
+    Python's `join` returns a moment before the system has ended a thread; this waits briefly for that.
     """
     for _ in range(THREAD_END_LOOKS):
         names = thread_names()
@@ -277,7 +276,7 @@ def thread_names() -> list[str]:
 
 
 def open_descriptors() -> dict[int, str]:
-    """This process's open descriptors and what they point at (`socket:[1]`, `pipe:[2]`, a path)."""
+    """This process's open descriptors and their targets (`socket:[1]`, `pipe:[2]`, a path)."""
     found = {}
     try:
         entries = os.listdir("/proc/self/fd")
@@ -332,7 +331,7 @@ def _open_flags(descriptor: int) -> int:
 
 
 def reseed(seed: int) -> None:
-    """Give this worker random numbers of its own: forks would otherwise draw the same."""
+    """Give this worker random numbers of its own: otherwise all forks would draw the same."""
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

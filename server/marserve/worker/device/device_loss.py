@@ -1,8 +1,8 @@
 """Whether a worker's device still answers its process: after some errors of CUDA and HIP every later call fails too.
 
-Asked after a batch with a failed item, never after others. Torch is asked where the author's code uses a device by it;
-the process has one context on a device, so its answer holds for other runtimes as well. Without torch (ONNX Runtime,
-CTranslate2, CuPy) the words of the errors are all there is.
+Called only after a batch with a failed item. Torch is asked if the author's code uses a device by it; the process has
+one context on a device, so torch's answer holds for other runtimes as well. Without torch (ONNX Runtime, CTranslate2,
+CuPy) only the words of the errors tell.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from marserve.worker.outgoing import MAX_NAME, cut, words_of
 from marserve_handlers.device_errors import is_out_of_memory
 
 MAX_DETAIL = 1000
-# In what asking may raise though the device is well: a graph is being captured on it.
+# A word in an error that asking may raise while a graph is captured on a device that is well.
 _CAPTURE = "captur"
 
 
 def find_loss(words: Iterable[str], gpu_id: int | None, *, wait: bool) -> str:
-    """What is said of a device that this process has lost, in a sentence; empty where it has lost none.
+    """A sentence about a device that this process has lost; empty if it has lost none.
 
-    `words` are what runtimes said in the errors of the batch (`words_of_loss`). `gpu_id` is the worker's own device,
-    None for none. With `wait` its work is waited for, so that an error of a kernel that still runs is seen, too; a
-    worker that runs other batches meanwhile does not wait for theirs.
+    `words` are the runtimes' words in the errors of the batch (`words_of_loss`). `gpu_id` is the worker's own device,
+    None without one. With `wait` this waits for the device's work, so that an error of a running kernel is seen, too; a
+    worker that runs other batches meanwhile does not wait.
     """
     was_asked = False
     for runtime, device in _devices(gpu_id):
@@ -48,12 +48,12 @@ def _devices(gpu_id: int | None) -> Iterator[tuple[Any, int]]:
 def _is_held(runtime: Any, device: int) -> bool:
     try:
         return bool(runtime.memory_reserved(device))
-    except Exception:  # the author's torch is of another age, or its accounts are gone with the device
+    except Exception:  # another version of torch, or its figures are gone with the device
         return False
 
 
 def _ask(runtime: Any, device: int, wait: bool) -> Exception | None:
-    """The error with which a device answers; None where it is well."""
+    """The error with which a device answers; None if it is well."""
     try:
         if wait:
             runtime.synchronize(device)

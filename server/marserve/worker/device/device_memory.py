@@ -1,6 +1,6 @@
-"""What a worker knows of its accelerator's memory: how much its runtime took, how to give back what is not in use.
+"""The memory of a worker's accelerator: how much the runtime has taken, and giving back what is not in use.
 
-By torch alone, and only where the author's code has imported it and it uses a device.
+By torch alone, and only if the author's code has imported torch and uses a device with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("marserve.worker")
 
 
 def taken_bytes() -> int:
-    """The most that torch had reserved of one device so far, in bytes; 0 where it uses none."""
+    """The most that torch has reserved of one device so far, in bytes; 0 if it uses none."""
     most = 0
     for runtime in runtimes():
         try:
@@ -27,7 +27,7 @@ def taken_bytes() -> int:
 
 
 def give_back() -> None:
-    """Give memory back that nothing refers to: what a failed batch left, and what torch's allocators keep for later."""
+    """Give memory back that nothing refers to: objects of a failed batch, and what torch's allocators keep."""
     gc.collect()
     for runtime in runtimes():
         try:

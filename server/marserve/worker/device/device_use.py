@@ -1,7 +1,7 @@
 """Whether a loaded model can compute on the device that its worker was given, as far as torch can tell.
 
-Handlers that ask `torch.cuda.is_available()` and go on without compute on the processor, and nothing else shows it.
-Where another runtime is loaded too, it may be what uses the device: then it is a warning. That torch is loaded says
+A handler that asks `torch.cuda.is_available()`, and goes on without, computes on the processor, and nothing else shows
+that. If another runtime is loaded, too, it may use the device: then there is only a warning. That torch is loaded says
 nothing: workers with devices are forked from a process that has imported it.
 """
 
@@ -23,9 +23,9 @@ _OF_TORCH = ("torch", "torchvision", "torchaudio", "transformers", "diffusers", 
 
 
 def check_device_use(model: LoadedModel) -> None:
-    """Look at a model that was loaded. Raises ModelNotLoadable where its device must be used and cannot be.
+    """Check a loaded model. Raises ModelNotLoadable if its device must be used and cannot be.
 
-    A handler that has said what it computes on, or has warned, was looked at by itself.
+    A handler that has said what it computes on, or has warned, has checked this itself.
     """
     load, context = model.load, model.context
     if load.gpu_id is None or context.computes_on or context.load_warnings or not _uses_torch(load.model_dir):
@@ -47,8 +47,8 @@ def _uses_torch(folder: str) -> bool:
         return False
     roots = (folder + os.sep, os.path.realpath(folder) + os.sep)
     for module in list(sys.modules.values()):
-        with contextlib.suppress(Exception):  # any object may stand there
-            names = vars(module)  # not getattr: modules of torch's raise at names that they do not have
+        with contextlib.suppress(Exception):  # any object may be in `sys.modules`
+            names = vars(module)  # not getattr: some of torch's modules raise for names that they do not have
             file = names.get("__file__")
             if not isinstance(file, str) or not file.startswith(roots):
                 continue

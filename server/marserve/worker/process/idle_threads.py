@@ -1,13 +1,13 @@
-"""Threads that a loaded model has left behind: which of them a fork may do without, and what is said of the others.
+"""Threads that a loaded model has left behind: idle ones are ended before a fork, the others are described.
 
-A fork has the main thread alone. Threads that only wait for work are ended before it. Their owners start new ones when
+A fork has only the main thread. Threads that only wait for work are ended before it. Their owners start new ones when
 they need them, in the template and in each fork:
 
     tqdm's monitor                  refreshes progress bars; the next bar starts another one
     idle ThreadPoolExecutors        their threads wait for work; the next `submit` starts others
 
-They are ended only where all threads are of these kinds and none is in use: no bar is open, no work runs or waits.
-Everything else is named, with what its author can do.
+They are ended only if all threads are of these kinds and none is in use: no bar is open, no work runs or waits. Every
+other thread is named in the reasons against forking, with what its author can do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from typing import Any
 
 # How long a thread may take to end, in seconds.
 END_WITHIN_S = 1.0
-# How often, and how long after one another, it is looked whether an executor's threads are idle.
+# How many looks there are whether an executor's threads are idle, and the pause between them.
 LOOKS, LOOK_S = 20, 0.01
 
 
 def end_idle_threads() -> None:
-    """End the threads that only wait for work, where there are no others. To be called by the main thread."""
+    """End the threads that only wait for work, if there are no others. Call it in the main thread."""
     _give_bars_a_lock_of_this_process()
     for _ in range(LOOKS):
         others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
@@ -47,7 +47,7 @@ def end_idle_threads() -> None:
             break
         if not all(thread in _executors._threads_queues for thread in left):
             return
-        time.sleep(LOOK_S)  # a thread whose result is there already may not have come back to wait
+        time.sleep(LOOK_S)  # a thread whose result is there may not be back at waiting yet
     if left or any(_has_open_bars(thread) for thread in monitors):
         return
     for monitor in monitors:
@@ -59,7 +59,7 @@ def end_idle_threads() -> None:
 
 
 def describe_threads() -> list[str]:
-    """What is said of each thread that forbids a fork: its name, whose it is, how to avoid it; then of idle ones."""
+    """For each thread that forbids a fork: its name, its owner, how to avoid it; then the number of idle ones."""
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     idle = {id(thread) for threads in _idle_executors().values() for thread in threads}
     idle |= {id(thread) for thread in others if _is_monitor(thread) and not _has_open_bars(thread)}
@@ -115,12 +115,12 @@ def _is_monitor(thread: threading.Thread) -> bool:
 
 
 def _has_open_bars(monitor: Any) -> bool:
-    """Whether a bar is on show that the monitor looks after. Bars that nothing refers to do not count."""
+    """Whether the monitor has an open bar. Bars that nothing refers to do not count."""
     return any(not getattr(bar, "disable", False) for bar in list(getattr(monitor.tqdm_cls, "_instances", ())))
 
 
 def _end_monitor(monitor: Any) -> None:
-    """End a monitor as its own `exit` does, which waits without bound; its class makes another with its next bar."""
+    """End a monitor as its own `exit` does, but with a bounded wait; its class starts another with the next bar."""
     monitor.was_killed.set()
     monitor.join(END_WITHIN_S)
     if not monitor.is_alive() and monitor.tqdm_cls.__dict__.get("monitor") is monitor:
@@ -128,7 +128,7 @@ def _end_monitor(monitor: Any) -> None:
 
 
 def _give_bars_a_lock_of_this_process() -> None:
-    """tqdm's own lock is a semaphore that forks share: one that is killed while it draws would stop the others."""
+    """Replace tqdm's lock, a semaphore that forks share: a fork killed while it draws would block the others."""
     bars = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     if bars is None:
         return
@@ -153,13 +153,13 @@ def _idle_executors() -> dict[ThreadPoolExecutor, list[threading.Thread]]:
 
 
 def _executor_of(thread: threading.Thread) -> ThreadPoolExecutor | None:
-    """The executor that started a thread; None where nothing refers to it any more."""
+    """The executor that started a thread; None if nothing refers to it any more."""
     reference = _reference_of(thread)
     return None if reference is None else reference()
 
 
 def _reference_of(thread: threading.Thread) -> weakref.ref[ThreadPoolExecutor] | None:
-    """What a thread of an executor knows it by: the first of its arguments, until it has ended."""
+    """The reference to its executor that a thread has, as its first argument, until it has ended."""
     arguments: Any = getattr(thread, "_args", ())
     return arguments[0] if arguments and isinstance(arguments[0], weakref.ref) else None
 
@@ -183,13 +183,13 @@ def _has_lost_its_executor(thread: threading.Thread) -> bool:
 def _empty(executor: Any) -> None:
     """End an idle executor's threads, and leave it as it was before its first work.
 
-    `shutdown` would end it for good. The main thread alone gives it work, and does so now.
+    `shutdown` would end it for good. No work can come meanwhile: only the main thread is left to submit it.
     """
     threads: list[threading.Thread] = list(executor._threads)
     queues: Any = _executors._threads_queues
     with executor._shutdown_lock:
         executor._shutdown = True
-        executor._work_queue.put(None)  # each that ends puts it there for the next
+        executor._work_queue.put(None)  # each thread that ends puts it back for the next
     for thread in threads:
         thread.join(END_WITHIN_S)
     with executor._shutdown_lock:
@@ -198,7 +198,7 @@ def _empty(executor: Any) -> None:
                 executor._work_queue.get_nowait()
         executor._shutdown = False
         if any(thread.is_alive() for thread in threads):
-            return  # they are named, and nothing is forked
+            return  # `describe_threads` names them, and nothing is forked
         for thread in threads:
             queues.pop(thread, None)
         executor._threads.clear()

@@ -1,7 +1,7 @@
 """Bounds what a worker can allocate, so that too much becomes a MemoryError in a living worker.
 
-`RLIMIT_DATA` counts private writable memory, asked for or not yet touched. What the process holds when the limit is set
-(the interpreter; in a forked worker the model that its template loaded) stays outside of it.
+`RLIMIT_DATA` counts private writable memory, whether it was touched or not. Memory that the process holds when the
+limit is set (the interpreter; in a forked worker the model that its template loaded) is not counted.
 """
 
 from __future__ import annotations

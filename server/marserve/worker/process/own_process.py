@@ -1,4 +1,4 @@
-"""What a worker, or a template, sets of its own process, and how it ends."""
+"""What a worker or a template sets for its own process, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("marserve.worker")
 
 
 class LevelFormatter(logging.Formatter):
-    """Message text alone, as TorchServe's workers print it, behind a mark that carries the level to the server."""
+    """The message text, as TorchServe's workers print it, after a mark that carries the level to the server."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record; every line of it carries the mark."""
+        """One record; every line of it has the mark."""
         mark = f"{LEVEL_MARK}{record.levelname}{LEVEL_MARK}"
         return mark + super().format(record).replace("\n", "\n" + mark)
 
@@ -36,13 +36,13 @@ def configure_output() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     if sys.stderr is not None:
-        faulthandler.enable()  # a crash in C code says where it was in Python, and that line is kept for describe
+        faulthandler.enable()  # a crash in C code prints where it was in Python, and describe shows that line
 
 
 def stay_on(cpus: Sequence[int]) -> None:
-    """Keep this process, and all that it starts from now on, to these processors; to any where there are none.
+    """Keep this process, and all that it starts from now on, to these processors; empty for no restriction.
 
-    A processor that was taken away since the server looked at them is left out; where all were, the process stays.
+    Processors that were taken away meanwhile are left out; if all were, nothing changes.
     """
     if not cpus or not hasattr(os, "sched_setaffinity"):
         return
@@ -64,7 +64,7 @@ def use_threads(threads: int) -> None:
 
 
 def exit_status(error: SystemExit) -> int:
-    """The status that `sys.exit` was given: none is 0, what is no number is 1."""
+    """The status of `sys.exit`: None is 0, anything but a number is 1."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
@@ -73,6 +73,6 @@ def exit_status(error: SystemExit) -> int:
 def leave(status: int) -> NoReturn:
     """End the process at once, output flushed: no thread or exit hook of the author's code may keep it."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):  # the author's code may have closed it, or put anything in its place
+        with contextlib.suppress(BaseException):  # the author's code may have closed or replaced it
             stream.flush()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Tie a process's life to its parent's: nothing that marserve starts outlives the server, however that ends."""
+"""Ties a process's life to its parent's: no process that marserve starts outlives the server, however that ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from marserve.lineage import VARIABLE, end_families
 
 _PR_SET_PDEATHSIG = 1
-# Its files are closed a moment before a process has ended.
+# A process's files are closed a moment before it has ended; this is the wait for the end.
 _END_TIMEOUT_S = 1.0
 
 
@@ -26,14 +26,14 @@ def die_with_parent(parent: int) -> None:
 
 
 def wake_at_parents_end(parent: int) -> None:
-    """Take `die_with_parent` back: this process hears of its parent's end by itself, even where it was stopped."""
+    """Undo `die_with_parent`: this process is woken by its parent's end, even if it was stopped, and goes on."""
     _have_signal_at_parents_end(signal.SIGCONT)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def end_the_parents_family(parent: int) -> None:
-    """If the parent has ended, kill all that it and its children had started, and return when they are gone.
+    """If the parent has ended, kill all processes that it and its children had started, and wait for their end.
 
     `parent` is as for `die_with_parent`. Does nothing while the parent lives.
     """
