@@ -1,9 +1,9 @@
-"""Memory of devices: has a worker begin only on a device with memory for it, and chooses which.
+"""Memory of devices: lets a worker start only on a device with memory for it, and chooses which.
 
-What a version's pool asks of the host's memory is the inner room's affair (`pool/reservation.py`), which is wrapped.
-`ledger.py` keeps what is reserved; here places are kept for workers that are about to start, and what a worker took is
-remembered for the next one. `waiting_line.py` has others make room. A device whose memory is not known has room for
-anything. A device that is lost takes no worker: `device_moves.py` decides where the next one goes.
+It wraps an inner `Room` (`pool/reservation.py`) for the host's memory. `ledger.py` keeps what is reserved; this file
+makes reservations for workers that are about to start, and remembers for the next one how much a worker took.
+`waiting_line.py` evicts other models. A device without readings has no bound. A device that is lost takes no worker:
+`device_moves.py` decides which devices the next one gets.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class DeviceMemory:
         watch.listen(self._read)
 
     def house(self, inner: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
-        """Make a version's pool with places for its least number of workers; as it was for one that uses no device.
+        """Make a version's pool with reservations of devices for its least number of workers, if it uses devices.
 
-        Raises NotEnoughDeviceMemory; then none is made.
+        Raises NotEnoughDeviceMemory; then no pool is made.
         """
         if not options.gpu_ids:
             return make(inner)
@@ -67,19 +67,19 @@ class DeviceMemory:
     def foresee(
         self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
     ) -> dict[str, Any]:
-        """What a worker of a version would take on its devices, and for how many more there are places. Bytes.
+        """How much a worker of a version would take on its devices, in bytes, and for how many more there is room.
 
-        It has `before` workers, None: it is not there; `leaving` will have gone before. Nothing is kept. Empty where it
-        uses no device, or where memory is not known. Raises NotEnoughDeviceMemory without places for `workers`.
+        It has `before` workers, None: it is not there; `leaving` will have gone before. Nothing is reserved. Empty
+        without devices or readings. Raises NotEnoughDeviceMemory without room for `workers`.
         """
         if not options.gpu_ids:
             return {}
-        there = None if before is None else self.line.find(options)  # it makes no room for itself
+        there = None if before is None else self.line.find(options)  # a version is not evicted for itself
         version = MemoryOnDevices(self, Unbounded(), there or Holder(options), options)
         return version.foresee(max(0, workers - (before or 0)), None if leaving is None else self.line.find(leaving))
 
     def forget(self, version: MemoryOnDevices) -> None:
-        """A version and all of its workers are gone."""
+        """Remove a version whose workers have all ended."""
         self._versions = [each for each in self._versions if each is not version]
         self.line.remove(version.holder)
 
@@ -90,7 +90,7 @@ class DeviceMemory:
     def _read(self) -> None:
         self._has_read.set()
         self._has_read = asyncio.Event()
-        # Before a device was lost no worker is anywhere but at home.
+        # Until a device is lost every worker is on its first devices, and pools need not look.
         self._had_trouble = self._had_trouble or any(version.lost_devices for version in self._versions)
         for version in list(self._versions) if self._had_trouble else ():
             if version.pool is not None:
@@ -98,10 +98,10 @@ class DeviceMemory:
 
 
 class MemoryOnDevices:
-    """What a version's pool asks of memory, on devices too. See `Room`."""
+    """A version's reservations of memory, of devices too, for its pool. See `Room`."""
 
     def __init__(self, devices: DeviceMemory, inner: Room, holder: Holder, options: PoolOptions | None = None) -> None:
-        """`options` are others than the holder's for a dry run."""
+        """`options` differ from the holder's only for a dry run."""
         self.pool: Pool | None = None
         self.holder = holder
         self._devices, self._inner, self._options = devices, inner, options or holder.options
@@ -110,7 +110,7 @@ class MemoryOnDevices:
     # ---------------------------------------------------------------------------------------------- what a pool asks
 
     def ask(self, workers: int) -> None:
-        """Keep places on devices, then ask for host memory. Raises NotEnoughMemory, and nothing has changed then."""
+        """Reserve devices, then the host's memory. Raises NotEnoughMemory, and nothing has changed then."""
         kept = self.reserve_or_count(workers)
         try:
             self._inner.ask(workers)
@@ -120,7 +120,7 @@ class MemoryOnDevices:
         self._line.settle()
 
     def grow(self, workers: int) -> int:
-        """As many as there are places for, on devices and in the host's memory."""
+        """Reserve free memory for up to so many workers, of devices and of the host. Returns how many."""
         allowed = self._inner.grow(workers)
         for count in range(self._count() + 1, allowed + 1):
             try:
@@ -131,15 +131,15 @@ class MemoryOnDevices:
         return allowed
 
     def shrink(self, workers: int) -> None:
-        """Fewer places are kept."""
+        """Give back the reservations beyond so many workers."""
         self._give_back(self._count() - workers)
         self._forget_gone()
         self._inner.shrink(workers)
 
     async def enter(self, devices: Sequence[int]) -> None:
-        """Wait for host memory, then for the worker's place on its devices, where that is not there yet.
+        """Wait for the host's memory, then for the worker's reservation of its devices, if that waits.
 
-        Raises NoMemoryNow; that place is lost then.
+        Raises NoMemoryNow; that reservation is dropped then.
         """
         await self._inner.enter(devices)
         holder = self.holder
@@ -177,14 +177,14 @@ class MemoryOnDevices:
         return site
 
     def place(self) -> Devices | None:
-        """The devices of the next worker, kept since it was asked for; None where none were."""
+        """The devices reserved for the next worker; None without a reservation."""
         if not self.holder.kept:
             return None
         self.holder.owed.append(self.holder.kept.pop(0))
         return self.holder.owed[-1].resources
 
     def begin(self, key: str, devices: Sequence[int]) -> None:
-        """A worker is about to be started on these devices. Raises NotEnoughDeviceMemory where that is in vain."""
+        """A worker is about to be started on these devices. Raises NotEnoughDeviceMemory if it cannot fit."""
         wanted, holder = tuple(devices), self.holder
         for kept in (holder.owed, holder.kept):
             for reservation in kept:
@@ -199,22 +199,22 @@ class MemoryOnDevices:
         self._note_begun(key, self._line.reserve(holder, wanted, need.size))
 
     def fits_beside(self, devices: Sequence[int]) -> bool:
-        """Whether one more worker would fit on these devices, beside those that are there."""
+        """Whether one more worker fits on these devices, beside those that are there."""
         wanted = tuple(devices)
         return any(each.resources == wanted for each in self.holder.kept) or self._fits(wanted, self._need())
 
     def loaded_on_device(self, key: str, reserved_bytes: int) -> None:
-        """A worker has its model loaded; its runtime had taken so much of a device at most, 0: it cannot say."""
+        """A worker has loaded the model; its runtime took at most so much of a device, 0 for unknown."""
         now = time.monotonic()
         self.holder.loaded(now)
-        if key in self.holder.begun:  # from the next reading on what it took is no longer free
+        if key in self.holder.begun:  # the next reading includes its memory
             self.holder.begun[key].loaded_at = now
         if reserved_bytes:
             self.peaked_on_device(reserved_bytes)
         self._watch.look_soon()
 
     def peaked_on_device(self, reserved_bytes: int) -> None:
-        """A worker's runtime had taken so much of a device at most: the next worker needs as much, and its context."""
+        """A worker's runtime took at most so much of a device: the next worker needs as much, and a context."""
         size, learned, key = reserved_bytes + CONTEXT_BYTES, self._devices.learned, key_of(self._options)
         before = learned.get(key)
         if before is None or size > before.first_bytes:
@@ -241,14 +241,14 @@ class MemoryOnDevices:
         self.holder.give_up = give_up
 
     def close(self) -> None:
-        """There is no process any more."""
+        """The pool has ended and has no process any more."""
         self.give_back_all()
         self._devices.forget(self)
         self._inner.close()
 
     @property
     def held_bytes(self) -> int | None:
-        """What the version's processes hold of the host's memory."""
+        """How much of the host's memory the version's processes hold."""
         return self._inner.held_bytes
 
     @property
@@ -265,11 +265,11 @@ class MemoryOnDevices:
     # ---------------------------------------------------------------------------------------------- places
 
     def reserve(self, workers: int, *, others_may_leave: bool = False) -> int:
-        """Keep places until there are so many with those that are taken. Returns how many this took.
+        """Reserve devices until there are reservations for so many workers. Returns how many were made.
 
-        Where there is none and `others_may_leave`, one is kept that waits: `settle` is to be called then. So is one on
-        a device that is lost, where all are: its worker waits for it.
-        Raises NotEnoughDeviceMemory, and no more are kept then than before.
+        With `others_may_leave` a reservation that does not fit yet waits: call `settle` then. If all devices are lost,
+        one is made on a lost device, and its worker waits for the device. Raises NotEnoughDeviceMemory, and drops the
+        new ones then.
         """
         need, before = self._need(), self._count()
         while self._count() < workers:
@@ -287,7 +287,7 @@ class MemoryOnDevices:
         return self._count() - before
 
     def reserve_or_count(self, workers: int) -> int:
-        """As `reserve`, where others may leave for it, and a refusal is counted."""
+        """As `reserve` with `others_may_leave`; a refusal is counted."""
         try:
             return self.reserve(workers, others_may_leave=True)
         except NotEnoughDeviceMemory:
@@ -304,7 +304,7 @@ class MemoryOnDevices:
             self.ended_on_device(key)
 
     def foresee(self, more: int, leaving: Holder | None) -> dict[str, Any]:
-        """See `DeviceMemory.foresee`: whether there are places for so many more workers."""
+        """See `DeviceMemory.foresee`: whether there is room for so many more workers."""
         need, candidates, places = self._need(), self._sound_candidates(), 0
         freed: Counter[int] = Counter()
         if leaving is not None:
@@ -323,7 +323,7 @@ class MemoryOnDevices:
     def _see_whether_others_leave(
         self, more: int, need: DeviceNeed, candidates: list[Devices], leaving: Holder | None
     ) -> None:
-        """Raise NotEnoughDeviceMemory where so many more find no places even then. What is tried is taken back."""
+        """Raise NotEnoughDeviceMemory if so many more do not fit even then. Nothing stays reserved."""
         tried: list[DeviceReservation] = []
         try:
             for _ in range(more):
@@ -354,7 +354,7 @@ class MemoryOnDevices:
         self._line.release(given)
 
     def _forget_gone(self) -> None:
-        """Give back what was kept for workers whose slots went before they began."""
+        """Give back the reservations for workers whose slots went before they began."""
         slots = self.pool.slots if self.pool is not None else ()
         expected = Counter(slot.uses for slot in slots if slot.worker_key not in self.holder.begun)
         gone = []
@@ -368,7 +368,7 @@ class MemoryOnDevices:
     # ---------------------------------------------------------------------------------------------- devices
 
     def _sites(self, present: Devices) -> list[Site]:
-        """The places of a worker that is at `present`: of groups those alone that no other worker of it has."""
+        """The sites for a worker that is on `present`; groups of devices that another worker has are left out."""
         need, now = self._need(), time.monotonic()
         taken: Counter[Devices] = Counter()
         if self._options.parallel_level and self.pool is not None:
@@ -387,7 +387,7 @@ class MemoryOnDevices:
         ]
 
     def _move_place(self, old: Devices, new: Devices) -> None:
-        """Keep a place for a worker at `new` in place of the one at `old`, if there is memory for it."""
+        """Reserve `new` for a worker instead of `old`, if there is memory for it."""
         holder = self.holder
         owed = next((each for each in holder.owed if each.resources == old and not each.is_claimed), None)
         if owed is not None:
@@ -402,7 +402,7 @@ class MemoryOnDevices:
 
     @property
     def lost_devices(self) -> dict[int, str]:
-        """What is wrong with the devices of this version that are lost."""
+        """The lost devices of this version, each with what is wrong."""
         told = ((device, self._watch.trouble_of(device)) for device in self._options.gpu_ids)
         return {device: words for device, words in told if words}
 
@@ -412,7 +412,7 @@ class MemoryOnDevices:
             taken = [reservation.resources for reservation in self.holder.kept]
             taken += [slot.uses for slot in self.pool.slots] if self.pool is not None else []
             groups = self._candidates()
-            if self._has_lost(groups):  # no group is shared because another is lost
+            if self._has_lost(groups):  # prefer groups that are free and sound
                 groups = [group for group in groups if group not in taken] or groups
                 groups = [group for group in groups if not self._has_lost([group])] or groups
             fitting = [group for group in groups if self._fits(group, need)] or groups
@@ -435,7 +435,7 @@ class MemoryOnDevices:
         return [tuple(ids[at : at + level]) for at in range(0, len(ids) - level + 1, level)]
 
     def _sound_candidates(self) -> list[Devices]:
-        """Those without a lost device; all where that leaves none."""
+        """The candidates without a lost device; all of them if every one has a lost device."""
         candidates = self._candidates()
         return [group for group in candidates if not self._has_lost([group])] or candidates
 
@@ -457,7 +457,7 @@ class MemoryOnDevices:
         devices = sorted({device for chosen in candidates for device in chosen})
         ledger = self._ledger
         totals = ((device, ledger.could_be_had(device) or 0, ledger.total(device)) for device in devices)
-        self._watch.look_soon()  # the next try is not judged by an old reading
+        self._watch.look_soon()  # so that the next try has a new reading
         return NotEnoughDeviceMemory(
             self._options.model,
             self._options.version,

@@ -1,7 +1,8 @@
-"""Decides where the next worker of a slot goes while devices are lost. Pure: what is known of devices is passed in.
+"""Decides which devices the next worker of a slot gets while devices are lost. Pure: their state is passed in.
 
-A worker stays where its slot was placed first (`home`). While that is lost it goes to another place of the model's, and
-back when home has been sound for a while: a device that comes and goes does not move workers each time.
+A worker stays on the devices of its slot's first placement (`home`). While these are lost it gets others of the
+model's. It goes back when home has been sound for a while, so that a device that comes and goes does not move workers
+each time.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from dataclasses import dataclass
 
 from marserve.memory.eviction import Devices
 
-# So long a device has to be sound before workers that found another place are moved back to it.
+# How long a device has to be sound before workers are moved back to it.
 SETTLED_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place that a worker could have: a device, or a group of them.
+    """A device, or a group of devices, that a worker could have.
 
-    `is_settled`: sound for `SETTLED_S`; `fits`: there is memory for one worker more; `workers` are there already, of
-    all versions.
+    `is_settled`: sound for `SETTLED_S`; `fits`: there is memory for one more worker; `workers` of all versions are
+    there already.
     """
 
     devices: Devices
@@ -31,9 +32,9 @@ class Site:
 
 
 def choose_site(present: Devices, home: Devices, sites: Sequence[Site]) -> Devices | None:
-    """Where the next worker goes of a slot that is at `present`; None where all places are lost: it waits.
+    """The devices for the next worker of a slot that is on `present`; None if all are lost, so that it waits.
 
-    Of other places those with memory for it come first, then the one with the fewest workers.
+    Among other devices those with memory for it come first, then those with the fewest workers.
     """
     sound = {site.devices: site for site in sites if site.is_sound}
     if home in sound and (present not in sound or (sound[home].is_settled and sound[home].fits)):

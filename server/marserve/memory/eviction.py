@@ -1,17 +1,17 @@
-"""Decides which models are put to sleep so that another one can be loaded, in the host's memory or on devices, and on
-which device a worker goes where none has room. Pure: time is passed in.
+"""Decides which models are put to sleep so that another one can be loaded, in the host's memory or on devices, and
+which device a worker gets if none has room. Pure: time is passed in.
 
-Worth keeping is what would soon have to be loaded again, and dearly: a model's *worth* is its predicted demand times
-the seconds that loading it takes, and models leave in order of worth per byte, the least first.
+A model's *worth* is its predicted demand times the seconds that its load takes. Models leave in order of worth per
+byte, the least first.
 
-Demand is predicted from a count of requests that fades: on a clock that ticks once for each request to any model, a
-request counts half after `HALF_LIVES_PER_MODEL` requests for each model there is. Often and lately both count, and a
-model that was popular once is forgotten at the speed at which others are asked for. Under Zipf's popularity that is
-drawn anew from time to time this loads a fifth to a quarter less often than leaving in order of the last use does
+Demand is predicted from a fading count of requests. Its clock ticks once for each request to any model; a request
+counts half after `HALF_LIVES_PER_MODEL` ticks for each model there is. So frequency and recency both count, and a model
+that was popular once is forgotten at the speed at which requests for others come. Under Zipf's popularity, drawn anew
+from time to time, this loads a fifth to a quarter less often than eviction of the least recently used model
 (`benchmarks/eviction.py`).
 
-Nothing leaves that is in use, pinned, or has been there for less than the least residence: models that take each
-other's place in turn would all be loading and none answering.
+A model that is in use, pinned, or loaded for less than the least residence does not leave. Without the last rule models
+that evict each other in turn would all be loading, and none answering.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Generic, TypeVar
 
 from marserve.memory.ledger import Resource
 
-# After so many requests for each model that is known, a request counts half.
+# After so many requests for each known model a request counts half.
 HALF_LIVES_PER_MODEL = 5.0
 LEAST_HALF_LIFE = 50.0
-# Beyond this the counts are written down anew: they are kept in units that grow with the clock.
+# Counts are kept in units that grow with the clock; beyond this they are converted.
 _RESCALE_AT = 1e100
-# A load that took no measurable time still has a price, and so has a model that nobody asked for.
+# The least load time and demand that count: no model is worth nothing.
 LEAST_LOAD_S = 0.001
 LEAST_DEMAND = 1e-9
 
@@ -37,14 +37,14 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Demand(Generic[Name]):
-    """How much each model is asked for: requests, fading as the requests to all models go by."""
+    """The demand for each model: its requests, fading as requests to all models come."""
 
     def __init__(self) -> None:
         self._counts: dict[Name, float] = {}
         self._unit = 1.0
 
     def add(self, requests: Iterable[tuple[Name, int]]) -> None:
-        """So many requests have come for these models since the last call; models that are new become known."""
+        """Add the requests for these models since the last call; new models become known."""
         arrived = [(name, number) for name, number in requests]
         for name, _ in arrived:
             self._counts.setdefault(name, 0.0)
@@ -52,7 +52,7 @@ class Demand(Generic[Name]):
         if not total:
             return
         half_life = max(LEAST_HALF_LIFE, HALF_LIVES_PER_MODEL * len(self._counts))
-        # Those that came together are one moment in the middle of their time; an hour's worth must not overflow.
+        # Requests since the last call count as one moment; the bound keeps an hour of them from overflowing.
         self._unit *= 2.0 ** min(total / half_life, 256.0)
         for name, number in arrived:
             self._counts[name] += number * self._unit
@@ -61,20 +61,20 @@ class Demand(Generic[Name]):
             self._unit = 1.0
 
     def of(self, name: Name) -> float:
-        """The faded number of requests for a model, 0 for one that is not known."""
+        """The faded number of requests for a model, 0 for an unknown one."""
         return self._counts.get(name, 0.0) / self._unit
 
     def forget(self, name: Name) -> None:
-        """The model is no more."""
+        """Forget a model."""
         self._counts.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Resident(Generic[Name]):
-    """A model that is in memory, as the choice sees it: what it holds of which resource, in bytes. Times in seconds.
+    """A model that is in memory, with how many bytes it holds of each resource. Times in seconds.
 
-    `load_s` is what loading it again would take; `demand` as `Demand.of` says; `stays_until` is the end of its least
-    residence, on the caller's clock. What `is_in_use` has requests that wait or run.
+    `load_s` is how long another load would take; `demand` is that of `Demand.of`; `stays_until` is the end of its
+    least residence, on the caller's clock. `is_in_use`: it has requests that wait or run, or workers that load.
     """
 
     name: Name
@@ -86,7 +86,7 @@ class Resident(Generic[Name]):
 
     @property
     def worth(self) -> float:
-        """Seconds of loading that keeping it is expected to save, up to a factor that is the same for all."""
+        """The seconds of loading that keeping it is expected to save, up to a factor common to all models."""
         return max(LEAST_DEMAND, self.demand) * max(LEAST_LOAD_S, self.load_s)
 
     def may_leave(self, now: float) -> bool:
@@ -96,7 +96,7 @@ class Resident(Generic[Name]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[Name]):
-    """Where a worker goes. `names` leave for it; None: not enough of them may leave now, but later some can."""
+    """The devices for a worker. `names` leave for it; None: not enough models may leave now, but later they may."""
 
     devices: Devices
     names: tuple[Name, ...] | None
@@ -105,9 +105,9 @@ class Place(Generic[Name]):
 def choose_victims(
     residents: Sequence[Resident[Name]], needed: Mapping[Resource, int], now: float
 ) -> tuple[Name, ...] | None:
-    """Which are put to sleep so that so many bytes come free of each resource; pinned models are no `residents`.
+    """The models that are put to sleep so that so many bytes of each resource come free.
 
-    All or nothing: None where those that may leave now are too small together.
+    `residents` has no pinned ones. None if the models that may leave now are too small together.
     """
     chosen: list[Resident[Name]] = []
     for resource, size in needed.items():
@@ -122,7 +122,7 @@ def choose_victims(
 
 
 def _choose_on(resource: Resource, short: int, may_leave: Sequence[Resident[Name]]) -> Sequence[Resident[Name]]:
-    """Of those that are enough together: by worth per byte, or one that alone is worth less than these."""
+    """The models of least worth per byte that suffice, or one large model that alone is worth less than they are."""
     chosen: list[Resident[Name]] = []
     for resident in sorted(may_leave, key=lambda resident: resident.worth / resident.sizes[resource]):
         if _held(chosen, resource) >= short:
@@ -137,7 +137,7 @@ def _choose_on(resource: Resource, short: int, may_leave: Sequence[Resident[Name
 
 
 def _without_needless(chosen: list[Resident[Name]], needed: Mapping[Resource, int]) -> list[Resident[Name]]:
-    """Without those that need not go because others are so large, or left on a further resource, too."""
+    """The chosen models without needless ones: others are large enough, or free several resources."""
     for resident in sorted(chosen, key=lambda resident: -resident.worth):
         others = [other for other in chosen if other is not resident]
         if all(_held(others, resource) >= size for resource, size in needed.items()):
@@ -157,11 +157,12 @@ def choose_place(
     now: float,
     later: Mapping[int, int],
 ) -> Place[Name] | None:
-    """Where a worker goes that needs so much on each of its devices. A device that is not in `free` has enough.
+    """The devices for a worker that needs so much on each of them. A device that is not in `free` has enough.
 
-    `free` is what could be had without any leaving, below 0 where others wait for it before; `later` is what is
-    promised on a device to models that may leave once they have come. Where those leave that are worth least together;
-    where none may now, to the device with the most that can. None: it would fit nowhere, even if all of them left.
+    `free` is what could be had without evictions, negative if earlier reservations wait for more; `later` is what is
+    promised on a device to models that may leave after their load. Chosen are the devices whose victims are worth least
+    together; if no victims may leave now, the devices that could get the most memory. None: it would fit nowhere, even
+    if all of them left.
     """
     could_be_had = {device: size + later.get(device, 0) + _held(residents, device) for device, size in free.items()}
     possible = [

@@ -1,13 +1,12 @@
 """The host's memory for models: keeps a budget for all versions of a server, measures what their processes hold, and
 remembers it for the next load.
 
-`ledger.py` keeps what is reserved; `waiting_line.py` lets loads begin when there is room, and puts other models to
-sleep when there is none. A version's memory is believed to be free when its processes have ended, not when they were
-told to.
+`ledger.py` keeps what is reserved; `waiting_line.py` lets loads begin when there is room, and evicts other models when
+there is none. A version's memory counts as free when its processes have ended, not when their end was ordered.
 
-Only versions that may sleep (`load: on_demand`, or `minWorkers: 0` with `idleTimeout`) make room for others, unless
-they are pinned, in use, or came a moment ago. Everything here belongs to the event loop's thread; sizes are read in
-another one, never for more than a fiftieth of its time.
+Only versions that may sleep (`load: on_demand`, or `minWorkers: 0` with `idleTimeout`) are evicted, unless they are
+pinned, in use, or came a moment ago. Everything here belongs to the event loop's thread; sizes are read in another one,
+for at most a fiftieth of the time.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from marserve.telemetry.metrics.counts import MemoryFigures
 
 log = logging.getLogger("marserve.registry.memory")
 
-# How often the sizes of all are read, of those that are loading, and how often those who wait are looked after.
+# How often the sizes of all versions are read.
 LOOK_EVERY_S = 5.0
-# Of a version that has had no request, and no other process, since it was read: nothing says that it has grown.
+# The same for a version without requests and new processes since the last reading: it has hardly grown.
 LOOK_AT_REST_S = 30.0
 LOOK_WHILE_LOADING_S = 0.25
 LOOK_AFTER_WAITING_S = 0.02
-# A reading that took long is followed by so many times as long without one.
+# After a reading there is a pause of so many times as long as it took.
 PAUSE_PER_READING = 50.0
 WRITE_EVERY_S = 5.0
 
 
 class Sizes(NamedTuple):
-    """What was read of one version's processes, in bytes: all together, the largest worker by itself, and by how much
-    one of them was larger before.
+    """The sizes of one version's processes, in bytes: all together, the largest worker's own, and how far the largest
+    past peak of one of them exceeds its present size.
     """
 
     all_together: int
@@ -54,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """How many requests a version had had, and which processes it had: those of each worker, and the template's."""
+    """A version's number of requests so far, and its processes: those of each worker, and the template's."""
 
     requests: int
     workers: Sequence[Sequence[int]]
@@ -62,38 +61,38 @@ class Doing(NamedTuple):
 
 
 class MemoryOnHost(WithoutDevices):
-    """What a version's pool asks of the host's memory. Made by `HostMemory.admit`."""
+    """A version's reservations of the host's memory, for its pool. Made by `HostMemory.admit`."""
 
     def __init__(self, host: HostMemory, holder: Holder, reserved: HostReservation) -> None:
         self.holder, self.reserved = holder, reserved
         self.pool: Pool | None = None
         self.read_at = 0.0
-        self.read_when: Doing | None = None  # what it had done when its sizes were read
+        self.read_when: Doing | None = None  # requests and processes when its sizes were read
         self._host = host
         self._ledger = host.line.ledger
 
     def ask(self, workers: int) -> None:
-        """Promise memory for so many workers. Raises NotEnoughMemory."""
+        """Reserve memory for so many workers. Raises NotEnoughMemory."""
         self._host.ask(self, workers)
 
     def grow(self, workers: int) -> int:
-        """How many of so many workers there is memory for that no other version uses."""
+        """Reserve memory for up to so many workers that no other version uses. Returns how many."""
         ledger, reserved = self._ledger, self.reserved
         allowed = ledger.grow(reserved, workers)
-        if allowed < workers:  # the next call finds what spare versions held
+        if allowed < workers:  # the next call finds the memory of spare versions
             more = reserved.need.resident(workers) - reserved.own_bytes
             self._host.line.give_up_spare(more - ledger.free_bytes - ledger.leaving(HOST))
         return allowed
 
     def shrink(self, workers: int) -> None:
-        """There are to be so few workers."""
+        """Give back the reservations beyond so many workers."""
         self._ledger.shrink(self.reserved, workers)
 
     async def enter(self, devices: Sequence[int]) -> None:
         """Wait for the memory that was asked for, at most `startupTimeout`. Raises NoMemoryNow."""
         options = self.holder.options
         if not self.reserved.workers and self.pool is not None and self.pool.wanted_workers:
-            try:  # the wait before was given up, and here is the next try
+            try:  # the wait before was given up; this is the next try
                 self.ask(self.pool.wanted_workers)
             except NotEnoughMemory as error:
                 log.warning("%s", error)
@@ -109,10 +108,10 @@ class MemoryOnHost(WithoutDevices):
             raise NoMemoryNow(options.model, retry_after_s=RETRY_AFTER_S) from None
 
     def loaded(self) -> None:
-        """A worker has loaded the model: see what it took."""
+        """A worker has loaded the model: measure it soon."""
         self.holder.loaded(time.monotonic())
         self.holder.is_unsettled = True
-        self.holder.generation += 1  # what is being read now was begun before
+        self.holder.generation += 1  # a reading under way began before
         self._host.look_soon()
 
     def emptied(self) -> None:
@@ -125,16 +124,16 @@ class MemoryOnHost(WithoutDevices):
         self._host.look_soon()
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
-        """The version serves nobody: before any other leaves, `give_up` is called. None: it serves."""
+        """The version serves no requests: `give_up` is called before any other is evicted. None: it serves again."""
         self.holder.give_up = give_up
 
     def close(self) -> None:
-        """There is no process any more."""
+        """The pool has ended and has no process any more."""
         self._host.close(self)
 
     @property
     def held_bytes(self) -> int:
-        """What its processes were last seen to hold."""
+        """How much its processes held when they were last measured."""
         return self.reserved.measured_bytes
 
     @property
@@ -163,12 +162,12 @@ class MemoryOnHost(WithoutDevices):
         }
 
     def may_hold_more(self, doing: Doing, now: float) -> bool:
-        """Whether its sizes should be read again: it is at work, has been since, has other processes, or long ago."""
+        """Whether to read its sizes again: it is in use, had requests or new processes since, or was read long ago."""
         is_at_work = self.pool is not None and self.pool.is_in_use
         return is_at_work or doing != self.read_when or now >= self.read_at + LOOK_AT_REST_S
 
     def note(self, sizes: Sizes, workers: int, learned: LearnedMemory) -> None:
-        """Its processes were read: so large are they."""
+        """Take over the sizes of its processes."""
         pool, holder, reserved = self.pool, self.holder, self.reserved
         assert pool is not None
         if not holder.is_unsettled or not pool.ready_workers or not sizes.all_together:
@@ -203,7 +202,7 @@ class HostMemory:
         shared_pids: Callable[[], Sequence[int]] = list,
         read_sizes: Callable[[Sequence[Sequence[int]], Sequence[int]], Sizes] | None = None,
     ) -> None:
-        """`shared_pids` are processes that belong to no version: templates that have only imported."""
+        """`shared_pids` are processes that belong to no version: templates that only import."""
         self.line = line
         self.refused = 0
         self._learned = learned
@@ -216,7 +215,7 @@ class HostMemory:
         self._is_told = False
 
     def figures(self) -> MemoryFigures:
-        """For the metrics."""
+        """The figures for the metrics."""
         return MemoryFigures(self.line.ledger.budget_bytes, self.line.ledger.held_bytes, self.refused)
 
     # ---------------------------------------------------------------------------------------------- coming and going
@@ -224,7 +223,7 @@ class HostMemory:
     def house(self, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
         """Make a version's pool with memory for its least number of workers.
 
-        Raises NotEnoughMemory; then none is made.
+        Raises NotEnoughMemory; then no pool is made.
         """
         version = self.admit(options)
         try:
@@ -235,9 +234,9 @@ class HostMemory:
         return pool
 
     def admit(self, options: PoolOptions) -> MemoryOnHost:
-        """A version, with memory promised for its least number of workers.
+        """Add a version, with memory reserved for its least number of workers.
 
-        Raises NotEnoughMemory; nothing is left of it then. Its pool is to be set, and it is to be closed at its end.
+        Raises NotEnoughMemory; nothing is left of it then. The caller sets its pool, and closes it at the end.
         """
         learned = self._learned.get(key_of(options))
         holder = Holder(options, load_s=learned.load_s if learned is not None else 0.0)
@@ -265,10 +264,10 @@ class HostMemory:
     def foresee(
         self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
     ) -> dict[str, Any]:
-        """What so many workers of a version would take in the host's memory, and what there is, in bytes.
+        """How much of the host's memory so many workers of a version would take, and how much there is, in bytes.
 
         It has `before` workers; None: it is not there, though a version of its name may be. `leaving` will have gone
-        before. Nothing changes, and nothing is promised. Raises NotEnoughMemory, as `ask` would.
+        before. Nothing changes, and nothing is reserved. Raises NotEnoughMemory, as `ask` would.
         """
         there = None if before is None else self._reserved_by(options)
         reserved = there or HostReservation(label_of(options), self._need(options))
@@ -296,15 +295,15 @@ class HostMemory:
         return not self.line.holder_of[other].may_leave
 
     def close(self, version: MemoryOnHost) -> None:
-        """A version and all of its processes are gone."""
+        """Remove a version whose processes have all ended."""
         self._versions.pop(version.reserved, None)
         self.line.remove(version.holder)
         self.look_soon()
 
     def ask(self, version: MemoryOnHost, workers: int) -> None:
-        """Promise a version memory for so many workers; others begin to leave where that is needed for it.
+        """Reserve memory for so many workers of a version, and evict others if needed.
 
-        Raises NotEnoughMemory, with the numbers, where it cannot be had.
+        Raises NotEnoughMemory, with the numbers, if it cannot be had.
         """
         holder = version.holder
         try:
@@ -333,7 +332,7 @@ class HostMemory:
     # ---------------------------------------------------------------------------------------------- making room
 
     def settle(self) -> None:
-        """Have models leave where others have grown, then see to those that wait."""
+        """Evict models if others have grown beyond the budget, then settle the line."""
         over_bytes = self.line.ledger.excess_bytes
         if over_bytes and not self.line.make_room({HOST: over_bytes}, None):
             self._bear(over_bytes)
@@ -342,7 +341,7 @@ class HostMemory:
         self.line.settle()
 
     def _bear(self, over_bytes: int) -> None:
-        """Models hold more than there is, and none of them may leave: end what is still loading, or say so, once."""
+        """Models hold more than the budget, and none may leave: end what is still loading, or log it once."""
         loading = [
             (version, version.pool)
             for reserved, version in self._versions.items()
@@ -371,11 +370,11 @@ class HostMemory:
     # ---------------------------------------------------------------------------------------------- the watch
 
     def look_soon(self) -> None:
-        """Something has changed: look again at once."""
+        """Settle and measure again at once: something has changed."""
         self._soon.set()
 
     async def run(self) -> None:
-        """Look at the processes for ever, as often as there is reason to."""
+        """Settle the line and measure processes, for ever, as often as needed."""
         await asyncio.to_thread(self._learned.read)
         while True:
             with contextlib.suppress(TimeoutError):
@@ -390,7 +389,7 @@ class HostMemory:
                 self._written_at = time.monotonic()
 
     async def close_all(self) -> None:
-        """Wait until those have left that were told to, and keep what was learned."""
+        """Wait until all evicted models have gone, and write what was learned."""
         await self.line.close()
         await asyncio.to_thread(self._learned.write)
 
@@ -404,7 +403,7 @@ class HostMemory:
         return LOOK_EVERY_S if any(reserved.own_bytes for reserved in self._versions) else None
 
     async def _measure(self) -> None:
-        """Read sizes: of those that have just loaded or are loading, and from time to time of all."""
+        """Read sizes: of versions that are loading or have just loaded, and from time to time of all."""
         now = time.monotonic()
         wants_all = now >= self._not_before
         chosen = [
@@ -434,7 +433,7 @@ class HostMemory:
 
 
 def sizes_of(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes:
-    """Read them. Blocks: the kernel walks page tables, milliseconds for gigabytes."""
+    """Read the sizes of processes. Blocks: the kernel walks page tables, milliseconds for gigabytes."""
     pids = [*template, *(pid for own in workers for pid in own)]
     held = {pid: held_bytes(pid) for pid in pids}
     return Sizes(

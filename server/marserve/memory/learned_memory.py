@@ -1,7 +1,7 @@
-"""What versions were seen to take, kept in a small file, so that after a restart nothing has to be guessed again.
+"""How much memory versions were measured to take, kept in a small file, so that a restart need not estimate it again.
 
-An entry holds for weights of one size: an archive that was changed under the same name is estimated anew. The file is
-a convenience: one that cannot be read counts as empty, one that cannot be written is told once in the log.
+An entry holds for weights of one size: an archive that was changed under the same name is estimated anew. The server
+works without the file: one that cannot be read counts as empty, one that cannot be written is logged once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marserve.pool.options import PoolOptions
 log = logging.getLogger("marserve.registry.memory")
 
 FORMAT = 1
-# Beyond this the oldest entries go: names may come and go for years.
+# Beyond this the oldest entries are dropped: names may come and go for years.
 MOST_ENTRIES = 1000
 LARGEST_FILE = 16 << 20
 _FIELDS = ("firstBytes", "moreBytes", "peakBytes", "loadSeconds")
@@ -29,7 +29,7 @@ Key = tuple[str, str, int]
 
 
 def key_of(options: PoolOptions) -> Key:
-    """What is learned of a version is kept for its weights."""
+    """The key of a version's entry: its name, its version and the size of its weights."""
     return options.model, options.version, options.weight_bytes
 
 
@@ -49,11 +49,11 @@ class LearnedMemory:
         return self._is_changed and self._path is not None
 
     def get(self, key: Key) -> Learned | None:
-        """What is known of a version."""
+        """What was learned of a version; None without an entry."""
         return self._entries.get(key)
 
     def put(self, key: Key, learned: Learned) -> None:
-        """Remember it, as the latest."""
+        """Keep an entry, as the latest."""
         self._entries.pop(key, None)
         self._entries[key] = learned
         while len(self._entries) > MOST_ENTRIES:
@@ -61,7 +61,7 @@ class LearnedMemory:
         self._is_changed = True
 
     def read(self) -> None:
-        """Take over what the file says."""
+        """Add the file's entries; entries that are there already stay."""
         if self._path is None:
             return
         sweep(self._path.parent)
@@ -91,7 +91,7 @@ class LearnedMemory:
 
 
 def _lines(entries: Sequence[tuple[Key, Learned]]) -> Iterator[str]:
-    """The file's lines, one for each entry: made one by one, for the whole text would take a megabyte each time."""
+    """The file's lines, one for each entry; a generator, since the whole text would take a megabyte."""
     yield f'{{"format": {FORMAT}, "models": [\n'
     for number, ((model, version, weight_bytes), learned) in enumerate(entries, start=1):
         entry = {
@@ -112,7 +112,7 @@ def _refuse_constant(word: str) -> None:
 
 
 def _read(document: Any) -> dict[Key, Learned]:
-    """The entries of a file that make sense; the others are left out."""
+    """The valid entries of a file."""
     entries: dict[Key, Learned] = {}
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         return entries

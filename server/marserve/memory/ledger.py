@@ -3,17 +3,17 @@ and times are passed in, and nothing is started or ended here.
 
 A reservation is made before a process is started, so several loads at once never count on the same bytes.
 
-- A version has one `HostReservation`. It is charged the larger of what was promised to it (the peak while it loads,
-  what is needed afterwards) and what its processes were last seen to hold. The host's budget is fixed.
-- A worker has one `DeviceReservation` over all of its devices. What is free on a device is what the driver says, less
-  what was promised to workers that have not taken it yet. A worker that is loading has taken some of its promise, which
-  cannot be told from what other programs took. So while any is loading, what could be had is counted in two ways, of
-  which neither promises too much, and the larger counts: what is free now, less the whole promises of those that are
-  loading; and what was free when the first of them began, less all promises since, but never more than is free now.
+- A version has one `HostReservation`. It is charged the larger of its promise (the peak while it loads, its need
+  afterwards) and of what its processes held when they were last measured. The host's budget is fixed.
+- A worker has one `DeviceReservation` over all of its devices. The free memory of a device is what the driver says,
+  less the promises to workers that have not taken their memory yet. A loading worker has taken a part of its promise,
+  which cannot be distinguished from memory of other programs. So while workers load, two bounds are computed, neither
+  of which promises too much, and the larger one counts: the memory free now, less the whole promises of the loading
+  workers; and the memory free when the first of them began, less all promises since, but at most what is free now.
 
 Memory that is about to come free (`leaving`) is not free: a reservation stays until the processes that hold it have
-ended. Reservations that do not fit yet wait in one line. One may begin when each of its resources has enough beside all
-that came before it, so a large model gets its turn.
+ended. Reservations that do not fit yet wait in one line. A reservation is granted when each of its resources has enough
+beside all that came before it, so that a large model gets its turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST: Final = "host"
 
 
 class DoesNotFit(Exception):
-    """A load has no room, and nothing that may leave would make enough. Sizes in bytes.
+    """A load does not fit, even if every version that may leave did. Sizes in bytes.
 
     `holders` are the versions that stay, by label, largest first; `could_be_had` is what they leave of the budget.
     """
@@ -49,12 +49,12 @@ class Readings(Protocol):
         """When the latest reading was taken, monotonic seconds."""
 
     def of(self, device: int) -> DeviceReading | None:
-        """What is known of a device."""
+        """The latest reading of a device; None without one."""
 
 
 @dataclass(slots=True, eq=False)
 class HostReservation:
-    """What a version has of the host's memory, in bytes. `leaving_bytes` is held by processes that were told to end."""
+    """A version's share of the host's memory, in bytes. Processes that are ending hold `leaving_bytes`."""
 
     resources: ClassVar[tuple[Resource, ...]] = (HOST,)
     label: str
@@ -67,20 +67,20 @@ class HostReservation:
 
     @property
     def own_bytes(self) -> int:
-        """What it is charged, without what is leaving."""
+        """What the version is charged, without `leaving_bytes`."""
         return max(self.promised_bytes, self.measured_bytes)
 
     @property
     def added_bytes(self) -> int:
-        """What it is promised beyond what its processes hold: what it waits for."""
+        """What it is charged beyond what its processes hold: what it waits for."""
         return self.own_bytes - self.measured_bytes
 
 
 @dataclass(slots=True, eq=False)
 class DeviceReservation:
-    """What one worker has of each of its devices, in bytes. `loaded_at` is when it had its model loaded, None before.
+    """One worker's share of each of its devices, in bytes. `loaded_at` is when it had loaded the model, None before.
 
-    `is_claimed`: a worker waits for it; `is_leaving`: the worker was told to end.
+    `is_claimed`: a worker waits for it; `is_leaving`: the worker is being ended.
     """
 
     label: str
@@ -92,7 +92,7 @@ class DeviceReservation:
     is_leaving: bool = False
 
     def is_seen(self, read_at: float) -> bool:
-        """Whether a reading was taken after the worker had taken its memory."""
+        """Whether the reading at `read_at` includes the worker's memory: it was taken after the load."""
         return self.loaded_at is not None and read_at > self.loaded_at
 
 
@@ -101,7 +101,7 @@ Reservation = HostReservation | DeviceReservation
 
 @dataclass(slots=True)
 class _Device:
-    """All reservations of one device, and those since the first of the loads that are under way began."""
+    """All reservations of one device, and those made since the first load under way began (`since`)."""
 
     reservations: list[DeviceReservation] = field(default_factory=list)
     since: list[DeviceReservation] = field(default_factory=list)
@@ -109,10 +109,10 @@ class _Device:
 
 
 class Ledger:
-    """The reservations of one server. `shared_bytes` is what processes of the host hold that belong to no version."""
+    """The reservations of one server. `shared_bytes` is held by processes that belong to no version."""
 
     def __init__(self, budget_bytes: int = 0, readings: Readings | None = None) -> None:
-        """`budget_bytes` is the host's; without `readings` every device has room for anything."""
+        """`budget_bytes` is the host's; without `readings` the memory of devices has no bound."""
         self.budget_bytes = budget_bytes
         self.shared_bytes = 0
         self.on_host: list[HostReservation] = []
@@ -125,34 +125,34 @@ class Ledger:
 
     @property
     def held_bytes(self) -> int:
-        """What is spoken for of the host: held, promised (to those that wait, too), or about to come free."""
+        """Memory of the host that is held, promised (to waiting reservations, too), or about to come free."""
         return self.shared_bytes + sum(each.own_bytes + each.leaving_bytes for each in self.on_host)
 
     @property
     def free_bytes(self) -> int:
-        """What of the host is not held, promised or yet to be given back."""
+        """Memory of the host that is not in `held_bytes`."""
         return max(0, self.budget_bytes - self.held_bytes)
 
     @property
     def excess_bytes(self) -> int:
-        """What is held of the host beyond the budget, since models grow while they serve, and is not about to leave."""
+        """How far models exceed the host's budget, since they grow while they serve, without what is leaving."""
         return max(0, -(self._expected(HOST) or 0))
 
     def leaving(self, resource: Resource) -> int:
-        """What is about to come free."""
+        """How much of a resource is about to come free."""
         if isinstance(resource, str):
             return sum(each.leaving_bytes for each in self.on_host)
         return sum(each.added_bytes for each in self._device(resource).reservations if each.is_leaving)
 
     def could_be_had(self, device: int) -> int | None:
-        """What one more worker could be promised on this device; None where that is not known."""
+        """How much one more worker could be promised on this device; None without a reading."""
         margin = self.margin(device)
         return None if margin is None else max(0, margin)
 
     def margin(self, resource: Resource, before: Reservation | None = None) -> int | None:
-        """What one more could be promised, below 0 where more is promised than there is; None where that is not known.
+        """How much one more reservation could be promised, negative if too much is; None without a reading.
 
-        With `before`, which waits, what that one may count on: only reservations count that came before it.
+        With `before`, a waiting reservation: what that one may count on, after those that came before it.
         """
         if isinstance(resource, str):
             line = self.line[: self.line.index(before)] if before in self.line else self.line
@@ -171,7 +171,7 @@ class Ledger:
         return max(free - loading, min(free, since))
 
     def total(self, device: int) -> int | None:
-        """What a device has, None where that is not known."""
+        """A device's memory, None without a reading."""
         reading = self._readings.of(device) if self._readings is not None else None
         return reading.total_bytes if reading is not None else None
 
@@ -180,7 +180,7 @@ class Ledger:
         return None if reading is None else reading.free_bytes
 
     def _device(self, device: int) -> _Device:
-        """A device; if all loads are over and seen, what is free counts from now on as it is."""
+        """A device. Once readings include all loads of `since`, that list begins anew."""
         found = self._devices.setdefault(device, _Device())
         if self._readings is not None and all(each.is_seen(self._readings.read_at) for each in found.since):
             found.since = []
@@ -190,9 +190,9 @@ class Ledger:
         return self.held_bytes - _wanted(self.line, HOST)
 
     def _expected(self, resource: Resource) -> int | None:
-        """What those that wait will find when all that was told to leave has gone.
+        """What waiting reservations will find once everything that is leaving has gone; None without a reading.
 
-        Workers that are loading may have taken theirs: if not, more is told to leave when that is seen.
+        This assumes that loading workers have taken their memory. If not, a later reading shows it, and more leaves.
         """
         if isinstance(resource, str):
             return self.budget_bytes - self._begun_bytes() + self.leaving(resource)
@@ -202,9 +202,9 @@ class Ledger:
     # ------------------------------------------------------------------------------------------- the line
 
     def grant(self) -> list[Reservation]:
-        """Let those begin, in order, that have enough of each of their resources by now."""
+        """Take out of the line, in order, the reservations that have enough of each of their resources by now."""
         granted: list[Reservation] = []
-        full: set[Resource] = set()  # nothing behind one that lacks a resource has enough of it
+        full: set[Resource] = set()  # no reservation may overtake another that lacks the same resource
         for waiting in list(self.line):
             lacking = full.intersection(waiting.resources) or {
                 resource
@@ -219,7 +219,7 @@ class Ledger:
         return granted
 
     def shortage(self, waiting: Reservation) -> Mapping[Resource, int]:
-        """How much more must be told to leave of each resource so that it can begin after those before it."""
+        """How much more of each resource must come free so that it can begin after those before it."""
         before = self.line[: self.line.index(waiting)]
         return {
             resource: waiting.added_bytes + _wanted(before, resource) - expected
@@ -228,13 +228,13 @@ class Ledger:
         }
 
     def is_judged(self, waiting: Reservation | None = None) -> bool:
-        """Whether devices were read after the last worker had ended: else too many would be told to leave."""
+        """Whether devices were read after the last worker's end: else too many models would be evicted."""
         if isinstance(waiting, HostReservation) or self._readings is None:
             return True
         return self._readings.read_at > self._ended_at
 
     def withdraw(self, reservation: HostReservation) -> None:
-        """It waits no longer, and is promised nothing any more that it waited for."""
+        """Take a waiting reservation out of the line, and drop its promise."""
         if reservation.is_waiting:
             self.line.remove(reservation)
             reservation.is_waiting = False
@@ -243,21 +243,21 @@ class Ledger:
     # ------------------------------------------------------------------------------------------- the host
 
     def open(self, label: str, need: Need) -> HostReservation:
-        """A version's, of nothing yet."""
+        """An empty reservation for a version."""
         reservation = HostReservation(label, need)
         self.on_host.append(reservation)
         return reservation
 
     def close(self, reservation: HostReservation) -> None:
-        """The version and all of its processes are gone."""
+        """Forget a version whose processes have all ended."""
         self.withdraw(reservation)
         if reservation in self.on_host:
             self.on_host.remove(reservation)
 
     def ask(self, reservation: HostReservation, workers: int, stays: Callable[[HostReservation], bool]) -> bool:
-        """Promise what so many workers need, now or when others have left. True: now; False: it waits.
+        """Promise the memory for so many workers. True: it is there now; False: the reservation waits for it.
 
-        `stays` says which of the others never make room. Raises DoesNotFit, and nothing has changed then.
+        `stays` says which other versions never leave. Raises DoesNotFit, and nothing has changed then.
         """
         own, _ = self.weigh(reservation, workers, stays)
         grows = own > reservation.own_bytes
@@ -271,7 +271,7 @@ class Ledger:
     def weigh(
         self, reservation: HostReservation, workers: int, stays: Callable[[HostReservation], bool]
     ) -> tuple[int, int]:
-        """What it would be charged for so many workers, and what it could have at most. Changes nothing.
+        """What it would be charged for so many workers, and what it could get at most. Changes nothing.
 
         The reservation need not be open. Raises DoesNotFit.
         """
@@ -284,7 +284,7 @@ class Ledger:
         return own, max(0, could_be_had)
 
     def grow(self, reservation: HostReservation, workers: int) -> int:
-        """Promise as many of so many workers as there is room for without others leaving. Returns how many."""
+        """Promise memory for up to so many workers, as far as it is free without evictions. Returns how many."""
         allowed = min(workers, reservation.workers)
         while allowed < workers:
             more = max(0, reservation.need.resident(allowed + 1) - reservation.own_bytes)
@@ -296,7 +296,7 @@ class Ledger:
         return allowed
 
     def shrink(self, reservation: HostReservation, workers: int) -> None:
-        """There are to be so few workers; what those that go hold stays reserved until it is measured again."""
+        """Reduce the promise to so many workers; memory that the others hold stays charged until it is measured."""
         if reservation.is_waiting and not workers:
             self.withdraw(reservation)
             return
@@ -305,7 +305,7 @@ class Ledger:
             reservation.promised_bytes = reservation.need.resident(workers)
 
     def settle(self, reservation: HostReservation, measured_bytes: int, learned: Learned) -> None:
-        """The model is loaded: the promise falls from the peak to what is needed now."""
+        """The model is loaded: the promise falls from the peak to the need that was measured."""
         need = reservation.need
         if need.source == "declared":
             need = replace(need, more_bytes=learned.more_bytes)
@@ -316,7 +316,7 @@ class Ledger:
         reservation.measured_bytes = measured_bytes
 
     def leave(self, reservation: HostReservation) -> int:
-        """Its processes are told to end. Returns how much will come free; `gone` gives that back."""
+        """The version's processes are being ended. Returns how much will come free; `gone` gives that back."""
         size = reservation.own_bytes
         self.withdraw(reservation)
         reservation.workers = reservation.promised_bytes = reservation.measured_bytes = 0
@@ -335,7 +335,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------- devices
 
     def reserve(self, label: str, devices: Sequence[int], size: int, *, waits: bool = False) -> DeviceReservation:
-        """Promise a worker so much of each device, whether it is there or not; with `waits` it joins the line."""
+        """Promise a worker so much of each device, whether it fits or not; with `waits` it joins the line."""
         reservation = DeviceReservation(label, tuple(devices), size, is_waiting=waits)
         for number in reservation.resources:
             device = self._device(number)
@@ -348,7 +348,7 @@ class Ledger:
         return reservation
 
     def release(self, reservation: DeviceReservation, now: float | None = None) -> None:
-        """The worker ended at `now`; None: it was never to begin, and nothing comes free."""
+        """Drop a reservation: the worker ended at `now`; None: it was never started, and no memory comes free."""
         for number in reservation.resources:
             device = self._devices[number]
             device.reservations = [each for each in device.reservations if each is not reservation]
@@ -362,7 +362,7 @@ class Ledger:
         return len(self._device(device).reservations)
 
     def holders(self, device: int) -> list[tuple[str, int]]:
-        """The labels of those that have reservations of a device, with how much in all, largest first."""
+        """The labels of the versions with reservations of a device, with the sum of each, largest first."""
         held: dict[str, int] = {}
         for each in self._device(device).reservations:
             held[each.label] = held.get(each.label, 0) + each.added_bytes

@@ -1,4 +1,4 @@
-"""What a version takes before it is loaded, as far as that is known: declared, learned, or estimated. Pure."""
+"""How much memory a version takes, before it is loaded: declared, learned, or estimated. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 
 MIB = 1024 * 1024
 
-# What a worker's interpreter with its handler takes before there are any weights, and what importing torch adds.
+# What a worker's interpreter with its handler takes without weights, and what the import of torch adds.
 INTERPRETER_BYTES = 40 * MIB
 RUNTIME_BYTES = 220 * MIB
-# What a worker takes that is forked from a loaded template: its own pages, while it answers.
+# What a worker forked from a loaded template takes: its own pages while it answers.
 FORKED_BYTES = 48 * MIB
 # What a process takes on a device before its weights: the context, and the kernels of the runtime's libraries.
 CONTEXT_BYTES = 512 * MIB
-# With `auto` so much of the machine's (or the container's) memory is not for models: the server, files' pages, others.
+# The part of the machine's (or container's) memory that `auto` leaves to the server, the page cache and others.
 RESERVE_SHARE = 0.1
 LEAST_RESERVE_BYTES = 256 * MIB
 
@@ -22,14 +22,16 @@ Source = Literal["declared", "learned", "estimated"]
 
 
 def budget_of(total_bytes: int) -> int:
-    """The budget for models that `auto` means on a machine, or in a container, of so much memory."""
+    """The budget for models under `auto`, on a machine or in a container with so much memory."""
     return max(0, total_bytes - max(LEAST_RESERVE_BYTES, int(RESERVE_SHARE * total_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a version takes, in bytes: `first_bytes` with one worker (its template counted), `more_bytes` each further
-    one, `peak_bytes` for a moment while the first is loaded. `source` says how that is known.
+    """How much a version takes, in bytes.
+
+    `first_bytes` with one worker (and its template), `more_bytes` for each further worker, `peak_bytes` for a moment
+    during the first load. `source` says how that is known.
     """
 
     first_bytes: int
@@ -38,17 +40,17 @@ class Need:
     source: Source
 
     def resident(self, workers: int) -> int:
-        """With so many workers that have loaded the model."""
+        """What so many workers take that have loaded the model."""
         return self.first_bytes + (workers - 1) * self.more_bytes if workers > 0 else 0
 
     def loading(self, workers: int) -> int:
-        """While it is loaded, to have so many workers then."""
+        """What so many workers take while the model is loaded."""
         return max(self.peak_bytes, self.first_bytes) - self.first_bytes + self.resident(workers) if workers > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeed:
-    """What a worker takes on each of its devices, in bytes, and how that is known."""
+    """How much a worker takes on each of its devices, in bytes, and how that is known."""
 
     size: int
     source: Source
@@ -56,7 +58,7 @@ class DeviceNeed:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a version was seen to take. As `Need`; `load_s` is how long loading took, in seconds."""
+    """What a version was measured to take. As `Need`; `load_s` is how long loading took, in seconds."""
 
     first_bytes: int
     more_bytes: int
@@ -72,11 +74,11 @@ def need_of(
     shares_weights: bool,
     uses_devices: bool,
 ) -> Need:
-    """What a version takes of the host's memory.
+    """How much a version takes of the host's memory.
 
-    What its configuration declares is believed, for the first worker; then what was seen of it before; else it is
-    estimated: the weights, an interpreter, a runtime where there are weights. Weights that go to a device are not held
-    here for long, but they pass through. `shares_weights`: its workers are forked from a template that has loaded them.
+    For the first worker its configuration's declaration counts, then what was learned before, else an estimate: the
+    weights, an interpreter, and a runtime if there are weights. Weights for a device count only for the peak: they pass
+    through the host. `shares_weights`: its workers are forked from a template that has loaded them.
     """
     runtime = RUNTIME_BYTES if weight_bytes else 0
     held = 0 if uses_devices else weight_bytes
@@ -96,7 +98,7 @@ def need_of(
 def device_need(
     *, declared_bytes: int | None, learned_bytes: int | None, weight_bytes: int, devices_per_worker: int
 ) -> DeviceNeed:
-    """What a worker takes on each of its devices."""
+    """How much a worker takes on each of its devices."""
     if declared_bytes is not None:
         return DeviceNeed(declared_bytes, "declared")
     if learned_bytes is not None:

@@ -1,9 +1,8 @@
-"""The line of versions and workers that wait for memory, and the models that leave for them: models that may sleep make
-room for others.
+"""The line of versions and workers that wait for memory, and the eviction of models that may sleep.
 
-`ledger.py` keeps what is reserved, `eviction.py` chooses; here pools are told, and what waits is let in. The host's
-memory is free when the processes have ended that held it; a device's when a reading after the last end shows it.
-Everything here belongs to the event loop's thread.
+`ledger.py` keeps what is reserved, `eviction.py` chooses; this file puts pools to sleep, and lets waiting reservations
+in. The host's memory is free when the processes that held it have ended; a device's when a reading after the last end
+shows it. Everything here belongs to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from marserve.pool.pool import Pool
 
 log = logging.getLogger("marserve.registry.memory")
 
-# How often workers that wait for a device are looked after, beside whenever a worker has ended.
+# How often the line of workers that wait for a device is settled, beside each end of a worker.
 LOOK_S = 0.1
 RETRY_AFTER_S = 1.0
-# A request is in the queue a moment after the memory was asked for; a check takes a little longer.
+# For how long no request may be seen: one is queued a moment after its memory was asked for, a check a little later.
 UNAWAITED_S = 0.25
 
 
@@ -37,9 +36,10 @@ UNAWAITED_S = 0.25
 class Holder:
     """A version with its reservations. Times in monotonic seconds; `loaded_at` None: no worker has the model.
 
-    Of the devices' reservations `kept` are for workers that are asked for, `owed` for workers that are on their way,
-    `begun` for those that were begun, by key. `give_up` ends a version that serves nobody. `generation` counts what
-    makes a measurement that is under way worthless; `is_unsettled`: the model has loaded since the last one.
+    Of the devices' reservations `kept` are for workers that were asked for, `owed` for slots that were made, `begun`
+    for workers that were started, by key. `give_up` ends a version that serves no requests (a spare one). `generation`
+    counts the events that make a measurement under way invalid; `is_unsettled`: a worker has loaded the model since the
+    last measurement.
     """
 
     options: PoolOptions
@@ -60,19 +60,19 @@ class Holder:
 
     @property
     def label(self) -> str:
-        """As it is named in messages."""
+        """The version's name in messages."""
         return label_of(self.options)
 
     @property
     def may_leave(self) -> bool:
-        """Whether it makes room for others at all."""
+        """Whether the version may be evicted."""
         return self.give_up is not None or (
             self.pool is not None and self.pool.can_sleep and not self.options.is_pinned
         )
 
     @property
     def sizes(self) -> Mapping[Resource, int]:
-        """What comes free of each resource when it leaves, in bytes."""
+        """How much of each resource comes free when the version leaves, in bytes."""
         held: dict[Resource, int] = {}
         for reservation in self.begun.values():
             for device in reservation.resources:
@@ -91,7 +91,7 @@ class WaitingLine:
     """The line of one server."""
 
     def __init__(self, ledger: Ledger, *, least_residence_s: float, watch: DeviceWatch | None = None) -> None:
-        """No model leaves that came less than `least_residence_s` seconds ago. `watch` reads devices."""
+        """A model stays for at least `least_residence_s` seconds after its load. `watch` reads devices."""
         self.ledger = ledger
         self.holders: list[Holder] = []
         self.holder_of: dict[Reservation, Holder] = {}
@@ -104,13 +104,13 @@ class WaitingLine:
     # ---------------------------------------------------------------------------------------------- coming and going
 
     def add(self, holder: Holder) -> None:
-        """A version is there."""
+        """Add a version."""
         if holder not in self.holders:
             self.holders.append(holder)
             self._demand.add([(holder, 0)])
 
     def remove(self, holder: Holder) -> None:
-        """A version and all of its workers are gone."""
+        """Remove a version whose processes have all ended."""
         if holder.on_host is not None:
             self.ledger.close(holder.on_host)
             self.holder_of.pop(holder.on_host, None)
@@ -121,31 +121,31 @@ class WaitingLine:
         holder.door.set()
 
     def find(self, options: PoolOptions) -> Holder | None:
-        """The version of this name that serves, if it is there."""
+        """The version of this name that serves; None without one."""
         label = label_of(options)
         return next((each for each in self.holders if each.label == label and each.give_up is None), None)
 
     async def close(self) -> None:
-        """Wait until those have left that were told to."""
+        """Wait until all evicted models have gone."""
         if self._leaving:
             await asyncio.wait(self._leaving)
 
     # ---------------------------------------------------------------------------------------------- reservations
 
     def open(self, holder: Holder, need: Need) -> HostReservation:
-        """A version's reservation of the host's memory, of nothing yet."""
+        """An empty reservation of the host's memory for a version."""
         holder.on_host = self.ledger.open(holder.label, need)
         self.holder_of[holder.on_host] = holder
         return holder.on_host
 
     def reserve(self, holder: Holder, devices: Devices, size: int, *, waits: bool = False) -> DeviceReservation:
-        """A worker's; with `waits` others have to leave for it (`settle`)."""
+        """A worker's reservation; with `waits` others have to leave for it (`settle`)."""
         reservation = self.ledger.reserve(holder.label, devices, size, waits=waits)
         self.holder_of[reservation] = holder
         return reservation
 
     def release(self, reservations: Iterable[DeviceReservation]) -> None:
-        """Workers have ended, or never began."""
+        """Drop reservations of workers that have ended, or were never started."""
         for reservation in reservations:
             self.ledger.release(reservation, time.monotonic())
             self.holder_of.pop(reservation, None)
@@ -156,7 +156,7 @@ class WaitingLine:
     # ---------------------------------------------------------------------------------------------- waiting
 
     def settle(self) -> None:
-        """Let in what there is memory for; for the others tell as many models to leave as it takes."""
+        """Grant the waiting reservations that fit, and evict models for the others."""
         ledger = self.ledger
         for granted in ledger.grant():
             self._changed.set()
@@ -166,7 +166,7 @@ class WaitingLine:
         for waiting in list(ledger.line):
             is_of_host = isinstance(waiting, HostReservation)
             if not waiting.is_waiting or (is_host_full and is_of_host):
-                continue  # its version was told to leave for one before it; or it lacks more than one before it
+                continue  # its version was just evicted, or an earlier reservation of the host finds no victims
             if ledger.is_judged(waiting):
                 is_made = self.make_room(ledger.shortage(waiting), self.holder_of[waiting])
                 is_host_full = is_host_full or (is_of_host and not is_made)
@@ -174,7 +174,7 @@ class WaitingLine:
                 self._watch.look_soon()
 
     def let_in(self, holder: Holder) -> None:
-        """A version has its memory of the host."""
+        """Let a version begin: it has its memory of the host."""
         holder.begun_at = time.monotonic()
         holder.door.set()
 
@@ -201,13 +201,13 @@ class WaitingLine:
             waiting.is_claimed = False
 
     def withdraw(self, holder: Holder) -> None:
-        """A version waits for the host's memory no longer."""
+        """Let a version wait for the host's memory no longer."""
         if holder.on_host is not None:
             self.ledger.withdraw(holder.on_host)
             holder.door.clear()
 
     def forget_unawaited(self) -> None:
-        """Have no model leave for one whose clients have all gone, or whose deadlines have passed, while it waited."""
+        """Put waiting versions to sleep whose requests have all gone meanwhile, so that no model leaves for them."""
         now = time.monotonic()
         for holder in dict.fromkeys(self.holder_of[waiting] for waiting in self.ledger.line):
             pool = holder.pool
@@ -226,9 +226,9 @@ class WaitingLine:
     def find_place(
         self, holder: Holder, candidates: Sequence[Devices], size: int, leaving: Holder | None = None
     ) -> Place[Holder] | None:
-        """Where a worker could go if others left; None: nowhere, even if all left that may. Nothing leaves yet.
+        """Which devices a worker could get if others left; None: none, even if all left that may. Nothing leaves yet.
 
-        `leaving` is one that would leave though it may not.
+        `leaving` is a version that would leave although it may not be evicted.
         """
         later: Counter[int] = Counter()
         for other in self.holders:
@@ -239,12 +239,12 @@ class WaitingLine:
         return choose_place(candidates, size, free, self._residents(holder, leaving), time.monotonic(), later)
 
     def make_room_on(self, holder: Holder, devices: Devices, size: int) -> None:
-        """A worker could not begin again on its devices: have others leave, so that the next try finds room."""
+        """Evict models for a worker that could not start on its devices, so that the next try finds room."""
         if self.ledger.is_judged():
             self.make_room({device: size - free for device, free in self._free(devices).items()}, holder)
 
     def make_room(self, needed: Mapping[Resource, int], asking: Holder | None) -> bool:
-        """Tell models to leave that hold so much together; False, and nothing is done, where that is not possible."""
+        """Evict models that hold so much together; False, without an effect, if that is not possible."""
         if all(size <= 0 for size in needed.values()):
             return True
         victims = choose_victims(self._residents(asking), needed, time.monotonic())
@@ -253,7 +253,7 @@ class WaitingLine:
         return victims is not None
 
     def give_up_spare(self, needed_bytes: int) -> None:
-        """Have versions end that serve nobody, until so much of the host's memory is on its way."""
+        """End spare versions, until so much of the host's memory is about to come free."""
         for holder in list(self.holders):
             if needed_bytes > 0 and holder.give_up is not None and (size := holder.sizes.get(HOST, 0)):
                 needed_bytes -= size
@@ -278,7 +278,7 @@ class WaitingLine:
         holder.generation += 1
         holder.loaded_at = None
         holder.is_unsettled = False
-        if holder.give_up is not None:  # it is off the books when its processes have ended
+        if holder.give_up is not None:  # its reservations go when its processes have ended
             give_up, holder.give_up = holder.give_up, None
             give_up()
             return
@@ -305,7 +305,7 @@ class WaitingLine:
             is_leaving = any(each.is_leaving for each in holder.begun.values())
             if holder is asking or not may_leave or is_leaving or not (sizes := holder.sizes):
                 continue
-            if holder.give_up is not None:  # it serves nobody: it goes before any other
+            if holder.give_up is not None:  # a spare version leaves before any other
                 residents.append(Resident(holder, sizes, 0.0, 0.0))
                 continue
             assert holder.pool is not None
@@ -325,16 +325,16 @@ class WaitingLine:
         self._demand.add(arrived)
 
     def _free(self, devices: Iterable[int]) -> Mapping[int, int]:
-        """What one more could be promised on each, with what is about to come free; none of those without readings."""
+        """How much one more could be promised on each device with a reading, once what is leaving has gone."""
         margins = ((device, self.ledger.margin(device)) for device in devices)
         return {device: size + self.ledger.leaving(device) for device, size in margins if size is not None}
 
 
 def label_of(options: PoolOptions) -> str:
-    """As a version is named in messages."""
+    """A version's name in messages."""
     return f"{options.model} {options.version}"
 
 
 def mib(size_bytes: int) -> str:
-    """As messages say it."""
+    """A size in MiB, for messages."""
     return f"{round(size_bytes / MIB):,}"
