@@ -241,7 +241,10 @@ class ModelOptions:
         "maxWorkerGrowth", SIZE, "Growth in memory at which a worker is replaced.", 0
     )
     memory_bytes: int | None = _option(
-        "memory", POSITIVE_SIZE, "Memory that the model takes with one worker; else it is learned.", order=_MEMORY
+        "memory",
+        POSITIVE_SIZE,
+        "Memory that the model takes with one worker, as 2GiB; else it is learned.",
+        order=_MEMORY,
     )
     load: Literal["start", "on_demand"] = _option(
         "load", words("start", "on_demand"), "Whether it is loaded at once or at its first request.", "start", _MEMORY

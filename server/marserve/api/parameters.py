@@ -12,33 +12,17 @@ import json
 import re
 from asyncio import to_thread
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 
 from marserve.api.decoding import SHORT_BYTES
 from marserve.errors import BadInput, without_stop
 from marserve.files.nearest import did_you_mean
+from marserve.model_options import OPTIONS
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings.values import MemoryWish, read_memory_wish
 
-REGISTER_PARAMETERS = (
-    "url",
-    "model_name",
-    "handler",
-    "runtime",
-    "batch_size",
-    "max_batch_delay",
-    "response_timeout",
-    "startup_timeout",
-    "memory",
-    "load",
-    "pinned",
-    "initial_workers",
-    "synchronous",
-    "s3_sse_kms",
-    "dry_run",
-)
 NO_KMS = (
     "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
     "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
@@ -59,6 +43,72 @@ MOST_WARNINGS: Final = 20
 # TorchServe's integers have 32 bits; a longer one does not parse.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII).fullmatch
 _LARGEST = 2**31 - 1
+
+
+TEXT: Final = {"type": "string"}
+INTEGER: Final = {"type": "integer"}
+FLAG: Final = {"type": "boolean"}
+
+
+class Parameter(NamedTuple):
+    """A parameter of a call, as the API description shows it: a sentence, and its JSON Schema."""
+
+    help: str
+    schema: Mapping[str, Any] = TEXT
+
+
+# What clients may say of a version in a call. The number of workers has other names in each call.
+_OF_OPTIONS = {
+    re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", option.key): Parameter(option.help, option.kind.schema)
+    for option in OPTIONS
+    if "registration" in option.order and option.attribute not in ("min_workers", "max_workers")
+}
+DRY_RUN = {"dry_run": Parameter("only say what would be, and whether it can be", FLAG)}
+SIGNED = {"s3_sse_kms": Parameter("sign the download from an https address of S3", FLAG)}
+PAGE_PARAMETERS = {
+    "limit": Parameter("most entries in the answer, 1 to 100; 100 if not given", INTEGER),
+    "next_page_token": Parameter("`nextPageToken` of the page before", INTEGER),
+}
+REGISTER_PARAMETERS = {
+    "url": Parameter("the archive's name in the model store, or its address"),
+    "model_name": Parameter("in place of the manifest's name"),
+    "handler": Parameter("in place of the manifest's handler"),
+    "runtime": Parameter("of the workers", {"enum": ["python", "python3"]}),
+    **_OF_OPTIONS,
+    "initial_workers": Parameter("workers to start with", INTEGER),
+    "synchronous": Parameter("wait until the workers have loaded the model", {**FLAG, "default": True}),
+    **SIGNED,
+    **DRY_RUN,
+}
+SWAP_PARAMETERS = {
+    **REGISTER_PARAMETERS,
+    "version": Parameter("whose place is taken; if not given, that of the archive's own name, else the default"),
+    "order": Parameter("as the setting swap_order if not given", {"enum": ["load_first", "unload_first"]}),
+    "keep_old": Parameter("leave the other version registered", {**FLAG, "default": False}),
+    "check": Parameter("send the new version its samples before it answers", {**FLAG, "default": True}),
+}
+SCALE_PARAMETERS = {
+    "min_worker": Parameter("fewest workers, 0 ends them all; 1 if not given", INTEGER),
+    "max_worker": Parameter("most workers; `min_worker` if not given", INTEGER),
+    "synchronous": Parameter("wait until the workers have loaded the model", {**FLAG, "default": False}),
+    "model_version": Parameter("the version, where the path names none; the default one if not given"),
+    # TorchServe documents these two and ignores them; its clients still send them.
+    "timeout": Parameter("not used", INTEGER),
+    "number_gpu": Parameter("not used", INTEGER),
+    **{name: _OF_OPTIONS[name] for name in ("batch_size", "max_batch_delay")},
+    **DRY_RUN,
+}
+UNREGISTER_PARAMETERS = {
+    "model_version": Parameter("the version, where the path names none; needed if there are several"),
+    "force": Parameter("also a version that has a weight or a label, and these with it", FLAG),
+    **DRY_RUN,
+}
+WORKFLOW_PARAMETERS = {
+    "url": Parameter("the archive's name in the workflow store"),
+    "workflow_name": Parameter("in place of the manifest's name"),
+    **{name: _OF_OPTIONS[name] for name in ("response_timeout", "startup_timeout")},
+    **SIGNED,
+}
 
 
 class QueryParameters:

@@ -1,4 +1,4 @@
-"""Options that many commands share and that need nothing else to be loaded."""
+"""Options that several commands share. Those that set an option of a model have its sentence."""
 
 from __future__ import annotations
 
@@ -6,4 +6,14 @@ from typing import Annotated
 
 import typer
 
+from marserve.model_options import BY_KEY
+
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be; nothing is changed.")]
+Version = Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")]
+Handler = Annotated[str | None, typer.Option("--handler", help="Use this handler, not the archive's.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help=BY_KEY["batchSize"].help)]
+MaxBatchDelay = Annotated[int | None, typer.Option("--max-batch-delay", min=0, help=BY_KEY["maxBatchDelay"].help)]
+ResponseTimeout = Annotated[int | None, typer.Option("--response-timeout", min=1, help=BY_KEY["responseTimeout"].help)]
+StartupTimeout = Annotated[int | None, typer.Option("--startup-timeout", min=1, help=BY_KEY["startupTimeout"].help)]
+Memory = Annotated[str | None, typer.Option("--memory", help=BY_KEY["memory"].help)]
+Pinned = Annotated[bool, typer.Option("--pinned", help=BY_KEY["pinned"].help)]

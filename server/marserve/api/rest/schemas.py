@@ -7,11 +7,14 @@ it is first used, which most servers never do; preparing all of them takes a ten
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from marserve.api.parameters import Parameter
 
 
 class Shape(BaseModel):
@@ -62,6 +65,25 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """What a route's description says of a body that it reads itself."""
     schema = {"schema": model.model_json_schema(ref_template="#/components/schemas/{model}")}
     return {"requestBody": {"required": True, "content": {"application/json": schema}}}
+
+
+def takes(parameters: Mapping[str, Parameter], *, in_body: bool = False) -> dict[str, Any]:
+    """What a route's description says of parameters that it reads itself: in the query, or as JSON in their place.
+
+    `in_body`: they may come as JSON, and then `url` must be there.
+    """
+    described: dict[str, Any] = {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "description": each.help, "schema": each.schema}
+            for name, each in parameters.items()
+        ]
+    }
+    if in_body:
+        properties = {name: {**each.schema, "description": each.help} for name, each in parameters.items()}
+        schema = {"type": "object", "properties": properties, "required": ["url"]}
+        content = {"application/json": {"schema": schema}}
+        described["requestBody"] = {"description": "the parameters as JSON, in place of the query", "content": content}
+    return described
 
 
 class ListedModel(Shape):
@@ -458,36 +480,6 @@ class Probe(Shape):
     reasons: list[str]
 
 
-class RegisterWorkflowBody(BaseModel):
-    """A workflow's registration as JSON: the same parameters as in the query, which then does not count."""
-
-    url: Annotated[str, Field(description="the archive's name in the workflow store", examples=["caption.war"])]
-    workflow_name: str | None = None
-    response_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
-    startup_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
-    s3_sse_kms: bool = False
-
-
-class RegisterBody(BaseModel):
-    """A registration as JSON: the same parameters as in the query, which then does not count."""
-
-    url: Annotated[str, Field(description="the archive's name in the model store", examples=["digits.mar"])]
-    model_name: str | None = None
-    handler: str | None = None
-    runtime: Literal["python", "python3"] | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = None
-    max_batch_delay: Annotated[int, Field(ge=0, description="milliseconds")] | None = None
-    response_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
-    startup_timeout: Annotated[int, Field(ge=1, description="seconds")] | None = None
-    initial_workers: Annotated[int, Field(ge=0)] | None = None
-    memory: Annotated[str, Field(description="memory with one worker", examples=["2GiB"])] | None = None
-    load: Annotated[Literal["start", "on_demand"], Field(description="at once, or at the first request")] | None = None
-    pinned: Annotated[bool, Field(description="never make room for another model")] | None = None
-    synchronous: Annotated[bool, Field(description="wait until the workers have loaded the model")] = True
-    s3_sse_kms: bool = False
-    dry_run: Annotated[bool, Field(description="only say what would be, and whether it can be")] = False
-
-
 class StickyKey(BaseModel):
     """Where requests have the key by which a client stays with a version: a header or a cookie, one of them."""
 
@@ -607,19 +599,6 @@ class LabelStatus(LabelBody):
 
     isPending: Annotated[bool | None, Field(description="the version cannot answer now")] = None
     answeredBy: Annotated[str | None, Field(description="what the label still names, until then")] = None
-
-
-class SwapBody(RegisterBody):
-    """A swap as JSON: the parameters of a registration, and those of its own."""
-
-    version: Annotated[
-        str | None, Field(description="whose place is taken; the one of the archive's own name, else the default one")
-    ] = None
-    order: Annotated[
-        Literal["load_first", "unload_first"] | None, Field(description="as the setting swap_order if not given")
-    ] = None
-    keep_old: Annotated[bool, Field(description="leave the other version registered")] = False
-    check: Annotated[bool, Field(description="send the new version its samples before it answers")] = True
 
 
 class SwapStatus(Shape):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marserve.cli.options import Version
 from marserve.cli.output import FAILED_STATUS, AsJson, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
@@ -21,7 +22,7 @@ def check(
         list[Path] | None,
         typer.Option("--sample", metavar="FILE", help="An input to try; repeatable. The model's own if not given."),
     ] = None,
-    version: Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")] = None,
+    version: Version = None,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from marserve.cli.options import Version
 from marserve.cli.output import AsJson, Output, WrongArguments
 from marserve.cli.remote import SERVER_LOG, ConfigFile, Inference, InferenceAddress, find_address, refused
 
@@ -19,7 +20,7 @@ from marserve.cli.remote import SERVER_LOG, ConfigFile, Inference, InferenceAddr
 def infer(
     model: Annotated[str, typer.Argument(help="The model's name.")],
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")],
-    version: Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")] = None,
+    version: Version = None,
     content_type: Annotated[
         str | None, typer.Option("--content-type", help="The body's type; guessed from the file's name if not given.")
     ] = None,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli import options
 from marserve.cli.dry_run import rehearse
-from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.downloads import AwaitedDownload
 from marserve.cli.progress.wait_progress import while_showing
@@ -20,25 +20,17 @@ def register(
     url: Annotated[str, typer.Argument(help="The archive: its name in the model store, or an allowed URL.")],
     name: Annotated[str | None, typer.Option("--name", help="Register under this name, not the archive's.")] = None,
     workers: Annotated[int, typer.Option("--workers", min=0, help="How many workers to start and wait for.")] = 1,
-    handler: Annotated[str | None, typer.Option("--handler", help="Use this handler, not the archive's.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Requests a batch, at most.")] = None,
-    max_batch_delay: Annotated[
-        int | None, typer.Option("--max-batch-delay", min=0, help="How long a batch may wait to fill, in ms.")
-    ] = None,
-    response_timeout: Annotated[
-        int | None, typer.Option("--response-timeout", min=1, help="How long a batch may take, in s.")
-    ] = None,
-    startup_timeout: Annotated[
-        int | None, typer.Option("--startup-timeout", min=1, help="How long loading may take, in s.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory that the model takes with one worker, as 2GiB.")
-    ] = None,
+    handler: options.Handler = None,
+    batch_size: options.BatchSize = None,
+    max_batch_delay: options.MaxBatchDelay = None,
+    response_timeout: options.ResponseTimeout = None,
+    startup_timeout: options.StartupTimeout = None,
+    memory: options.Memory = None,
     on_demand: Annotated[
         bool, typer.Option("--on-demand", help="Load it at its first request, and let it make room for others.")
     ] = False,
-    pinned: Annotated[bool, typer.Option("--pinned", help="Never let it make room for another model.")] = False,
-    dry_run: DryRun = False,
+    pinned: options.Pinned = False,
+    dry_run: options.DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,

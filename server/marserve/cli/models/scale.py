@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from marserve.cli.dry_run import rehearse
-from marserve.cli.options import DryRun
+from marserve.cli.options import DryRun, Version
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -17,7 +17,7 @@ from marserve.cli.versions import label, progress_of, ready_workers
 def scale(
     model: Annotated[str, typer.Argument(help="The model's name.")],
     workers: Annotated[int, typer.Argument(min=0, help="How many workers it shall have; 0 stops them all.")],
-    version: Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")] = None,
+    version: Version = None,
     maximum: Annotated[
         int | None, typer.Option("--max", min=0, help="The most workers it may have; WORKERS if not given.")
     ] = None,

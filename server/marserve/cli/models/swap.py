@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from marserve.cli.dry_run import HEAD, lines_of
-from marserve.cli.options import DryRun
+from marserve.cli.options import BatchSize, DryRun, Handler
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -30,8 +30,8 @@ def swap(
     ] = None,
     keep_old: Annotated[bool, typer.Option("--keep-old", help="Leave the other version registered.")] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Send it its samples before it answers.")] = True,
-    handler: Annotated[str | None, typer.Option("--handler", help="Use this handler, not the archive's.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Requests a batch, at most.")] = None,
+    handler: Handler = None,
+    batch_size: BatchSize = None,
     dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,

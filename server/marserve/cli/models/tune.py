@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from marserve.cli.dry_run import rehearse
-from marserve.cli.options import DryRun
+from marserve.cli.options import BatchSize, DryRun, MaxBatchDelay, Version
 from marserve.cli.output import AsJson, Output, WrongArguments
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -15,11 +15,9 @@ from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_
 
 def tune(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Most requests in a batch.")] = None,
-    max_batch_delay: Annotated[
-        int | None, typer.Option("--max-batch-delay", min=0, help="Longest wait for a batch, in ms.")
-    ] = None,
-    version: Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")] = None,
+    batch_size: BatchSize = None,
+    max_batch_delay: MaxBatchDelay = None,
+    version: Version = None,
     dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,

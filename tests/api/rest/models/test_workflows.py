@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from marserve.api.http.inference import InferenceSurface, Route, read_route
-from marserve.api.parameters import JsonParameters, QueryParameters
+from marserve.api.parameters import WORKFLOW_PARAMETERS, JsonParameters, QueryParameters
 from marserve.api.rest.application import build_app
-from marserve.api.rest.models.workflows import REGISTER_PARAMETERS, read_workflow_registration, workflow_router
+from marserve.api.rest.models.workflows import read_workflow_registration, workflow_router
 from marserve.api.rest.schemas import WorkflowDescription, WorkflowList
 from marserve.archive.reading.reader import Limits
 from marserve.errors import BadInput, WorkflowNotFound
@@ -227,9 +227,9 @@ def test_a_registration_is_read_from_words_and_from_json() -> None:
     """Seconds, -1 for none of the client's own, and what is not known among the warnings."""
     query = QueryParameters(
         {"url": "w.war", "response_timeout": "7", "startup_timeout": "-1", "s3_sse_kms": "false", "batch_size": "3"},
-        REGISTER_PARAMETERS,
+        WORKFLOW_PARAMETERS,
     )
-    body = JsonParameters(b'{"url": "w.war", "workflow_name": "v", "startup_timeout": 9}', REGISTER_PARAMETERS)
+    body = JsonParameters(b'{"url": "w.war", "workflow_name": "v", "startup_timeout": 9}', WORKFLOW_PARAMETERS)
 
     read = read_workflow_registration(query)
 
@@ -237,9 +237,9 @@ def test_a_registration_is_read_from_words_and_from_json() -> None:
     assert len(read.warnings) == 1
     assert read_workflow_registration(body) == WorkflowParameters("w.war", "v", None, 9)
     with pytest.raises(BadInput, match="Parameter url is required"):
-        read_workflow_registration(QueryParameters({}, REGISTER_PARAMETERS))
+        read_workflow_registration(QueryParameters({}, WORKFLOW_PARAMETERS))
     with pytest.raises(BadInput, match="s3_sse_kms=true"):
-        read_workflow_registration(QueryParameters({"url": "w.war", "s3_sse_kms": "true"}, REGISTER_PARAMETERS))
+        read_workflow_registration(QueryParameters({"url": "w.war", "s3_sse_kms": "true"}, WORKFLOW_PARAMETERS))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,16 @@ from marserve.api.decoding import SHORT_BYTES
 from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.http.request_body import is_form, is_quick, read_parts
 from marserve.api.http.response_headers import ResponseHeaders
-from marserve.api.parameters import REGISTER_PARAMETERS, QueryParameters, read_parameters, read_registration
+from marserve.api.parameters import (
+    FLAG,
+    PAGE_PARAMETERS,
+    REGISTER_PARAMETERS,
+    SCALE_PARAMETERS,
+    UNREGISTER_PARAMETERS,
+    QueryParameters,
+    read_parameters,
+    read_registration,
+)
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
@@ -33,9 +42,9 @@ from marserve.api.rest.schemas import (
     ModelList,
     Name,
     NotThere,
-    RegisterBody,
     StatusMessage,
     error_answers,
+    takes,
 )
 from marserve.api.wishes import TIMEOUT, read_timeout_s
 from marserve.desired_state.dry_runs import DryRuns
@@ -52,40 +61,16 @@ from marserve.rollout.rollouts import Rollouts
 
 log = logging.getLogger("marserve.api")
 
-# TorchServe documents `timeout` and `number_gpu` and ignores them; its clients still send them.
-SCALE_PARAMETERS = (
-    "min_worker",
-    "max_worker",
-    "synchronous",
-    "model_version",
-    "timeout",
-    "number_gpu",
-    "batch_size",
-    "max_batch_delay",
-    "dry_run",
-)
-
-UNREGISTER_PARAMETERS = ("model_version", "force", "dry_run")
-
 MOST_CHECK_SAMPLES = 64
 MOST_REMARKS = 1000
 
 _NOT_THERE: dict[int | str, dict[str, Any]] = {404: {"model": NotThere}}
 _STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
 
-# Types of query parameters for the API description. The values come as text, which `QueryParameters` reads.
-Integer = Annotated[str | None, WithJsonSchema({"type": "integer"})]
-Flag = Annotated[str | None, WithJsonSchema({"type": "boolean"})]
-Limit = Annotated[Integer, Query(description="most models in the answer, 1 to 100; 100 if not given")]
-PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page before")]
-Customized = Annotated[Flag, Query(description="ask the handler too, for `customizedMetadata`")]
-MinWorker = Annotated[Integer, Query(description="fewest workers, 0 ends them all; 1 if not given")]
-MaxWorker = Annotated[Integer, Query(description="most workers; `min_worker` if not given")]
-BatchSize = Annotated[Integer, Query(description="most requests in a batch from now on; as it was if not given")]
-BatchDelay = Annotated[Integer, Query(description="longest wait for a batch from now on, ms; as it was if not given")]
-Forced = Annotated[Flag, Query(description="also a version that has a weight or a label, and these with it")]
-Waiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; true if not given")]
-NotWaiting = Annotated[Flag, Query(description="wait until the workers have loaded the model; false if not given")]
+Customized = Annotated[
+    Annotated[str | None, WithJsonSchema(FLAG)],
+    Query(description="ask the handler too, for `customizedMetadata`"),
+]
 
 
 def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -110,7 +95,7 @@ def management_router(
     _add_default(router, registry, changes, dry_runs)
     _add_check(router, registry)
     if enable_model_api:
-        add_swap(router, registry, changes, REGISTER_PARAMETERS, read_registration)
+        add_swap(router, registry, changes)
         _add_register(router, changes, dry_runs)
         _add_unregister(router, changes, dry_runs)
     return router
@@ -134,13 +119,15 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
     """List, describe, KServe's readiness."""
     remarks = Remarks()
 
-    @router.get("/models", operation_id="listModels", summary="List models", responses={200: {"model": ModelList}})
-    async def list_models(
-        request: Request,
-        limit: Limit = None,
-        next_page_token: PageToken = None,
-    ) -> Response:
-        query = QueryParameters(request.query_params, ("limit", "next_page_token"))
+    @router.get(
+        "/models",
+        operation_id="listModels",
+        summary="List models",
+        responses={200: {"model": ModelList}},
+        openapi_extra=takes(PAGE_PARAMETERS),
+    )
+    async def list_models(request: Request) -> Response:
+        query = QueryParameters(request.query_params, PAGE_PARAMETERS)
         page = registry.list_models(query.integer("limit"), query.integer("next_page_token"))
         remarks.tell("GET /models", query.warnings)
         return PrettyJson(page.document())
@@ -261,18 +248,9 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs
         operation_id="setAutoScale",
         summary="Scale a model's default version, or change how its batches are formed",
         responses=answers,
+        openapi_extra=takes(SCALE_PARAMETERS),
     )
-    async def scale_default(
-        request: Request,
-        model_name: Name,
-        min_worker: MinWorker = None,
-        max_worker: MaxWorker = None,
-        synchronous: NotWaiting = None,
-        batch_size: BatchSize = None,
-        max_batch_delay: BatchDelay = None,
-        dry_run: Dry = None,
-        model_version: Annotated[str | None, Query(description="another version than the default one")] = None,
-    ) -> Response:
+    async def scale_default(request: Request, model_name: Name) -> Response:
         return await scale(request, model_name, None)
 
     @router.put(
@@ -280,18 +258,9 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs
         operation_id="version_setAutoScale",
         summary="Scale a version, or change how its batches are formed",
         responses=answers,
+        openapi_extra=takes(SCALE_PARAMETERS),
     )
-    async def scale_version(
-        request: Request,
-        model_name: Name,
-        model_version: Name,
-        min_worker: MinWorker = None,
-        max_worker: MaxWorker = None,
-        synchronous: NotWaiting = None,
-        batch_size: BatchSize = None,
-        max_batch_delay: BatchDelay = None,
-        dry_run: Dry = None,
-    ) -> Response:
+    async def scale_version(request: Request, model_name: Name, model_version: Name) -> Response:
         return await scale(request, model_name, model_version)
 
 
@@ -366,31 +335,9 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> Non
         operation_id="registerModel",
         summary="Register an archive as a version of a model",
         responses={**said(200, 202, 206), **error_answers(400, 404, 409, 500, 503, 507)},
-        openapi_extra={
-            "requestBody": {
-                "description": "the parameters as JSON, in place of the query",
-                "content": {"application/json": {"schema": RegisterBody.model_json_schema()}},
-            }
-        },
+        openapi_extra=takes(REGISTER_PARAMETERS, in_body=True),
     )
-    async def register(
-        request: Request,
-        url: Annotated[str | None, Query(description="the archive's name in the model store")] = None,
-        model_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
-        handler: Annotated[str | None, Query(description="in place of the manifest's handler")] = None,
-        runtime: Annotated[str | None, Query(description="`python` or `python3`")] = None,
-        batch_size: Annotated[Integer, Query(description="most requests in a batch")] = None,
-        max_batch_delay: Annotated[Integer, Query(description="longest wait for a batch, milliseconds")] = None,
-        response_timeout: Annotated[Integer, Query(description="longest time for a batch, seconds")] = None,
-        startup_timeout: Annotated[Integer, Query(description="longest time to load the model, seconds")] = None,
-        initial_workers: Annotated[Integer, Query(description="workers to start with")] = None,
-        memory: Annotated[str | None, Query(description="memory with one worker, as `2GiB`")] = None,
-        load: Annotated[str | None, Query(description="`start`, or `on_demand`: at the first request")] = None,
-        pinned: Annotated[Flag, Query(description="whether it never makes room for another model")] = None,
-        synchronous: Waiting = None,
-        s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
-        dry_run: Dry = None,
-    ) -> Response:
+    async def register(request: Request) -> Response:
         parameters = await read_parameters(request, REGISTER_PARAMETERS)
         if is_dry(request, parameters):
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
@@ -415,14 +362,9 @@ def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> N
         operation_id="unregisterModel",
         summary="Unregister a model's only version",
         responses=answers,
+        openapi_extra=takes(UNREGISTER_PARAMETERS),
     )
-    async def unregister_default(
-        request: Request,
-        model_name: Name,
-        model_version: Annotated[str | None, Query(description="the version; needed if there are several")] = None,
-        force: Forced = None,
-        dry_run: Dry = None,
-    ) -> Response:
+    async def unregister_default(request: Request, model_name: Name) -> Response:
         return await unregister(request, model_name, None)
 
     @router.delete(
@@ -430,8 +372,7 @@ def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> N
         operation_id="version_unregisterModel",
         summary="Unregister a version",
         responses=answers,
+        openapi_extra=takes(UNREGISTER_PARAMETERS),
     )
-    async def unregister_version(
-        request: Request, model_name: Name, model_version: Name, force: Forced = None, dry_run: Dry = None
-    ) -> Response:
+    async def unregister_version(request: Request, model_name: Name, model_version: Name) -> Response:
         return await unregister(request, model_name, model_version)

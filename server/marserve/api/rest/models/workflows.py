@@ -5,32 +5,32 @@ It decides nothing about workflows: `workflows` does.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from marserve.api.parameters import Parameters, QueryParameters, read_parameters, sign
+from marserve.api.parameters import (
+    PAGE_PARAMETERS,
+    WORKFLOW_PARAMETERS,
+    Parameters,
+    QueryParameters,
+    read_parameters,
+    sign,
+)
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.models.management import Flag, Integer, Remarks
+from marserve.api.rest.models.management import Remarks
 from marserve.api.rest.models.traffic import refuse_dry_run
 from marserve.api.rest.schemas import (
     Name,
-    RegisterWorkflowBody,
     StatusMessage,
     WorkflowDescription,
     WorkflowList,
     error_answers,
+    takes,
 )
 from marserve.errors import BadInput
 from marserve.workflows.workflows import WorkflowParameters, Workflows
-
-REGISTER_PARAMETERS = ("url", "workflow_name", "response_timeout", "startup_timeout", "s3_sse_kms")
-
-Limit = Annotated[Integer, Query(description="most workflows in the answer, 1 to 100; 100 if not given")]
-PageToken = Annotated[Integer, Query(description="`nextPageToken` of the page before")]
 
 
 def workflow_router(workflows: Workflows, *, enable_model_api: bool) -> APIRouter:
@@ -48,10 +48,14 @@ def _add_list(router: APIRouter, workflows: Workflows) -> None:
     remarks = Remarks()
 
     @router.get(
-        "/workflows", operation_id="listWorkflows", summary="List workflows", responses={200: {"model": WorkflowList}}
+        "/workflows",
+        operation_id="listWorkflows",
+        summary="List workflows",
+        responses={200: {"model": WorkflowList}},
+        openapi_extra=takes(PAGE_PARAMETERS),
     )
-    async def list_workflows(request: Request, limit: Limit = None, next_page_token: PageToken = None) -> Response:
-        query = QueryParameters(request.query_params, ("limit", "next_page_token"))
+    async def list_workflows(request: Request) -> Response:
+        query = QueryParameters(request.query_params, PAGE_PARAMETERS)
         page = workflows.list_workflows(query.integer("limit"), query.integer("next_page_token"))
         remarks.tell("GET /workflows", query.warnings)
         token = {} if page.next_offset is None else {"nextPageToken": str(page.next_offset)}
@@ -75,22 +79,10 @@ def _add_changes(router: APIRouter, workflows: Workflows) -> None:
         operation_id="registerWorkflow",
         summary="Register a workflow's archive, and its nodes as models",
         responses={200: {"model": StatusMessage}, **error_answers(400, 404, 409, 500, 503, 507)},
-        openapi_extra={
-            "requestBody": {
-                "description": "the parameters as JSON, in place of the query",
-                "content": {"application/json": {"schema": RegisterWorkflowBody.model_json_schema()}},
-            }
-        },
+        openapi_extra=takes(WORKFLOW_PARAMETERS, in_body=True),
     )
-    async def register(
-        request: Request,
-        url: Annotated[str | None, Query(description="the archive's name in the workflow store")] = None,
-        workflow_name: Annotated[str | None, Query(description="in place of the manifest's name")] = None,
-        response_timeout: Annotated[Integer, Query(description="longest time for a batch of a node, seconds")] = None,
-        startup_timeout: Annotated[Integer, Query(description="longest time to load a node, seconds")] = None,
-        s3_sse_kms: Annotated[Flag, Query(description="sign the download from an https address of S3")] = None,
-    ) -> Response:
-        parameters = await read_parameters(request, REGISTER_PARAMETERS)
+    async def register(request: Request) -> Response:
+        parameters = await read_parameters(request, WORKFLOW_PARAMETERS)
         refuse_dry_run("The registration of a workflow", request, parameters)
         name = await workflows.register(read_workflow_registration(parameters))
         return PrettyJson({"status": f"Workflow {name} has been registered and scaled successfully."})
