@@ -1,7 +1,7 @@
 """Makes a document of models that no document names, so that a desired state can keep them, or bring them back. Pure.
 
-What a version was registered with, and what was changed of it since, is `ActualVersion.as_declared`. A document with it
-changes nothing of the version, and loads the same version on a server that does not have it.
+`ActualVersion.as_declared` has a version's registration and its changes since. A document with it changes nothing of
+that version, and loads the same version on a server that does not have it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Name = tuple[str, str]
 
 
 def as_document(actual: ActualState, current: DesiredState | None = None) -> DesiredState:
-    """What a server has, all of it; policies for new versions are those of the document in force, `current`."""
+    """All models of a server as a document; its policies for new versions are those of `current`, the one in force."""
     plain = DesiredState() if current is None else replace(current, models={})
     state = adopt(plain, actual, [(name, version) for name, model in actual.items() for version in model.versions])
     policies = {} if current is None else {name: model.new_versions for name, model in current.models.items()}
@@ -28,10 +28,10 @@ def as_document(actual: ActualState, current: DesiredState | None = None) -> Des
 
 
 def adopt(state: DesiredState, actual: ActualState, names: Collection[Name]) -> DesiredState:
-    """The document with these versions, which it does not name.
+    """The document with these versions added, which it does not name.
 
-    A model that it does not name comes with its default version, labels, weights and shadow. Of a model that it names
-    the document decides these; a label that clients use for an added version stays with that version.
+    A model that it does not name is added with its default version, labels, weights and shadow. For a model that it
+    names the document decides these; a label that clients use for an added version stays with that version.
     """
     models = dict(state.models)
     for name in sorted({model for model, _ in names}):
@@ -45,17 +45,17 @@ def adopt(state: DesiredState, actual: ActualState, names: Collection[Name]) -> 
 
 
 def as_wanted(found: ActualVersion) -> DesiredVersion:
-    """The version as a document says it."""
+    """The version as a document would declare it."""
     said = dict(found.as_declared)
     own = {key: said.pop(key, None) for key in ("sha256", "handler", "runtime")}
     return DesiredVersion(said.pop("url"), **own, config=said)
 
 
 def problems(state: DesiredState, names: Collection[Name], *, is_shown: bool) -> list[str]:
-    """Why these versions cannot stand in a document, one sentence each; empty where they can.
+    """Why these versions cannot be in a document, one sentence each; empty if they can.
 
-    With `is_shown` a client gets the document, and addresses may hold keys that no client is shown. Blocks for a
-    second where there are thousands of versions. Raises BadDesiredState for what a document cannot say at all.
+    With `is_shown` a client gets the document, so addresses with keys are refused. Blocks for a second with thousands
+    of versions. Raises BadDesiredState for values that no document can have.
     """
     read(state.write(), "the document with the models that are there")
     if not is_shown:
@@ -69,7 +69,7 @@ def problems(state: DesiredState, names: Collection[Name], *, is_shown: bool) ->
 
 
 def _new_model(have: ActualModel, versions: Mapping[str, DesiredVersion]) -> DesiredModel:
-    """A model of some of the versions that a server has of it."""
+    """A declared model with some of the versions that the server has."""
     default = have.default if have.default in versions else max(versions)
     labels = {label: version for label, version in have.labels.items() if version in versions}
     traffic = have.traffic if have.traffic is not None and set(have.traffic["weights"]) <= set(versions) else None

@@ -1,15 +1,15 @@
-"""From what a server has to what it is to have: the steps, in an order that never lowers service. Pure.
+"""The steps from the models that a server has to those that it is to have, without a gap in service. Pure.
 
 The steps of one change stand in four phases, and each phase ends before the next begins:
 
-    load      what is new is loaded beside what serves; versions that get more workers begin to start them
-    ready     all of it is waited for; until here everything can be undone, and no client has noticed
+    load      new versions load beside those that serve; versions that get more workers begin to start them
+    ready     all of them become ready; until here everything can be undone, and no client has noticed
     switch    between two awaits: new versions take requests, replaced and removed ones get none; defaults, labels,
-              weights, shadows and the forming of batches change
-    retire    what was taken off answers what it had accepted, and ends; versions that get fewer workers end some
+              weights, shadows and batch options change
+    retire    versions off the list answer what they had accepted, and end; versions that get fewer workers end some
 
-A version whose source, handler, runtime or configuration changes is replaced as a whole; the number of its workers, and
-how its batches are formed, change in place.
+A version whose source, handler, runtime or configuration changes is replaced as a whole; the number of its workers and
+its batch options change in place.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ORDER: Mapping[Phase, int] = {"load": 0, "ready": 1, "switch": 2, "retire": 3}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. `version` is None where it concerns the model as a whole; `detail` says what changes.
+    """One step. `version` is None for a step of the model as a whole; `detail` says what changes.
 
-    `before` and `after` are what the detail is made of: worker bounds, values, a target. `memory_bytes` is what it is
-    estimated to take (below 0: to give back), None if unknown. `replaces`: a version of the same name serves;
-    `replaced`: it is that one.
+    `before` and `after` are the values behind the detail: worker bounds, options, a target. `memory_bytes` is the
+    estimate of the memory that it takes (below 0: gives back), None if unknown. `replaces`: a version of the same name
+    serves; `replaced`: it is that one.
     """
 
     kind: Kind
@@ -64,11 +64,11 @@ class Step:
 
     @property
     def phase(self) -> Phase:
-        """When it happens."""
+        """The phase in which it happens."""
         return PHASES[self.kind]
 
     def document(self) -> dict[str, Any]:
-        """The step as clients get it."""
+        """The step in the answer to a client."""
         told: dict[str, Any] = {"step": self.kind, "phase": self.phase, "model": self.model}
         if self.version is not None:
             told["version"] = self.version
@@ -83,11 +83,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The steps, in order. `kept` are versions that no document names and a policy let in: they stay.
+    """The steps, in order. `kept` are versions that no document names and that came by a policy: they stay.
 
-    What is unloaded ends after `undo_window_s`. `unnamed` are versions that would be unloaded and came by a call, on a
-    server where no document decides: it needs consent. `adopted` are those that were added to the document.
-    `problems` are sentences about archives that cannot be had now: applying it would fail.
+    Unloaded versions end after `undo_window_s`. `unnamed` are versions that would be unloaded and came by a call, on a
+    server where no document decides: unloading them needs consent. `adopted` are those that were added to the document.
+    `problems` are sentences about archives that are not available now: applying the document would fail.
     """
 
     steps: tuple[Step, ...] = ()
@@ -107,13 +107,13 @@ class Diff:
         return [step for step in self.steps if step.kind in kinds]
 
     def with_costs(self, costs: Sequence[int | None]) -> Diff:
-        """The same, with what each step takes in memory."""
+        """The same, with the memory that each step takes."""
         steps = (replace(step, memory_bytes=cost) for step, cost in zip(self.steps, costs, strict=True))
         return replace(self, steps=tuple(steps))
 
 
 def compare(actual: ActualState, desired: DesiredState) -> Diff:
-    """What leads from `actual` to `desired`. Two states that mean the same give an empty diff."""
+    """The steps from `actual` to `desired`. States with the same meaning give an empty diff."""
     steps: list[Step] = []
     kept: list[tuple[str, str]] = []
     for name in sorted({*actual, *desired.models}):
@@ -129,7 +129,7 @@ def compare(actual: ActualState, desired: DesiredState) -> Diff:
 
 
 def _arrived(name: str, have: ActualModel, want: DesiredModel | None, desired: DesiredState) -> Iterator[str]:
-    """Versions that no document names, which came by the policy of a declared prefix: that is no drift."""
+    """Versions that no document names but that came by the policy of a declared prefix; they are not drift."""
     prefixes = [each.prefix for model, each in desired.policies() if model in (None, name) and each.policy != "ignore"]
     named = want.versions if want is not None else {}
     for version, found in have.versions.items():
@@ -160,10 +160,10 @@ def _unload(model: str, version: str, which: str = "", *, replaced: bool = False
 
 
 def _must_replace(found: ActualVersion, wanted: DesiredVersion) -> bool:
-    """Whether what is read at a worker's start differs."""
+    """Whether an option differs that is read at a worker's start."""
     if found.declared is not None:
         return _at_start(found.declared) != _at_start(wanted.document())
-    # What came by a call has no document to compare with: only what the new one says counts.
+    # For a version that came by a call there is no earlier document; only the members of the new one are compared.
     if found.source.partition("#sha256=")[0] != wanted.url or wanted.sha256 not in (None, _digest_of(found.source)):
         return True
     if wanted.handler not in (None, found.handler) or wanted.runtime not in (None, found.runtime):
@@ -172,7 +172,7 @@ def _must_replace(found: ActualVersion, wanted: DesiredVersion) -> bool:
 
 
 def is_as_wanted(found: ActualVersion, wanted: DesiredVersion) -> bool:
-    """Whether a version is what a document says of it, so that nothing of it is to be changed."""
+    """Whether a version is as a document declares it, so that nothing has to change."""
     return not _must_replace(found, wanted) and not any(_in_place("", "", found, wanted))
 
 
@@ -185,12 +185,12 @@ def _at_start(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_place(model: str, version: str, found: ActualVersion, wanted: DesiredVersion) -> Iterator[Step]:
-    # What no document says of a version that came by a call stays as the call left it.
+    # Options that the document does not mention stay as a call left them, for a version that came by a call.
     base = found.base if found.declared is not None else {}
     wishes = {**base, **{key: wanted.config[key] for key in IN_PLACE if key in wanted.config}}
     if "minWorkers" in wishes and "maxWorkers" in wishes:
         bounds = (wishes["minWorkers"], wishes["maxWorkers"])
-        if found.is_on_demand:  # requests wake its workers, however many are declared
+        if found.is_on_demand:  # requests wake its workers, whatever minimum is declared
             bounds = (0, max(bounds[1], 1))
         sleeps = found.is_on_demand or "idleTimeout" in wanted.config or "idleTimeout" in found.config
         yield from _scale(model, version, _possible(found.workers, found, sleeps), _possible(bounds, found, sleeps))
@@ -211,7 +211,7 @@ def _possible(workers: tuple[int, int], found: ActualVersion, sleeps: bool) -> t
 
 
 def _scale(model: str, version: str, before: tuple[int, int], after: tuple[int, int]) -> Iterator[Step]:
-    """More workers come before the switch, fewer after it; bounds that move apart do the one, then the other."""
+    """Workers are added before the switch and ended after it; bounds that move apart give both steps."""
     wide = max(before[0], after[0]), max(before[1], after[1])
     if wide != before:
         yield Step("scale-up", model, version, f"{_bounds(before)} → {_bounds(wide)}", before, wide)

@@ -1,8 +1,8 @@
-"""The desired state: one document that says which models a server has. Pure; it reads text and opens nothing.
+"""The desired state: one document that says which models a server has. Pure; it reads text and opens no files.
 
-`read` makes a `DesiredState` of YAML (or JSON, which is YAML too), or says everything that is wrong with it, each with
-its line. The document has one canonical form, in which what is written in several ways is one; its digest shows whether
-two servers are to have the same. `schema.py` says the same rules to editors.
+`read` makes a `DesiredState` of YAML (or JSON, which is YAML too), or lists everything that is wrong, each with its
+line. Documents with the same meaning have the same canonical form; its digest shows whether two servers are to have the
+same models. `schema.py` has the same rules for editors.
 
     models:
       digits:
@@ -14,8 +14,8 @@ two servers are to have the same. `schema.py` says the same rules to editors.
         traffic: {weights: {"1.0": 95, "2.0": 5}, sticky: {header: X-User}}
         newVersions: {prefix: "s3://models/digits-", policy: canary}
 
-A version's keys are those of a registration and those of the model's configuration; the latter go before what the
-archive says.
+A version's keys are those of a registration and those of the model's configuration; the latter take precedence over the
+archive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_PROBLEMS = 20
 Policy = Literal["ignore", "load", "load-and-default", "canary"]
 POLICIES: tuple[Policy, ...] = ("ignore", "load", "load-and-default", "canary")
 
-# What a version says beside the keys of a model's configuration.
+# The members of a version that are not keys of a model's configuration.
 VERSION_KEYS = ("url", "sha256", "handler", "runtime", "workers")
 MODEL_KEYS = ("versions", "default", "labels", "traffic", "shadow", "newVersions")
 DOCUMENT_KEYS = ("format", "models", "newVersions")
@@ -71,14 +71,14 @@ class DesiredVersion:
 
     @property
     def workers(self) -> tuple[int, int] | None:
-        """Fewest and most workers; None where the document leaves that to the archive and the server."""
+        """Fewest and most workers; None if the document leaves them to the archive and the server."""
         if "minWorkers" not in self.config:
             return None
         return self.config["minWorkers"], self.config["maxWorkers"]
 
     @property
     def source(self) -> str:
-        """What a registration calls it: the address, with the digest that it must have behind it."""
+        """The URL of its registration: the address, followed by the digest that the archive must have."""
         return self.url if self.sha256 is None else f"{self.url}#sha256={self.sha256}"
 
     @property
@@ -87,20 +87,20 @@ class DesiredVersion:
         return hide_query(self.url)
 
     def document(self) -> dict[str, Any]:
-        """What the document says of it, in canonical form."""
+        """Its members in canonical form."""
         own = {"url": self.url, "sha256": self.sha256, "handler": self.handler, "runtime": self.runtime}
         return {**{key: value for key, value in own.items() if value is not None}, **dict(sorted(self.config.items()))}
 
 
 @dataclass(frozen=True, slots=True)
 class NewVersions:
-    """What becomes of objects that appear below `prefix`, an address or a name's beginning in the store."""
+    """The policy for objects that appear below `prefix`, an address or the beginning of a name in the store."""
 
     prefix: str
     policy: Policy
 
     def document(self) -> dict[str, Any]:
-        """As the document says it."""
+        """Its members in the document."""
         return {"prefix": self.prefix, "policy": self.policy}
 
 
@@ -108,7 +108,8 @@ class NewVersions:
 class DesiredModel:
     """One model. `default` is one of `versions`, and so are the targets of `labels`, `traffic` and `shadow`.
 
-    `traffic` is what `PUT /models/{model}/traffic` takes, None for none but the default version; `shadow` likewise.
+    `traffic` is in the shape of `PUT /models/{model}/traffic`; with None the default version answers. `shadow` is in
+    the shape of its call, None without one.
     """
 
     versions: Mapping[str, DesiredVersion]
@@ -119,7 +120,7 @@ class DesiredModel:
     new_versions: NewVersions | None = None
 
     def document(self) -> dict[str, Any]:
-        """What the document says of it, in canonical form."""
+        """Its members in canonical form."""
         told: dict[str, Any] = {
             "versions": {name: version.document() for name, version in sorted(self.versions.items())},
             "default": self.default,
@@ -137,13 +138,13 @@ class DesiredModel:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """All models of a server; `new_versions` are for prefixes that belong to no one model."""
+    """All models of a server; `new_versions` are for prefixes that do not belong to one model."""
 
     models: Mapping[str, DesiredModel] = field(default_factory=dict)
     new_versions: tuple[NewVersions, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """The canonical form: what means the same is written the same."""
+        """The canonical form: states with the same meaning have the same document."""
         told: dict[str, Any] = {
             "format": FORMAT,
             "models": {name: model.document() for name, model in sorted(self.models.items())},
@@ -164,7 +165,7 @@ class DesiredState:
         return text.encode()
 
     def shown(self) -> DesiredState:
-        """The same without the secrets that addresses may carry, to be read and not to be applied."""
+        """The same without the secrets that addresses may carry; for people, not for applying."""
         models = {
             name: replace(
                 model,
@@ -175,7 +176,7 @@ class DesiredState:
         return replace(self, models=models)
 
     def policies(self) -> list[tuple[str | None, NewVersions]]:
-        """Every prefix that is watched: the model it belongs to, None for any, and what happens on new objects."""
+        """Every watched prefix with its policy, and the model that it belongs to, None for any."""
         own: list[tuple[str | None, NewVersions]] = [
             (name, model.new_versions) for name, model in self.models.items() if model.new_versions is not None
         ]
@@ -183,9 +184,9 @@ class DesiredState:
 
 
 def read(data: bytes, name: str = "models.yaml") -> DesiredState:
-    """The desired state that the document says; `name` is what errors call it.
+    """The desired state in a document; `name` is its name in errors.
 
-    Raises BadDesiredState, which names each thing that is wrong and its line, twenty of them at most.
+    Raises BadDesiredState with up to twenty problems and their lines.
     """
     if len(data) > LARGEST_DOCUMENT:
         raise BadDesiredState(name, [f"it has {len(data)} bytes; at most {LARGEST_DOCUMENT} are read"])
@@ -210,7 +211,7 @@ def read(data: bytes, name: str = "models.yaml") -> DesiredState:
 
 
 class _Reader:
-    """Reads the document piece by piece, and notes in `problems` what cannot be meant."""
+    """Reads the document piece by piece, and adds a sentence to `problems` for each invalid value."""
 
     def __init__(self, problems: list[str]) -> None:
         self._problems = problems
@@ -222,7 +223,7 @@ class _Reader:
     # ------------------------------------------------------------------------------------------- document, model
 
     def document(self, root: Marked | None) -> DesiredState | None:
-        """The whole."""
+        """Read the whole document."""
         if root is None:
             return None
         members = self._map(root, "the document", DOCUMENT_KEYS)
@@ -366,7 +367,7 @@ class _Reader:
         return config
 
     def _workers(self, members: Mapping[str, Marked], config: dict[str, Any], what: str) -> None:
-        """`workers: 2` is both bounds at once, and one bound alone is both."""
+        """Read the bounds: `workers: 2` sets both, and one bound alone sets the other too."""
         if "workers" in members:
             place = members["workers"]
             if "minWorkers" in members or "maxWorkers" in members:
@@ -406,7 +407,7 @@ class _Reader:
         return labels
 
     def _traffic(self, model: str, place: Marked | None, versions: Collection[str]) -> Mapping[str, Any] | None:
-        """As `PUT /models/{model}/traffic` takes it."""
+        """The traffic, in the shape of `PUT /models/{model}/traffic`."""
         if place is None or place.value is None:
             return None
         try:
@@ -494,7 +495,7 @@ def _show(place: Marked) -> str:
 
 
 def _sorted(value: Any) -> Any:
-    """The same with the keys of its maps in order."""
+    """The same with the keys of its maps sorted."""
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):

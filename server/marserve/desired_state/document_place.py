@@ -1,7 +1,7 @@
-"""Where the document of a desired state lies: a file, or an object that a store has. Everything here blocks.
+"""The place of a desired state's document: a file, or an object in a store. Everything here blocks.
 
-Both say cheaply whether the document may have changed, and both are written by compare-and-swap: what is written takes
-the place of the very document that it was made from, or `DesiredStateMoved` says that another writer was faster.
+Both places can be asked cheaply whether the document may have changed. Both are written by compare-and-swap: a new
+document replaces only the one that it was made from; otherwise `DesiredStateMoved` is raised.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from marserve.store.sources.source import Entry, Missing, Replaced, Source, Sour
 MOST_READS = 3
 LOCK_LIMIT_S = 30.0
 
-# The tag of a document that is not there: what is written with it is made new.
+# The tag of a missing document; writing with it creates the document.
 ABSENT = ""
 
 
 class DocumentUnreadable(Unavailable):
-    """The document cannot be read, or not be written. The sentence says why."""
+    """The document cannot be read or written. The sentence says why."""
 
 
 class DocumentMissing(DocumentUnreadable):
@@ -37,14 +37,14 @@ class DocumentMissing(DocumentUnreadable):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A document, and the tag of exactly this one."""
+    """A document, and the tag of exactly this content."""
 
     data: bytes
     tag: str
 
 
 class DocumentPlace(Protocol):
-    """Where a document lies."""
+    """The place of a document."""
 
     @property
     def shown(self) -> str:
@@ -55,20 +55,20 @@ class DocumentPlace(Protocol):
         """Whether a document may be put there at all."""
 
     def look(self) -> str:
-        """Something that changes when the document does, got cheaply. Raises DocumentUnreadable."""
+        """A word that changes when the document does, and costs little. Raises DocumentUnreadable."""
 
     def read(self) -> Found:
         """The document. Raises DocumentUnreadable, DocumentMissing if there is no document."""
 
     def write(self, data: bytes, tag: str) -> str:
-        """Put a document in the place of the one with this tag, or (ABSENT) where there is none; gives the new one's.
+        """Replace the document with this tag (ABSENT: create it); returns the new tag.
 
         Raises DesiredStateMoved, DocumentUnreadable.
         """
 
 
 class FilePlace:
-    """A file. A link (as Kubernetes mounts its ConfigMaps) is followed each time, and never replaced itself."""
+    """A file. A link (as in Kubernetes' mounts of ConfigMaps) is followed each time, and never replaced itself."""
 
     can_write = True
 
@@ -77,7 +77,7 @@ class FilePlace:
         self.shown = shown or str(path)
 
     def look(self) -> str:
-        """Which file it is, how large, and when it was written."""
+        """The file's inode, size and time of change."""
         try:
             found = self._path.stat()
         except OSError as error:
@@ -94,7 +94,7 @@ class FilePlace:
         return Found(data, _digest(data))
 
     def write(self, data: bytes, tag: str) -> str:
-        """Rename a finished file into its place, under a lock that every server takes."""
+        """Rename a complete new file over it, under a lock that every server takes."""
         path = self._path.resolve()
         try:
             with locked(path.parent, within_s=LOCK_LIMIT_S):
@@ -118,7 +118,7 @@ class FilePlace:
 
 
 class ObjectPlace:
-    """An object behind an address. `open_source` opens it anew for each question."""
+    """An object behind an address. `open_source` opens it anew for each request."""
 
     def __init__(self, open_source: Callable[[], Source], shown: str) -> None:
         self._open = open_source
@@ -127,12 +127,12 @@ class ObjectPlace:
             self.can_write = hasattr(source, "write")
 
     def look(self) -> str:
-        """The object's ETag, by one question."""
+        """The object's ETag, by one request."""
         with self._source("read") as source:
             return _tag(source.stat())
 
     def read(self) -> Found:
-        """The object. One that is replaced while it is read is read again."""
+        """The object; read again if it is replaced meanwhile."""
         with self._source("read") as source:
             for _ in range(MOST_READS):
                 with contextlib.suppress(Replaced):
@@ -149,7 +149,7 @@ class ObjectPlace:
             return Found(bytes(data), _tag(reading.entry))
 
     def write(self, data: bytes, tag: str) -> str:
-        """Put the object, if it is still the one with this ETag, or still none."""
+        """Put the object, if the present one still has this ETag, or is still missing."""
         with self._source("written") as source:
             writer: Any = source
             of = Entry(source.file_name, None, tag) if tag != ABSENT else None
@@ -169,7 +169,7 @@ class ObjectPlace:
 
 
 def _tag(entry: Entry) -> str:
-    """The ETag; where an origin has none, what else tells one object from the next."""
+    """The ETag; for an origin without ETags, size and time of change."""
     return entry.etag or f"{entry.size}:{entry.modified}"
 
 

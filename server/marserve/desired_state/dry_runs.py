@@ -1,7 +1,7 @@
 """The dry runs of the calls that register, scale, tune, unregister and set the default, as surfaces answer them.
 
-The registry says what would change; here it is refused where the call would be, since a desired state decides, and what
-roll-outs have to do with it is said.
+The registry says what would change. This module adds the refusal of calls while a desired state decides, and notes
+about roll-outs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from marserve.rollout.rollouts import Rollouts
 
 
 class DryRuns:
-    """Each method raises what the call itself would, as far as that can be known before it is made."""
+    """Each method raises what the call itself would raise, as far as that can be foreseen."""
 
     def __init__(self, registry: Registry, changes: Changes, rollouts: Rollouts | None = None) -> None:
         self._registry = registry

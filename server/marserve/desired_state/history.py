@@ -1,8 +1,8 @@
 """The documents that were applied, newest last, in files of a folder: bounded, each written complete or not at all.
 
-One file an entry, `00000042.json`. An entry knows which one undoing it goes back to, so that undoing twice goes
-back twice. The newest file is what was in force when the server last ended, however that came: it is written before the
-moment in which a change comes into force, and taken back when that fails.
+Each entry has a file, `00000042.json`. An entry has the number of the one that undoing it goes back to, so that undoing
+twice goes back twice. However the server ended, the newest file is the document that was in force: it is written just
+before a change comes into force, and removed if that fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from marserve.files.regular import read_regular
 log = logging.getLogger("marserve.rollout")
 
 KEPT = 50
-# A document, escaped, and what is said of it.
+# The bound of a file: an escaped document, and the other members of an entry.
 LARGEST_ENTRY = 64 << 20
 MOST_NUMBER = 99_999_999
 # The last second of the year 9999.
@@ -36,11 +36,11 @@ _NAME = re.compile(r"([0-9]{8})\.json")
 class Applied:
     """One document that came into force.
 
-    `number` counts from 1. `at` is in seconds since the epoch. `by` says what brought it: `start`, `apply`, `undo`,
-    `watch` or `adopt`, or `found` for what a server had before a document came; `what` in a few words what it changed.
-    `document` is its text, `digest` that of what it means.
-    `before` is the number of the entry that undoing goes back to, 0 without one. `is_found`: it says what calls
-    had made; true of an undo that goes back to such an entry, too.
+    `number` counts from 1. `at` is in seconds since the epoch. `by` is its cause: `start`, `apply`, `undo`, `watch` or
+    `adopt`, or `found` for the models that a server had before the first document; `what` says in a few words what it
+    changed. `document` is its text, `digest` that of its canonical form.
+    `before` is the number of the entry that undoing goes back to, 0 without one. `is_found`: its models came by calls,
+    or it is an undo that went back to such an entry.
     """
 
     number: int
@@ -53,11 +53,11 @@ class Applied:
     is_found: bool = False
 
     def state(self) -> DesiredState:
-        """What it says. Raises BadDesiredState for a file that was changed by hand."""
+        """The state in its document. Raises BadDesiredState for a file that was changed by hand."""
         return read(self.document.encode(), f"entry {self.number} of the history")
 
     def told(self, *, is_current: bool) -> dict[str, Any]:
-        """The entry as clients get it, without its text."""
+        """The entry in the answer to a client, without its text."""
         return {
             "number": self.number,
             "at": self.at,
@@ -70,14 +70,14 @@ class Applied:
 
 
 class History:
-    """The entries of one folder; None keeps them in memory alone. All methods block, and one thread calls at a time.
+    """The entries of one folder; with None they are only in memory. All methods block; one thread calls at a time.
 
     With `is_needed` the folder is made at once, and an entry that cannot be written is an error. Without it the first
-    entry makes the folder; where that fails the log says so, and entries last as long as the process.
+    entry makes the folder; if that fails it is logged, and entries last as long as the process.
     """
 
     def __init__(self, folder: Path | None, kept: int = KEPT, *, is_needed: bool = True) -> None:
-        """Read what is there. A file that is damaged or not an entry is left alone and logged. Raises OSError."""
+        """Read the entries. A file that is damaged or not an entry is left alone and logged. Raises OSError."""
         self._folder = folder
         self._kept = kept
         self._is_needed = is_needed
@@ -98,7 +98,7 @@ class History:
     def _read(self, folder: Path) -> None:
         for path in sorted(folder.iterdir()):
             if path.name.endswith(".part"):
-                path.unlink(missing_ok=True)  # of a server that was killed while it wrote
+                path.unlink(missing_ok=True)  # left by a server that was killed during a write
             if not _NAME.fullmatch(path.name):
                 continue
             try:
@@ -116,19 +116,19 @@ class History:
 
     @property
     def newest(self) -> Applied | None:
-        """What is in force, or was when the server last ended."""
+        """The entry in force, or that was in force when the server last ended."""
         return self.entries[-1] if self.entries else None
 
     def find(self, number: int) -> Applied | None:
-        """An entry by its number; None for one that is not kept any more."""
+        """An entry by its number; None if it is not kept any more."""
         return next((entry for entry in self.entries if entry.number == number), None)
 
     def add(
         self, state: DesiredState, *, at: float, by: str, what: str, before: int | None = None, is_found: bool = False
     ) -> Applied:
-        """Write an entry, after which this document is the one in force. Raises OSError; nothing is changed then.
+        """Write an entry, which makes this document the one in force. Raises OSError; nothing is changed then.
 
-        `before` is what undoing it goes back to; the newest entry if not given.
+        `before` is the entry that undoing goes back to; the newest entry if not given.
         """
         newest = self.newest
         number = newest.number + 1 if newest is not None else 1
@@ -163,7 +163,7 @@ class History:
         self._folder = None
 
     def take_back(self, entry: Applied) -> None:
-        """Remove the newest entry: it did not come into force after all."""
+        """Remove the newest entry, which did not come into force."""
         if self.newest is not entry:
             return
         if self._folder is not None:

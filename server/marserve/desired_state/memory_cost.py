@@ -1,9 +1,9 @@
-"""What a declared version will take in memory, before it is loaded, and whether its archive is there at all.
+"""The memory that a declared version will take, before it is loaded; and whether its archive is available at all.
 
-The memory is declared, or estimated from the archive's end.
+The memory is declared, or estimated from the archive's directory.
 
-Archives of the store are looked at where they lie; of those that lie elsewhere the directory and the heads of weights
-are read by ranges, a few hundred kilobytes mostly. An estimate has a time limit; None if it is not known. Blocks.
+Archives of the store are read in place; of remote archives the directory and the heads of weights are read by ranges,
+mostly a few hundred kilobytes. An estimate has a time limit, and is None if it is not known. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ MOST_KEPT = 256
 
 
 class MemoryCost:
-    """Estimates, each archive looked at once."""
+    """Estimates; each archive is read once."""
 
     def __init__(self, store: LocalStore, open_source: Callable[[str], Source | None]) -> None:
-        """`open_source` opens an address that may be fetched; None without an address or ranges."""
+        """`open_source` opens an address that may be fetched; it returns None without an address or ranges."""
         self._store = store
         self._open = open_source
         self._known: dict[str, WeightSize | None] = {}
 
     def __call__(self, version: DesiredVersion) -> int | None:
-        """What the version will take with the workers that it has at least, in bytes; None if unknown."""
+        """The bytes that the version will take with its least number of workers; None if unknown."""
         size = self._size(version)
         if size is None:
             return None
@@ -56,9 +56,10 @@ class MemoryCost:
         return need.loading(workers)
 
     def trouble(self, version: DesiredVersion) -> str | None:
-        """Why its archive cannot be had now: missing, not allowed, out of reach; None where nothing speaks against it.
+        """Why its archive is not available now: missing, not allowed or out of reach; None if it seems available.
 
-        An address with a digest may be in a cache: then only that it is not allowed counts. Asks its origin each time.
+        An archive with a digest may be in a cache, so that only the permission is checked. Others ask the origin each
+        time.
         """
         url = split_digest(version.source)[0]
         if not is_address(url):
@@ -132,7 +133,7 @@ class RangeFile(Seekable):
         self._blocks: dict[int, bytes] = {}
 
     def read(self, size: int = -1) -> bytes:
-        """Read on; fewer bytes than asked for only at the end."""
+        """Read the next bytes; fewer than asked for only at the end."""
         end = self._size if size < 0 else min(self._size, self._at + size)
         pieces = []
         while self._at < end:

@@ -1,7 +1,7 @@
-"""What clients may change of the models: directly; or, where a desired state decides, through it or not at all.
+"""How clients may change models: directly; or, if a desired state decides, through it or not at all.
 
-Surfaces (REST, gRPC) change models through a `Changes` and read them from the registry. What the server does by itself
-(workflows' nodes, autoscaling, roll-outs, new versions by a declared policy) does not come here.
+Surfaces (REST, gRPC) change models through a `Changes` and read them from the registry. Changes by the server itself
+(workflows' nodes, autoscaling, roll-outs, new versions by a declared policy) do not pass through here.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from marserve.store.addresses.pinned_digest import split_digest
 
 
 class Changes(Protocol):
-    """The calls that change models, as surfaces make them. Each raises what the registry's raises.
+    """The calls that change models, as surfaces make them. Each raises what the registry's call raises.
 
-    `takes_what_is_there`: a registration takes what lies at its address now, whatever the store has under its name.
+    `takes_what_is_there`: a registration fetches from its address even if the store has a file of its name.
     """
 
     takes_what_is_there: bool
 
     def check(self, call: str) -> None:
-        """Raise DesiredStateDecides where a call that is not named here (`swap`, say) would change what is declared."""
+        """Raise DesiredStateDecides if a call without a method here (such as `swap`) would change declared models."""
 
     def vet(self, call: str) -> list[str]:
-        """What a dry run of a call that is named here has to say of where it goes; `call` is what it would do.
+        """Notes for the dry run of a call with a method here: where its change would go. `call` says what it would do.
 
-        Raises DesiredStateDecides where the call itself would.
+        Raises DesiredStateDecides if the call itself would.
         """
 
     async def register(self, parameters: RegisterParameters) -> Registered:
@@ -78,7 +78,7 @@ class Changes(Protocol):
 
 
 class DirectChanges:
-    """Changes go to the registry. No desired state decides."""
+    """Changes go to the registry, as no desired state decides."""
 
     takes_what_is_there = False
 
@@ -89,7 +89,7 @@ class DirectChanges:
         """Do nothing: all changes are allowed."""
 
     def vet(self, call: str) -> list[str]:
-        """Nothing: no document decides."""
+        """Return no notes, as no document decides."""
         return []
 
     async def register(self, parameters: RegisterParameters) -> Registered:
@@ -138,7 +138,7 @@ class DirectChanges:
 
 
 class RefusedChanges:
-    """A desired state decides alone: every change is refused, with what to do instead."""
+    """Refuses every change, as a desired state decides; the error says what to do instead."""
 
     takes_what_is_there = False
 
@@ -203,7 +203,7 @@ class RefusedChanges:
 
 
 class AdoptedChanges:
-    """A desired state decides, and what calls change is written into it by compare-and-swap, and applied from there."""
+    """Writes the changes of calls into the desired state's document by compare-and-swap, and applies it."""
 
     takes_what_is_there = True  # so does the document
 
@@ -212,7 +212,7 @@ class AdoptedChanges:
         self._reconciler = reconciler
 
     def check(self, call: str) -> None:
-        """Refuse what would change what the document says, without saying it there."""
+        """Refuse a call that would change declared models without changing the document."""
         place = self._reconciler.place
         raise DesiredStateDecides(
             place.shown if place is not None else "the desired state",
@@ -221,12 +221,12 @@ class AdoptedChanges:
         )
 
     def vet(self, call: str) -> list[str]:
-        """Say that the change is written into the document."""
+        """Note that the change would be written into the document."""
         place = self._reconciler.place
         return [f"it would be written into {place.shown}, and applied from there"] if place is not None else []
 
     async def register(self, parameters: RegisterParameters) -> Registered:
-        """See `Registry.register`. The archive is looked into first: it says which version it is."""
+        """See `Registry.register`. The archive is read first, as it says which version it is."""
         async with self._registry.looking_into(parameters) as (model, name):
             version = _declared(parameters)
 
@@ -258,7 +258,7 @@ class AdoptedChanges:
         wanted = {"batchSize": batch_size, "maxBatchDelay": _milliseconds(max_batch_delay_s)}
         given = {key: value for key, value in wanted.items() if value is not None}
         await self._configure(model, version, given, "tuned")
-        # Asked for with the values in force, it changes nothing and gives the sentence.
+        # With the values in force it changes nothing and returns the sentence.
         return self._registry.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
 
     async def _configure(self, model: str, version: str | None, values: Mapping[str, Any], what: str) -> None:
@@ -277,7 +277,7 @@ class AdoptedChanges:
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """See `Registry.unregister`."""
         name = self._registry.name_of(model, version)
-        if version not in (None, name):  # labels name none to leave
+        if version not in (None, name):  # a label is not enough
             raise VersionNotFound(model, version)
 
         def remove(state: DesiredState) -> DesiredState:
@@ -362,7 +362,7 @@ class AdoptedChanges:
 
 
 def _declared(parameters: RegisterParameters) -> DesiredVersion:
-    """What a document says of a version that is registered so."""
+    """The declaration of a version with these parameters."""
     config = {
         "batchSize": parameters.batch_size,
         "maxBatchDelay": _milliseconds(parameters.max_batch_delay_s),

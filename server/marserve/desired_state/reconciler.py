@@ -1,12 +1,12 @@
 """Brings a server to its desired state, keeps it there, and goes back. One change at a time.
 
-A change is one transaction over all its models: everything new loads beside what serves; only when all of it is ready
-is everything switched, between two awaits; a failure leaves what served and undoes what was begun.
+A change is one transaction over all its models. All new versions load beside those that serve. When all are ready,
+everything is switched between two awaits. After a failure the old versions go on, and the new ones end.
 
     document → `diff.compare` with what is registered → load, wait → history → the document's place → commit → retire
 
-The history's entry and the document are written before the moment of the change, so a server that is killed comes back
-with one of the two states, never with a mixture: what the document says, or what was in force before.
+The history's entry and the document are written before the switch. A server that is killed therefore comes back with
+one of two states, never with a mixture: the document's, or the one in force before.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ By = Literal["start", "apply", "undo", "watch", "adopt"]
 Unnamed = Literal["refuse", "prune", "adopt"]
 """What becomes of versions that no document names, where no document decides: see `Diff.unnamed`."""
 Result = TypeVar("Result")
-# Changes that wait for one another; one more is refused.
+# The most changes that may wait; one more is refused.
 MOST_WAITING = 64
-# How often a document of the place that failed is tried again, and how long after its first failure; then twice that.
+# How often a failed document of the place is tried again, and the first pause; each next pause is twice as long.
 MOST_RETRIES = 5
 FIRST_RETRY_S = 30.0
-# What a document is called that came with a call.
+# The name of a document that came with a call.
 SENT = "the document"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A document of the place that could not be applied, as the last of `tries` in a row ended.
+    """A document of the place that could not be applied, after the last of `tries` in a row.
 
-    `at`, and when it is tried again by itself, are in seconds since the epoch; None: not before it changes or a call
-    asks for it. `tag` is the document's.
+    `at` and `retry_at` are in seconds since the epoch. Without a `retry_at` it is tried again only when it changes or a
+    call asks for it. `tag` is the document's.
     """
 
     message: str
@@ -73,16 +73,16 @@ class Failure:
     retry_at: float | None = None
 
     def document(self) -> dict[str, Any]:
-        """As clients get it."""
+        """The failure in the answer to a client."""
         told = {"message": self.message, "at": self.at, "tries": self.tries}
         return told if self.retry_at is None else {**told, "retryAt": self.retry_at}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change did: the entry of the history that is in force now, the steps, and how long it took, in seconds.
+    """What a change did: the history's entry that is in force now, the steps, and its time in seconds.
 
-    `state` is the document with what was adopted into it, None where nothing was.
+    `state` is the document with the adopted versions, None without any.
     """
 
     entry: Applied | None
@@ -117,7 +117,7 @@ class Counts:
 class Reconciler:
     """The desired state of one server. Every method is called on the event loop.
 
-    Without a `place` nothing is watched: documents come with calls, and other calls may change the models as well.
+    Without a `place` documents come with calls, and other calls may change the models as well.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Reconciler:
         now: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`weigh` estimates what a version will take in memory, in bytes; it blocks, and may not know.
+        """`weigh` estimates the memory of a version in bytes, None if unknown; it blocks.
 
-        `find_trouble` says why a version's archive cannot be had now, None where nothing is known; it blocks, too.
+        `find_trouble` says why a version's archive is not available now, None if it seems available; it blocks, too.
 
-        `interval_s` is the pause between looks at the place; `chance` jitters it. What a change replaces the registry
-        keeps loaded for `undo_window_s`. What failed is tried again after `first_retry_s` at the earliest.
+        `interval_s` is the pause between looks at the place; `chance` jitters it. The registry keeps replaced versions
+        loaded for `undo_window_s`. A failed document is tried again after `first_retry_s` at the earliest.
         """
         self._registry = registry
         self._history = history
@@ -155,7 +155,7 @@ class Reconciler:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._seen: str | None = None
         self._current: DesiredState | None = None
-        # Whether what is in force is what calls had made, and undo has brought back.
+        # Whether the models in force came by calls, and undo has brought them back.
         self._is_found = False
         self.failure: Failure | None = None
         self.unreadable: str | None = None
@@ -166,15 +166,15 @@ class Reconciler:
 
     @property
     def current(self) -> DesiredState | None:
-        """What is in force; None where nothing was applied since the start."""
+        """The state in force; None if none was applied since the start."""
         return self._current
 
     def policies(self) -> list[tuple[str | None, NewVersions]]:
-        """What happens on new versions below which prefixes; the model they belong to, None for any."""
+        """The watched prefixes with their policies, each with the model that it belongs to, None for any."""
         return [] if self._current is None else self._current.policies()
 
     def remarks(self) -> list[str]:
-        """Sentences for readiness probes: the server is ready, but not with what the document says."""
+        """Sentences for readiness probes: the server is ready, but not with the document's models."""
         told = []
         if self.failure is not None:
             told.append(f"the desired state is not in force: {self.failure.message}")
@@ -183,7 +183,7 @@ class Reconciler:
         return told
 
     def describe(self) -> dict[str, Any]:
-        """How things stand."""
+        """The state in force, a change under way, and the last failure, in the answer to a client."""
         newest = self._history.newest
         told: dict[str, Any] = {
             "source": None if self.place is None else self.place.shown,
@@ -202,7 +202,7 @@ class Reconciler:
         return told
 
     def kept_by_model(self) -> dict[str, float]:
-        """How many versions stay loaded for undo."""
+        """The number of versions that stay loaded for undo, by model."""
         return dict(Counter(kept["model"] for kept in self._registry.kept()))
 
     def history(self) -> list[dict[str, Any]]:
@@ -214,11 +214,11 @@ class Reconciler:
         ]
 
     def entry(self, number: int) -> Applied | None:
-        """One of them."""
+        """An entry of the history by its number, None if it is not kept."""
         return self._history.find(number)
 
     async def plan(self, data: bytes | None = None, unnamed: Unnamed = "refuse") -> Diff:
-        """What applying this document (None: the one in the place) would do. Changes nothing.
+        """The steps that applying this document (None: the one in the place) would take. Changes nothing.
 
         Raises BadDesiredState, DocumentUnreadable, and BadInput as `apply`.
         """
@@ -228,10 +228,10 @@ class Reconciler:
         return await self._weighed(replace(diff, adopted=adopted), state)
 
     def _compare(self, state: DesiredState, undone_to: str | None) -> Diff:
-        """What leads to a state, and what of it is loaded still; undoing goes to the state of the digest `undone_to`.
+        """The steps to a state, and which of its versions are still loaded. Undo goes to the digest `undone_to`.
 
-        With a digest of its own what is kept is exactly what is wanted. Without one it is only where the state that it
-        served is gone back to: its address may have something else by now.
+        A kept version with an archive digest is exactly the wanted one. Without a digest its address may have something
+        else by now, so it is used only to go back to the state that it served.
         """
         diff = compare(self._registry.actual(), state)
 
@@ -246,13 +246,13 @@ class Reconciler:
         return replace(diff, steps=tuple(steps), undo_window_s=0.0 if undone_to else self._undo_window_s)
 
     async def _named(self, diff: Diff, *, undoing: bool) -> Diff:
-        """The steps, and which versions they unload that no document named, on a server where no document decides.
+        """The steps, and on a server where no document decides the versions that they unload and no document named.
 
-        Undoing also knows what the newest entry named: after a restart nothing is in force.
+        Undo also looks at the newest entry, because no state is in force after a restart.
         """
         if self.place is not None:
             return diff
-        actual = self._registry.actual()  # before anything is waited for: it is what the steps were made of
+        actual = self._registry.actual()  # before the first await: the steps were made of the same state
         entry = self._history.newest if undoing else None
         newest = None if entry is None else await asyncio.to_thread(entry.state)
         by_call = None if self._is_found else self._current
@@ -268,7 +268,7 @@ class Reconciler:
     async def _with_existing(
         self, state: DesiredState, undone_to: str | None, unnamed: Unnamed
     ) -> tuple[DesiredState, tuple[Name, ...]]:
-        """The state, with the versions that it would unload where they are to be adopted; and which those are."""
+        """The state, with the versions that it would unload if these are to be adopted; and their names."""
         if unnamed != "adopt":
             return state, ()
         if self.place is not None:
@@ -284,7 +284,7 @@ class Reconciler:
         return whole, names
 
     async def _wanted(self, data: bytes | None) -> tuple[DesiredState, Found | None]:
-        """The state that is asked for, and the document as it lies in the place now."""
+        """The state that is asked for, and the document that is in the place now."""
         found = await self._in_place(may_be_absent=data is not None)
         if data is not None:
             return await asyncio.to_thread(read, data, SENT), found
@@ -293,9 +293,9 @@ class Reconciler:
         return await asyncio.to_thread(read, found.data, self.place.shown), found
 
     async def _in_place(self, *, may_be_absent: bool) -> Found | None:
-        """The document as it lies in the place now; None without a place.
+        """The document that is in the place now; None without a place.
 
-        A call with a document may come while the place is empty: it then has nothing, under the tag ABSENT.
+        With `may_be_absent` a missing document is an empty one with the tag ABSENT.
         """
         if self.place is None:
             return None
@@ -307,7 +307,7 @@ class Reconciler:
             return Found(b"", ABSENT)
 
     async def _weighed(self, diff: Diff, state: DesiredState) -> Diff:
-        """The steps with what they take in memory."""
+        """The steps with the memory that they take, and the archives that are not available."""
         actual = self._registry.actual()
 
         def cost(step: Step) -> int | None:
@@ -319,7 +319,7 @@ class Reconciler:
                 return self._weigh(state.models[step.model].versions[step.version])
             model = actual.get(step.model)
             gone = None if model is None else model.versions.get(step.version)
-            if gone is None:  # a call has unloaded it since
+            if gone is None:  # a call has unloaded it meanwhile
                 return None
             weight = self._weigh(
                 DesiredVersion(gone.source, config={"minWorkers": gone.workers[0], "maxWorkers": gone.workers[1]})
@@ -344,13 +344,13 @@ class Reconciler:
         wait: bool = False,
         unnamed: Unnamed = "refuse",
     ) -> Outcome:
-        """Have what this document says, or (None) the one in the place, even if that has failed before.
+        """Apply this document, or (None) the one in the place, even if that has failed before.
 
-        A document that came with the call takes the place's. `if_digest` is that of what must be in force now. With
-        `wait` a change that is under way is waited for. Where no document decides, `unnamed` says what becomes of
+        A document of the call replaces the one in the place. `if_digest` is the digest that must be in force now. With
+        `wait` the call waits for a change that is under way. If no document decides, `unnamed` says what happens to
         versions that came by calls and that the document does not name. Raises BadDesiredState, ApplyUnderWay,
-        ApplyFailed, DesiredStateMoved, DocumentUnreadable, WouldUnload, and BadInput for what cannot be adopted; then
-        nothing was changed.
+        ApplyFailed, DesiredStateMoved, DocumentUnreadable, WouldUnload, and BadInput for versions that cannot be
+        adopted; then nothing was changed.
         """
         return await self._alone(self._apply(data, if_digest, unnamed), wait=wait)
 
@@ -370,15 +370,15 @@ class Reconciler:
         return replace(outcome, diff=replace(outcome.diff, adopted=adopted), state=state if adopted else None)
 
     async def undo(self, *, unnamed: Unnamed = "refuse") -> Outcome:
-        """Go back to the document before the one in force, and have the place say so too.
+        """Go back to the document before the one in force, and write it into the place.
 
-        Where no document decides, this is also what was there before the first one, after a restart too. Raises
-        NothingToUndo, and as `apply`.
+        If no document decides, undo also goes back to the models before the first document, even after a restart.
+        Raises NothingToUndo, and as `apply`.
         """
         return await self._alone(self._undo(unnamed))
 
     async def plan_undo(self, unnamed: Unnamed = "refuse") -> Diff:
-        """What undoing would do. Raises NothingToUndo, and BadInput as `apply`."""
+        """The steps that `undo` would take. Raises NothingToUndo, and BadInput as `apply`."""
         target = self._before()
         state, adopted = await self._with_existing(await asyncio.to_thread(target.state), target.digest, unnamed)
         diff = await self._named(self._compare(state, target.digest), undoing=True)
@@ -409,9 +409,9 @@ class Reconciler:
         return replace(outcome, diff=replace(outcome.diff, adopted=adopted))
 
     async def change(self, edit: Callable[[DesiredState], DesiredState], what: str) -> Outcome:
-        """Have what the document says with one thing changed, and write it back. Changes wait for one another.
+        """Apply the place's document with one edit, and write it back. Changes wait for one another.
 
-        `edit` may raise what it likes; nothing is changed then.
+        `edit` may raise any error; nothing is changed then.
         """
         return await self._alone(self._change(edit, what), wait=True)
 
@@ -422,10 +422,10 @@ class Reconciler:
         return await self._bring_about(state, "adopt", state.write(), found, what=what)
 
     async def let_go(self, gone: Sequence[tuple[str | None, NewVersions]]) -> None:
-        """Unload what policies of an earlier document let in and the one in force does not name.
+        """Unload versions that policies of an earlier document let in and that the one in force does not name.
 
-        Applying that document took away what there was; what was being loaded meanwhile came afterwards. To be called
-        once these policies do nothing any more.
+        Applying the document in force removed those that were there; others may still have been loading. To be called
+        when these policies have ended.
         """
         try:
             await self._alone(self._let_go(gone), wait=True)
@@ -449,7 +449,7 @@ class Reconciler:
             await self._bring_about(state, "watch", None, None)
 
     async def _alone(self, work: Coroutine[Any, Any, Result], *, wait: bool = False) -> Result:
-        """Run a change to its end, even when the caller goes; another one meanwhile is refused, or waits."""
+        """Run a change to its end, even if the caller is cancelled; another one meanwhile is refused, or waits."""
         if self._lock.locked() and (not wait or len(self._tasks) >= MOST_WAITING):
             work.close()
             raise ApplyUnderWay
@@ -469,7 +469,7 @@ class Reconciler:
             log.error("A change of the desired state failed", exc_info=error)
 
     async def stop(self) -> None:
-        """Wait until no change is under way; what loads is given up by the registry, which stops first."""
+        """Wait until no change is under way. The registry, which stops first, gives up what loads."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -484,9 +484,9 @@ class Reconciler:
         undone_to: Applied | None = None,
         may_unload: bool = False,
     ) -> Outcome:
-        """Carry a change out. `writes` is what the place is to hold, in the place of `found`.
+        """Carry a change out. `writes` is the document that is to replace `found` in the place.
 
-        `undone_to` is the entry that undoing goes back to. With `may_unload` versions go that no document named.
+        `undone_to` is the entry that undo goes back to. With `may_unload` versions that no document named may go.
         """
         began = time.monotonic()
         if writes is not None and self.place is not None and not self.place.can_write:
@@ -497,7 +497,7 @@ class Reconciler:
         diff = self._compare(state, digest)
         earlier = None
         if self.place is None:
-            # Calls go on while files are read: what is carried out is what was looked at.
+            # Calls may change models while files are read: compare again until nothing changed meanwhile.
             while True:
                 looked = await self._named(diff, undoing=undone_to is not None)
                 if looked.unnamed and not may_unload:
@@ -538,7 +538,7 @@ class Reconciler:
             except BaseException:
                 await change.transaction.abandon()
                 raise
-            # Undoing is no change to go back from: what it has replaced has no further use.
+            # A second undo goes further back, so the versions that an undo replaced need not be kept.
             change.transaction.retire(left, keep_of=None if by == "undo" else served.digest if served else "")
         except (LoadFailed, ApplyFailed) as error:
             failures = error.failures if isinstance(error, ApplyFailed) else [_sentence("a version", error)]
@@ -559,9 +559,9 @@ class Reconciler:
         return Outcome(entry, diff, self.counts.last_seconds)
 
     async def _as_found(self) -> DesiredState | None:
-        """What the server has, where that is not what the newest document says: calls have changed it since.
+        """The server's models as a document, if calls have changed them since the newest document.
 
-        None where the two are the same, and for models that cannot stand in a document: undo will not bring those back.
+        None if they are the same, or if a document cannot have them; undo will not bring those back.
         """
         actual, newest = self._registry.actual(), self._history.newest
         known = self._current or (await asyncio.to_thread(newest.state) if newest is not None else None)
@@ -578,9 +578,9 @@ class Reconciler:
     def _remember_both(
         self, earlier: DesiredState | None, state: DesiredState, by: By, what: str, target: Applied | None
     ) -> list[Applied]:
-        """Write what was there before a document came, where that is to be remembered, and the document. Blocks.
+        """Write the state before the document (`earlier`), if there is one to remember, and the document. Blocks.
 
-        `target` is the entry that undoing goes back to. Raises OSError; nothing is written then.
+        `target` is the entry that undo goes back to. Raises OSError; nothing is written then.
         """
         before = None if target is None else target.before
         is_found = target is not None and target.is_found and target.digest == state.digest
@@ -602,8 +602,9 @@ class Reconciler:
             self._seen = tag
 
     def _note_failure(self, error: MarserveError, found: Found | None, by: By) -> None:
-        """A document of the place is tried again a few times, for what failed may be mended without it: an archive that
-        was not there yet, memory that was taken. One that came with a call is its sender's affair.
+        """Log a failure. A document of the place is tried again a few times, as the cause may end by itself.
+
+        Such causes are a missing archive, or memory in use. A document that came with a call is not tried again.
         """
         self.counts.failed += 1
         log.error("The desired state was not applied (%s), what served goes on: %s", by, error)
@@ -627,15 +628,15 @@ class Reconciler:
     # ------------------------------------------------------------------------------------------- start
 
     def newest(self) -> Applied | None:
-        """What was in force when the server last ended."""
+        """The entry that was in force when the server last ended."""
         return self._history.newest
 
     async def start(self, found: Found | None) -> tuple[list[str], list[str]]:
-        """Load what the document says, for a server that has nothing yet; the models, and sentences about failures.
+        """Load the document's models into a server without any; returns the models, and sentences about failures.
 
-        Versions are found by requests as soon as they begin to load. If not all of it comes up, what was in force
-        before is loaded in its place; where that is the same, or nothing, what does come up serves. `found` is the
-        document, None where it could not be read.
+        Requests find versions as soon as these begin to load. If one of them fails, the state in force before is loaded
+        in place of the document's; if that is the same, or there is none, the versions that load serve. `found` is the
+        document, None if it could not be read.
         """
         return await self._alone(self._start(found))
 
@@ -675,7 +676,7 @@ class Reconciler:
             log.error("The history of desired states cannot be written: %s", error)
 
     async def _load_first(self, state: DesiredState, *, is_whole: bool) -> list[str]:
-        """Load all of it; with `is_whole` nothing stays where something fails. Sentences about what failed."""
+        """Load all versions; with `is_whole` none stays after a failure. Returns sentences about failures."""
         change = _Change(self._registry.begin_change(), compare(self._registry.actual(), state), self._tell)
         try:
             failures = await change.load_first(state)
@@ -691,21 +692,21 @@ class Reconciler:
     # ------------------------------------------------------------------------------------------- watching
 
     async def watch(self) -> None:
-        """Look at the place from time to time, and apply what is new there. Runs until cancelled."""
+        """Look at the place from time to time, and apply a new document. Runs until cancelled."""
         if self.place is None:
             return
         looked: str | None = None
         while True:
-            # A fleet that was started together does not ask together.
+            # Jitter, so that servers that were started together do not look at the same time.
             await asyncio.sleep(self._interval_s * (0.75 + 0.5 * self._chance()))
             try:
                 looked = await self.look(looked)
             except Exception:
-                # A border: whatever is wrong with one look, there must be a next one.
+                # A border: after any error the next look must follow.
                 log.exception("A look at the desired state failed; what is in force stays, and the next look follows")
 
     async def look(self, looked: str | None) -> str | None:
-        """Look once; `looked` is the last look's result, None at first. Returns this one's."""
+        """Look once; `looked` is the last look's tag, None at first. Returns this one's."""
         assert self.place is not None
         if self._lock.locked():
             return looked
@@ -734,7 +735,7 @@ class Reconciler:
         return told
 
     async def _take(self, found: Found) -> None:
-        """Apply what was found in the place."""
+        """Apply the document that was found in the place."""
         assert self.place is not None
         self._seen = found.tag
         try:
@@ -746,7 +747,7 @@ class Reconciler:
 
 
 class DesiredStateIsAnother(ClientError):
-    """What is in force is not what the caller made the change from."""
+    """The state in force is not the one that the caller made the change from."""
 
     cause = "desired_state"
 
@@ -756,7 +757,7 @@ class DesiredStateIsAnother(ClientError):
 
 
 def _says(found: Found, state: DesiredState) -> bool:
-    """Whether the document in the place means this already."""
+    """Whether the document in the place has the same meaning as `state`."""
     try:
         return found.tag != ABSENT and read(found.data).digest == state.digest
     except BadDesiredState:
@@ -764,7 +765,7 @@ def _says(found: Found, state: DesiredState) -> bool:
 
 
 def _in_words(diff: Diff) -> str:
-    """What a change did, in a few words."""
+    """The steps of a change in a few words."""
     words = []
     for kinds, word in ((("load",), "loaded"), (("unload",), "unloaded"), (("scale-up", "scale-down"), "scaled")):
         named = dict.fromkeys(f"{step.model} {step.version}" for step in diff.steps if step.kind in kinds)
@@ -783,7 +784,7 @@ def _in_words(diff: Diff) -> str:
 
 
 class _Change:
-    """One change under way: the steps, and what was begun of them."""
+    """One change under way: the steps, and the versions that were begun."""
 
     def __init__(self, transaction: Transaction, diff: Diff, tell: Callable[[str, int, int], None]) -> None:
         self.transaction = transaction
@@ -793,7 +794,7 @@ class _Change:
         self._taken: list[Version] = []
 
     def take_back(self) -> None:
-        """Have back what is loaded still; other versions of the models that the rest belongs to end."""
+        """Take back versions that are still loaded; end other kept versions of the models that have to load."""
         for step in self._diff.of("load"):
             if step.is_loaded:
                 assert step.version is not None
@@ -801,7 +802,7 @@ class _Change:
         self.transaction.make_way(step.model for step in self._diff.of("load") if not step.is_loaded)
 
     async def load(self) -> None:
-        """Load everything new beside, and wait until all of it is ready. Raises ApplyFailed."""
+        """Load all new versions beside those that serve, and wait until all are ready. Raises ApplyFailed."""
         steps = [step for step in self._diff.of("load") if not step.is_loaded]
         works: list[Coroutine[Any, Any, Version]] = [self.transaction.prepare(_registration(step)) for step in steps]
         self._loaded = await self._together("load", [f"{step.model} {step.version}" for step in steps], works)
@@ -814,7 +815,7 @@ class _Change:
         await self._together("wait-ready", names, [self.transaction.wait(version) for version in waiting])
 
     async def _together(self, phase: str, names: list[str], works: list[Coroutine[Any, Any, Result]]) -> list[Result]:
-        """Do all of it side by side. At the first failure the rest is given up. Raises ApplyFailed."""
+        """Run the works side by side. After the first failure the others are given up. Raises ApplyFailed."""
         tasks = [asyncio.ensure_future(work) for work in works]
         pending = set(tasks)
         self._tell(phase, 0, len(tasks))
@@ -828,7 +829,7 @@ class _Change:
         if not errors:
             return [task.result() for task in tasks]
         if phase == "load":
-            # What is being unpacked cannot be given up half way; what comes of it is abandoned with the rest.
+            # An intake cannot be given up half way; its version is abandoned with the others.
             await asyncio.gather(*pending, return_exceptions=True)
         else:
             for task in pending:
@@ -841,7 +842,7 @@ class _Change:
         raise ApplyFailed(SENT, [_sentence(name, error) for name, error in errors], is_authors=is_authors)
 
     def commit_of(self, state: DesiredState) -> Commit:
-        """What is to be in force at once."""
+        """What comes into force at the switch."""
         diff = self._diff
         commit = Commit(publish=[*self._loaded, *self._taken])
         for step in diff.steps:
@@ -866,7 +867,7 @@ class _Change:
         return commit
 
     async def load_first(self, state: DesiredState) -> list[str]:
-        """Load everything, found by requests from the beginning; sentences about what failed. Nothing served before."""
+        """Load everything into a server without models; requests find versions at once. Sentences about failures."""
         steps = self._diff.of("load")
         works = [self.transaction.prepare(_registration(step), publish=True) for step in steps]
         ends = await asyncio.gather(*works, return_exceptions=True)

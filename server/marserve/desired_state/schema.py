@@ -1,4 +1,4 @@
-"""The JSON Schema of a desired state, for editors and checkers: the rules of `document.py` that a schema can say.
+"""The JSON Schema of a desired state, for editors and checkers: the rules of `document.py` that a schema can express.
 
 `python -m marserve.desired_state.schema > docs/models.schema.json` writes the file that is published; a test compares.
 """
@@ -16,7 +16,7 @@ from marserve.registry.intake.registration import MOST_WORKERS
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 _WORKERS: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": MOST_WORKERS}
-# A version's name is text; what YAML reads as a number is taken as it is written.
+# A version's name is text; a number in YAML is taken as it is written.
 _VERSION_NAME: dict[str, Any] = {"type": ["string", "number"]}
 
 
