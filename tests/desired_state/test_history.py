@@ -95,4 +95,4 @@ def test_without_a_folder_it_is_kept_in_memory() -> None:
     add(history, 2)
 
     assert history.newest is not None
-    assert history.newest.told(is_current=True)["undoGoesTo"] == 1
+    assert history.newest.describe(is_current=True)["undoGoesTo"] == 1

@@ -69,16 +69,16 @@ class Step:
 
     def document(self) -> dict[str, Any]:
         """The step in the answer to a client."""
-        told: dict[str, Any] = {"step": self.kind, "phase": self.phase, "model": self.model}
+        members: dict[str, Any] = {"step": self.kind, "phase": self.phase, "model": self.model}
         if self.version is not None:
-            told["version"] = self.version
+            members["version"] = self.version
         if self.detail:
-            told["detail"] = self.detail
+            members["detail"] = self.detail
         if self.is_loaded:
-            told["isLoaded"] = True
+            members["isLoaded"] = True
         if self.memory_bytes is not None:
-            told["memoryBytes"] = self.memory_bytes
-        return told
+            members["memoryBytes"] = self.memory_bytes
+        return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ def _in_place(model: str, version: str, found: ActualVersion, wanted: DesiredVer
         if key in wishes and wishes[key] != found.config.get(key)
     }
     if tuned:
-        told = ", ".join(f"{key} {found.config.get(key)} → {value}" for key, value in tuned.items())
-        yield Step("tune", model, version, told, {key: found.config.get(key) for key in tuned}, tuned)
+        changes = ", ".join(f"{key} {found.config.get(key)} → {value}" for key, value in tuned.items())
+        yield Step("tune", model, version, changes, {key: found.config.get(key) for key in tuned}, tuned)
 
 
 def _possible(workers: tuple[int, int], found: ActualVersion, sleeps: bool) -> tuple[int, int]:
@@ -238,14 +238,14 @@ def _traffic(name: str, have: ActualModel | None, want: DesiredModel, stays: set
         ("shadow", have.shadow if have is not None else None, want.shadow),
     ):
         if before != after:
-            yield Step("traffic" if kind == "traffic" else "shadow", name, None, _told(after), before, after)
+            yield Step("traffic" if kind == "traffic" else "shadow", name, None, _shown(after), before, after)
 
 
 def _labels(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{label} → {version}" for label, version in sorted(labels.items()))
 
 
-def _told(value: Mapping[str, Any] | None) -> str:
+def _shown(value: Mapping[str, Any] | None) -> str:
     if value is None:
         return "none"
     weights = value.get("weights")

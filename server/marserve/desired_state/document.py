@@ -121,19 +121,19 @@ class DesiredModel:
 
     def document(self) -> dict[str, Any]:
         """Its members in canonical form."""
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "versions": {name: version.document() for name, version in sorted(self.versions.items())},
             "default": self.default,
         }
         if self.labels:
-            told["labels"] = dict(sorted(self.labels.items()))
+            members["labels"] = dict(sorted(self.labels.items()))
         if self.traffic is not None:
-            told["traffic"] = _sorted(self.traffic)
+            members["traffic"] = _sorted(self.traffic)
         if self.shadow is not None:
-            told["shadow"] = _sorted(self.shadow)
+            members["shadow"] = _sorted(self.shadow)
         if self.new_versions is not None:
-            told["newVersions"] = self.new_versions.document()
-        return told
+            members["newVersions"] = self.new_versions.document()
+        return members
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class DesiredState:
 
     def document(self) -> dict[str, Any]:
         """The canonical form: states with the same meaning have the same document."""
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "format": FORMAT,
             "models": {name: model.document() for name, model in sorted(self.models.items())},
         }
         if self.new_versions:
-            told["newVersions"] = [each.document() for each in self.new_versions]
-        return told
+            members["newVersions"] = [each.document() for each in self.new_versions]
+        return members
 
     @property
     def digest(self) -> str:
@@ -427,9 +427,9 @@ class _Reader:
         if not isinstance(place.value, dict) or "version" not in place.value:
             self.wrong(place, f'shadow of model {model} must be a map that names its version, as {{version: "2.0"}}')
             return None
-        told = {**place.plain(), "version": place.value["version"].text}
+        document = {**place.plain(), "version": place.value["version"].text}
         try:
-            shadow = read_shadow(told)
+            shadow = read_shadow(document)
         except BadInput as error:
             self.wrong(place, f"shadow of model {model}: {error.message.rstrip('.')}")
             return None

@@ -30,8 +30,8 @@ class DryRuns:
     def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
         """See `Registry.scale`."""
         notes = self._changes.vet("scale a model")
-        told = self._registry.rehearsal.scale(model, version, min_workers=min_workers, max_workers=max_workers)
-        return told.noting(*notes)
+        rehearsed = self._registry.rehearsal.scale(model, version, min_workers=min_workers, max_workers=max_workers)
+        return rehearsed.noting(*notes)
 
     def tune(
         self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
@@ -39,27 +39,27 @@ class DryRuns:
         """See `Registry.tune`."""
         notes = self._changes.vet("change batches")
         rehearsal = self._registry.rehearsal
-        told = rehearsal.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
-        return told.noting(*notes)
+        rehearsed = rehearsal.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
+        return rehearsed.noting(*notes)
 
     def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> Rehearsed:
         """See `Registry.unregister`."""
         notes = self._changes.vet("unregister a model")
-        told = self._registry.rehearsal.unregister(model, version, force=force)
+        rehearsed = self._registry.rehearsal.unregister(model, version, force=force)
         under_way = self._under_way(model)
-        if under_way is not None and told.version in under_way:
+        if under_way is not None and rehearsed.version in under_way:
             notes.append(
-                f"the roll-out of version {under_way[0]} would be aborted, for it needs version {told.version}"
+                f"the roll-out of version {under_way[0]} would be aborted, for it needs version {rehearsed.version}"
             )
-        return told.noting(*notes)
+        return rehearsed.noting(*notes)
 
     def set_default(self, model: str, version: str) -> Rehearsed:
         """See `Registry.set_default`."""
         notes = self._changes.vet("set the default version")
-        told = self._registry.rehearsal.set_default(model, version)
+        rehearsed = self._registry.rehearsal.set_default(model, version)
         if (under_way := self._under_way(model)) is not None:
             notes.append(f"the roll-out of version {under_way[0]} goes on, and makes it the default if it is promoted")
-        return told.noting(*notes)
+        return rehearsed.noting(*notes)
 
     def _under_way(self, model: str) -> tuple[str, str] | None:
         return None if self._rollouts is None else self._rollouts.under_way(model)

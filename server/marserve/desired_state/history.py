@@ -56,7 +56,7 @@ class Applied:
         """The state in its document. Raises BadDesiredState for a file that was changed by hand."""
         return read(self.document.encode(), f"entry {self.number} of the history")
 
-    def told(self, *, is_current: bool) -> dict[str, Any]:
+    def describe(self, *, is_current: bool) -> dict[str, Any]:
         """The entry in the answer to a client, without its text."""
         return {
             "number": self.number,

@@ -74,8 +74,8 @@ class Failure:
 
     def document(self) -> dict[str, Any]:
         """The failure in the answer to a client."""
-        told = {"message": self.message, "at": self.at, "tries": self.tries}
-        return told if self.retry_at is None else {**told, "retryAt": self.retry_at}
+        members = {"message": self.message, "at": self.at, "tries": self.tries}
+        return members if self.retry_at is None else {**members, "retryAt": self.retry_at}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,31 +175,31 @@ class Reconciler:
 
     def remarks(self) -> list[str]:
         """Sentences for readiness probes: the server is ready, but not with the document's models."""
-        told = []
+        sentences = []
         if self.failure is not None:
-            told.append(f"the desired state is not in force: {self.failure.message}")
+            sentences.append(f"the desired state is not in force: {self.failure.message}")
         if self.unreadable is not None:
-            told.append(f"the desired state is as it was last read: {self.unreadable}")
-        return told
+            sentences.append(f"the desired state is as it was last read: {self.unreadable}")
+        return sentences
 
     def describe(self) -> dict[str, Any]:
         """The state in force, a change under way, and the last failure, in the answer to a client."""
         newest = self._history.newest
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "source": None if self.place is None else self.place.shown,
             "digest": None if self._current is None else self._current.digest,
             "applied": None if newest is None or self._current is None else newest.number,
             "models": sorted(self._current.models) if self._current is not None else [],
         }
         if keeps := self._registry.kept():
-            told["keeps"] = keeps
+            described["keeps"] = keeps
         if self.under_way is not None:
-            told["underWay"] = self.under_way
+            described["underWay"] = self.under_way
         if self.failure is not None:
-            told["failure"] = self.failure.document()
+            described["failure"] = self.failure.document()
         if self.unreadable is not None:
-            told["unreadable"] = self.unreadable
-        return told
+            described["unreadable"] = self.unreadable
+        return described
 
     def kept_by_model(self) -> dict[str, float]:
         """The number of versions that stay loaded for undo, by model."""
@@ -209,7 +209,7 @@ class Reconciler:
         """The documents that were applied, newest first."""
         newest = self._history.newest
         return [
-            entry.told(is_current=entry is newest and self._current is not None)
+            entry.describe(is_current=entry is newest and self._current is not None)
             for entry in reversed(self._history.entries)
         ]
 
@@ -706,15 +706,15 @@ class Reconciler:
                 log.exception("A look at the desired state failed; what is in force stays, and the next look follows")
 
     async def look(self, looked: str | None) -> str | None:
-        """Look once; `looked` is the last look's tag, None at first. Returns this one's."""
+        """Look once; `looked` is the last look's result, None at first. Returns this one's."""
         assert self.place is not None
         if self._lock.locked():
             return looked
         try:
-            told = await asyncio.to_thread(self.place.look)
+            mark = await asyncio.to_thread(self.place.look)
             is_due = self._is_retry_due()
-            if told == looked and self.unreadable is None and not is_due:
-                return told
+            if mark == looked and self.unreadable is None and not is_due:
+                return mark
             found = await asyncio.to_thread(self.place.read)
         except DocumentUnreadable as error:
             if self.unreadable is None:
@@ -725,14 +725,14 @@ class Reconciler:
         self.unreadable = None
         is_retry = is_due and self.failure is not None and self.failure.tag == found.tag
         if found.tag == self._seen and not is_retry:
-            return told
+            return mark
         try:
             await self._alone(self._take(found))
         except ApplyUnderWay:
             return looked
         except MarserveError:
             pass  # it is logged, shown by `describe`, and tried again if that may help
-        return told
+        return mark
 
     async def _take(self, found: Found) -> None:
         """Apply the document that was found in the place."""
@@ -882,7 +882,7 @@ class _Change:
         commit = self.commit_of(state)
         commit.remove.clear()
         commit.defaults = {model: name for model, name in commit.defaults.items() if (model, name) in there}
-        commit.declare = {key: told for key, told in commit.declare.items() if key in there}
+        commit.declare = {key: declared for key, declared in commit.declare.items() if key in there}
         whole = {
             model for model, wanted in state.models.items() if all((model, name) in there for name in wanted.versions)
         }

@@ -103,7 +103,7 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
             raise BadInput(f"The history has no entry {number[:20]}; GET /desired-state/history lists them.")
         is_current = any(each["number"] == found.number and each["isCurrent"] for each in reconciler.history())
         text = await to_thread(lambda: found.state().shown().write().decode())
-        return PrettyJson({**found.told(is_current=is_current), "document": text})
+        return PrettyJson({**found.describe(is_current=is_current), "document": text})
 
     @router.post(
         "/desired-state/plan",
