@@ -1,7 +1,7 @@
-"""Which addresses may be fetched from: what a URL is, whether the operator allows it, which hosts never are.
+"""Which addresses may be fetched from: what a URL is, whether the operator allows it, which hosts never are allowed.
 
-Pure but for `resolve_host`, which asks the system's resolver. A URL is judged in one normal form, the one that is
-fetched: what two readers may understand differently is refused and not guessed at.
+Everything is pure except `resolve_host`, which asks the system's resolver. A URL is judged in one normal form, the one
+that is fetched; an ambiguous URL is refused.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ STORE_SCHEMES: tuple[Scheme, ...] = ("s3", "gs", "az", "hf")
 
 _ADDRESS = re.compile(r"(https?|s3\+https|file)://", re.IGNORECASE)
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://([^/?]*)([^?]*)(\?.*)?")
-# As RFC 3986 has it, without `#`: a fragment is never sent, and only serves to make a pattern match.
+# As in RFC 3986, without `#`: a fragment is never sent, so it could only serve to make a pattern match.
 _PLAIN = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9\-_]{0,62})(\.[a-z0-9_]([a-z0-9\-_]{0,62}))*")
 _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~+@=,%!$&'()\-]{0,199}")
 
-# Where clouds tell a machine its own secrets, beyond what is link-local: Alibaba, Amazon's IPv6 form, Oracle.
+# Clouds' metadata services, which know secrets, at addresses that are not link-local: Alibaba, Amazon's IPv6, Oracle.
 _NEVER = tuple(ipaddress.ip_network(each) for each in ("100.100.100.200/32", "fd00:ec2::/32", "192.0.0.192/32"))
 
 
@@ -44,7 +44,7 @@ _NEVER = tuple(ipaddress.ip_network(each) for each in ("100.100.100.200/32", "fd
 class Target:
     """A URL in its normal form. `host` is lower case, an IPv6 address without its brackets; empty for files.
 
-    Of an object store `host` is the bucket (as it is written) and `path` the key behind a slash.
+    For an object store `host` is the bucket (as it is written) and `path` a slash and the key.
     """
 
     scheme: Scheme
@@ -57,40 +57,40 @@ class Target:
 
     @property
     def url(self) -> str:
-        """The normal form: what is matched against patterns and what is fetched."""
+        """The normal form, which is matched against patterns and fetched."""
         return f"{self.scheme}://{self.authority}{self.path}{self.query}"
 
     @property
     def key(self) -> str:
-        """What an object store calls it: the path without its slash."""
+        """The key in an object store: the path without its slash."""
         return self.path.removeprefix("/")
 
     @property
     def authority(self) -> str:
-        """Host and port as the `Host` header has them."""
+        """Host and port for the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS.get(self.scheme, 0) else f"{host}:{self.port}"
 
     @property
     def file_name(self) -> str:
-        """The last part of the path, which the archive is called in the store."""
+        """The last part of the path, which is the archive's name in the store."""
         return self.path.rpartition("/")[2]
 
 
 class BadTarget(ArchiveNotFound):
-    """The URL is none that is fetched."""
+    """The URL is not one that can be fetched."""
 
 
 def is_address(url: str) -> bool:
-    """Whether a registration's `url` is an address: its scheme is one that is fetched, allowed or not.
+    """Whether a registration's `url` is an address: its scheme can be fetched, allowed or not.
 
-    Of what has another scheme, ftp for example, the last part is a name in the store.
+    With any other scheme, such as ftp, the last part is a name in the store.
     """
     return bool(_ADDRESS.match(url)) or is_store_address(url)
 
 
 def parse_target(url: str) -> Target:
-    """Read a URL strictly. Raises BadTarget for what has no scheme that is fetched, or is not plainly a URL."""
+    """Read a URL strictly. Raises BadTarget for a scheme that cannot be fetched, or an unclear URL."""
 
     def refuse(why: str) -> BadTarget:
         return BadTarget(f"Given URL {hide_query(url)[:500]} is refused: {why}")
@@ -157,7 +157,7 @@ class AllowedUrls:
         self._plain = [_plain_text(pattern) for pattern in patterns]
 
     def check(self, target: Target) -> None:
-        """Raises AddressNotAllowed, in TorchServe's words, for what no pattern matches."""
+        """Raises AddressNotAllowed, in TorchServe's words, if no pattern matches."""
         forms = [target.url]
         if target.written:
             forms.append(f"{target.written}{target.path}{target.query}")
@@ -165,7 +165,7 @@ class AllowedUrls:
             raise AddressNotAllowed(hide_query(target.url))
 
     def names_host(self, target: Target) -> bool:
-        """Whether a pattern that matches spells the host out: only then may it be one of a private network."""
+        """Whether a matching pattern spells the host out: only then it may be a host of a private network."""
         host = f"[{target.host}]" if ":" in target.host else target.host
         literal = re.compile(rf"{re.escape(host)}(:{target.port})?", re.IGNORECASE)
         return any(
@@ -188,13 +188,13 @@ _SPELLED_OUT = re.compile(
 
 
 def _plain_text(pattern: str) -> str | None:
-    """Host, and port unless it is open, that a pattern spells out, without escapes; None where it may mean others."""
+    """The host, and the port unless it is open, that a pattern spells out; None if it may match other hosts."""
     found = _SPELLED_OUT.match(pattern.removeprefix("^"))
     return re.sub(r"\\(.)", r"\1", found["host"]) if found else None
 
 
 def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None:
-    """Raises ArchiveNotFound for an address that is not connected to. `is_named`: a pattern spells the host out."""
+    """Raises ArchiveNotFound for a forbidden address. `is_named`: a pattern spells the host out."""
     for each in _meanings(address):
         is_never = (
             each.is_link_local
@@ -217,7 +217,7 @@ def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None
 def _meanings(address: IPAddress) -> list[IPAddress]:
     """The address, and the IPv4 addresses that an IPv6 one may stand for.
 
-    Other forms that carry one (`64:ff9b::a9fe:a9fe` of NAT64, `::169.254.169.254`) are reserved as they are.
+    Other forms that contain one (`64:ff9b::a9fe:a9fe` of NAT64, `::169.254.169.254`) are themselves reserved.
     """
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
@@ -227,6 +227,6 @@ def _meanings(address: IPAddress) -> list[IPAddress]:
 
 
 def resolve_host(target: Target) -> list[IPAddress]:
-    """The addresses of a target's host, each once. Blocks. Raises OSError where there are none."""
+    """The addresses of a target's host, each once. Blocks. Raises OSError without any."""
     found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found))

@@ -1,10 +1,10 @@
-"""The addresses of object stores: the spellings that people use, and the one form that counts. Pure.
+"""The addresses of object stores: reads the spellings in use, and writes one normal form. Pure.
 
 `s3://bucket/key` (also `s3a`, `s3n`), `gs://bucket/key` (also `gcs`), `az://container/key` (also `azure`, `adl`,
-`abfs`, `abfss`, `wasb`, `wasbs`), and with the account in it `abfss://container@account.dfs.core.windows.net/key`, of
-which the form that counts is `az://container@account/key`. `hf://organisation/name@revision`, and a file behind it.
-`s3+https://bucket.s3.region.amazonaws.com/key` is an address of S3's own as a browser has it, asked for with a
-signature: what TorchServe's `s3_sse_kms=true` means.
+`abfs`, `abfss`, `wasb`, `wasbs`), and with the account `abfss://container@account.dfs.core.windows.net/key`, whose
+normal form is `az://container@account/key`. `hf://organisation/name@revision`, and a file behind it.
+`s3+https://bucket.s3.region.amazonaws.com/key` is S3's own https address, requested with a signature: this is the
+meaning of TorchServe's `s3_sse_kms=true`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from marserve.settings.shown_address import CONTAINER
 from marserve.settings.stores import AZURE_HOST, SCHEMES, StoreKind
 
-# As the providers have them, and the older ones with underscores: what cannot be mistaken for part of a host's name.
+# The providers' rules, older names with underscores included; none can be mistaken for part of a host's name.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._\-]{1,220}[a-z0-9]")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _ORGANISATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
@@ -31,7 +31,7 @@ _S3_HOST = re.compile(r"(?:([a-z0-9][a-z0-9._\-]*)\.)?s3(?:[.\-](?:dualstack\.)?
 
 @dataclass(frozen=True, slots=True)
 class ObjectAddress:
-    """An address in its parts: `host` is the bucket, of Azure with `@account` where it names one; `query` a version."""
+    """The parts of an address: `host` is the bucket, for Azure with `@account` if it names one; `query` a version."""
 
     kind: StoreKind
     host: str

@@ -1,4 +1,4 @@
-"""What an archive must be: SHA-256 digests in addresses (`…#sha256=HEX`) and in files beside archives. Pure."""
+"""SHA-256 digests that archives must have, in addresses (`…#sha256=HEX`) and in files beside archives. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LINE = re.compile(
 
 
 def split_digest(url: str) -> tuple[str, str | None]:
-    """A registration's `url` without its digest, and the digest in lower case (None where there is none).
+    """A registration's `url` without its digest, and the digest in lower case (None without one).
 
-    Raises BadTarget for a fragment that begins like a digest and is none.
+    Raises BadTarget for a malformed digest.
     """
     plain, mark, fragment = url.rpartition("#")
     if not mark or not fragment.lower().startswith("sha256"):
@@ -33,7 +33,7 @@ def split_digest(url: str) -> tuple[str, str | None]:
 
 
 def read_digest(text: str, name: str) -> str | None:
-    """The digest of `name` in what `sha256sum` writes (or its BSD form, or the digest alone); None where it is not."""
+    """The digest of `name` in output of `sha256sum` (also the BSD form, or the digest alone); None if it is missing."""
     for line in text.splitlines():
         found = _LINE.fullmatch(line.strip())
         if found is None:

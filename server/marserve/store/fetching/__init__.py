@@ -1,9 +1,9 @@
-"""Brings what an address names to a file of this machine, complete or not at all.
+"""Fetches the object of an address into a file of this machine, complete or not at all.
 
-fetcher           judged, fetched or kept, verified
+fetcher           judges the address, fetches or uses the cache, verifies
 download          one object into a file, in parallel ranges
 byte_ranges       which ranges in which order
-download_list     which downloads there are, and how far
-cache             keeps what was fetched, by its content
+download_list     the downloads and their progress
+cache             keeps fetched files by their content
 fetched_archives  which files of the model store were fetched
 """

@@ -1,4 +1,4 @@
-"""Which ranges of an object are fetched in which order, and up to where it is whole. Pure: no I/O, no locks."""
+"""Which ranges of an object are fetched in which order, and up to which byte it is whole. Pure: no I/O, no locks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Part:
 
 
 def part_bytes(rest: int, connections: int) -> int:
-    """How large the parts of `rest` bytes are: one for each connection, but neither tiny nor much to lose."""
+    """The size of the parts of `rest` bytes: one part a connection, but neither tiny nor too much to lose."""
     each = -(-rest // max(1, connections))
     return min(max(each, LEAST_PART_BYTES), MOST_PART_BYTES)
 
@@ -34,8 +34,8 @@ def part_bytes(rest: int, connections: int) -> int:
 class Parts:
     """The parts of an object of `size` bytes, the first of which ends at `first_end`.
 
-    They are taken in order, so that what is whole from the beginning on grows steadily. The first part is not among
-    those that are taken: whoever asked what the object is has its bytes coming already.
+    They are taken in order, so that the whole beginning grows steadily. `take` does not hand out the first part: its
+    bytes come with the answer to the first request, which also describes the object.
     """
 
     def __init__(self, size: int, first_end: int, connections: int) -> None:
@@ -45,7 +45,7 @@ class Parts:
         self.all = [Part(begin, end, begin) for begin, end in zip(begins, ends, strict=True)]
         self.size = size
         self._waiting = deque(self.all[1:])
-        self._whole = 0  # so many parts from the beginning on are whole
+        self._whole = 0  # the number of whole parts at the beginning
 
     @property
     def first(self) -> Part:
@@ -53,26 +53,26 @@ class Parts:
         return self.all[0]
 
     def take(self) -> Part | None:
-        """The earliest part that nobody has; None when there is none."""
+        """The earliest part that no connection has taken; None if there is none."""
         return self._waiting.popleft() if self._waiting else None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is a part that nobody has."""
+        """Whether there is a part that no connection has taken."""
         return bool(self._waiting)
 
     def give_back(self, part: Part) -> None:
-        """Somebody else is to go on with it, before anything that comes later."""
+        """Return a part, for another connection to go on with before any later part."""
         self._waiting.appendleft(part)
 
     @property
     def front(self) -> int:
-        """Before this byte everything is in the file."""
+        """All bytes before this one are in the file."""
         while self._whole < len(self.all) and self.all[self._whole].is_whole:
             self._whole += 1
         return self.size if self._whole == len(self.all) else self.all[self._whole].at
 
     @property
     def have(self) -> int:
-        """How many bytes are in the file, wherever they belong."""
+        """The number of bytes in the file, wherever they are."""
         return sum(part.at - part.begin for part in self.all)

@@ -1,15 +1,15 @@
-"""Keeps what was fetched, by its content: a folder with a size limit that several servers of one machine may share.
+"""Keeps fetched files by their content: a folder with a size limit that several servers of one machine may share.
 
-    blobs/DIGEST.SIZE.MTIME      a whole file; its name says what it was when it came (SHA-256, bytes, ns)
-    index/HASH                   which blob an address with its ETag was last; JSON
-    claims/HASH                  locked by whoever fetches that address now
-    incoming/NAME                locked by whoever writes it; what nobody has locked a crash has left, and it is deleted
-    lock                         held for moments: whoever counts, adds or deletes blobs
+    blobs/DIGEST.SIZE.MTIME      a whole file; its name has the SHA-256, the bytes and the time (ns) when it came
+    index/HASH                   the blob that an address with its ETag last was; JSON
+    claims/HASH                  locked while a server fetches that address
+    incoming/NAME                locked while it is written; an unlocked one was left by a crash, and is deleted
+    lock                         held for a moment to count, add or delete blobs
 
-All locks are the kernel's (`flock`), so a crash leaves none. A blob in use is locked too, shared, and never deleted.
-The least recently used goes first when the limit is passed; one that has a second name, a link in a model store, costs
-the cache nothing and is neither counted nor deleted. A blob whose size or time of change is not what its name says was
-written to by somebody and is dropped. Blocks: threads call it.
+All locks are the kernel's (`flock`), so a crash releases them. A blob in use has a shared lock and is never deleted.
+Over the limit the least recently used blob is deleted first. A blob with a second name, a link in a model store, costs
+the cache nothing, and is neither counted nor deleted. A blob whose size or time of change differs from its name was
+changed by another program, and is dropped. Everything here blocks: threads call it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class _Seen(msgspec.Struct):
-    """What an address held when it was last fetched."""
+    """The content of an address when it was last fetched."""
 
     etag: str
     size: int
@@ -56,7 +56,7 @@ class _Seen(msgspec.Struct):
 
 @dataclass(slots=True)
 class Held:
-    """A whole file that stays as long as this is held. `release` it."""
+    """A whole file that stays until `release`."""
 
     path: Path
     sha256: str
@@ -65,7 +65,7 @@ class Held:
     _is_last: bool = False
 
     def release(self) -> None:
-        """Let it go; one that the cache did not keep is deleted. May be called twice."""
+        """Release the file; it is deleted if the cache did not keep it. May be called twice."""
         if self._descriptor < 0:
             return
         if self._is_last:
@@ -75,10 +75,10 @@ class Held:
 
 
 class Cache:
-    """The cache in `folder`, of at most `max_bytes` and what is being fetched."""
+    """The cache in `folder`, of at most `max_bytes` beside the files that are being fetched."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Makes the folder where it is missing. Raises OSError."""
+        """Makes the folder if it is missing. Raises OSError."""
         self.folder = folder
         self.max_bytes = max_bytes
         self._blobs, self._index = folder / "blobs", folder / "index"
@@ -91,11 +91,11 @@ class Cache:
     # ------------------------------------------------------------------------------------------- looking
 
     def knows(self, identity: str) -> bool:
-        """Whether something from this address was kept, so that asking the origin for its ETag may pay."""
+        """Whether an object of this address was kept, so that asking the origin for its ETag may pay."""
         return self._index_of(identity).exists()
 
     def find(self, identity: str, entry: Entry) -> Held | None:
-        """The file of an object that is unchanged since it was fetched; None where it is not, or is not known."""
+        """The file of an object that has not changed since it was fetched; None if it has, or is unknown."""
         if entry.etag is None:
             return None
         try:
@@ -107,7 +107,7 @@ class Cache:
         return self.find_digest(seen.sha256)
 
     def find_digest(self, sha256: str) -> Held | None:
-        """The file with this content; None where there is none."""
+        """The file with this content, or None."""
         for path in self._blobs.glob(f"{sha256}.*"):
             held = _hold(path)
             if held is not None:
@@ -120,7 +120,7 @@ class Cache:
 
     @contextmanager
     def claim(self, identity: str, cancel: Cancel) -> Iterator[None]:
-        """Be the only one, in all processes, that fetches this address. Waits; raises Failed on cancel."""
+        """Keep all other threads and processes from fetching this address. Waits; raises Failed on cancel."""
         path = self._claims / _hash(identity)
         while True:
             descriptor = open_locked(path)
@@ -135,13 +135,13 @@ class Cache:
             os.close(descriptor)
 
     def incoming(self) -> Part:
-        """A new file to fetch into, in a `with` block: what was not kept when that ends is deleted. Raises OSError."""
+        """A new file to fetch into, for a `with` block, which deletes it if it was not kept. Raises OSError."""
         return Part(self._incoming)
 
     def keep(self, incoming: Part, identity: str, downloaded: Downloaded) -> Held:
         """Make a whole file part of the cache and hold it. Raises OSError.
 
-        One that is larger than the cache may be is held all the same, and gone when it is released.
+        A file larger than the whole cache is held too, but deleted when it is released.
         """
         descriptor, size = incoming.descriptor, downloaded.entry.size or 0
         os.fsync(descriptor)
@@ -172,7 +172,7 @@ class Cache:
         return self._index / _hash(identity)
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Be alone with the folder. Raises LockHeld."""
+        """Lock the folder. Raises LockHeld."""
         return locked(self.folder / "lock", within_s=LOCK_LIMIT_S)
 
     def _list(self) -> list[_Blob]:
@@ -200,7 +200,7 @@ class Cache:
             self._prune_index()
 
     def _prune_index(self) -> None:
-        """Forget addresses whose file is gone."""
+        """Forget addresses whose file was deleted."""
         kept = {path.name[:64] for path in self._blobs.iterdir()}
         for path in self._index.iterdir():
             try:
@@ -213,7 +213,7 @@ class Cache:
                 path.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Delete what crashes have left, and what is too much since the limit was lowered."""
+        """Delete files left by crashes, and files beyond a lowered limit."""
         for path in self._incoming.iterdir():
             if _delete_unused(path):
                 log.info("Deleted %s, which a server that ended early left behind", path.name)
@@ -235,9 +235,9 @@ class _Blob:
 
 
 def put_into(held: Held, folder: Path, name: str) -> Path | None:
-    """Give a held file a name in another folder: a link where that can be, else a copy. None in one that is read-only.
+    """Give a held file a name in another folder: a link if possible, else a copy. None for a read-only folder.
 
-    Raises FileExistsError and never takes another's place; OSError where it cannot be written.
+    Never replaces a file: raises FileExistsError; OSError if it cannot be written.
     """
     target = folder / name
     try:
@@ -260,7 +260,7 @@ def put_into(held: Held, folder: Path, name: str) -> Path | None:
 
 
 def _hold(path: Path) -> Held | None:
-    """Hold a blob that is what its name says; drop one that is not."""
+    """Hold a blob that matches its name; drop any other."""
     found = _BLOB.fullmatch(path.name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -283,7 +283,7 @@ def _hold(path: Path) -> Held | None:
 
 
 def _delete_unused(path: Path) -> bool:
-    """Delete a file that nobody has locked; says whether it was."""
+    """Delete a file that is not locked; returns whether it was deleted."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Fetches one object into a file: in parallel ranges, hashed on the way, and either the whole of one thing or an error.
+"""Fetches one object into a file, in parallel ranges, and computes its digest. It is whole, or an error is raised.
 
-The first request tells what the object is. Where its origin has ranges and an ETag that vouches for them, further
-connections fetch the rest in parts, each written where it belongs; else one stream is read. What breaks goes on where
-it ended, a bounded number of times without progress; an object that was replaced meanwhile is begun anew, once.
+The answer to the first request describes the object. If its origin has ranges and an ETag, further connections fetch
+the rest in parts, each written at its place; otherwise one stream is read. A broken read goes on where it ended, a
+bounded number of times without progress. An object that was replaced meanwhile is fetched anew, once.
 
-The caller's thread reads the first part and computes the digest, in order, behind the bytes as they arrive: of the
-first part and of a single stream from memory, of what other threads wrote from the page cache, where it still is.
+The caller's thread reads the first part and computes the digest in order, as bytes arrive: the first part and a single
+stream from memory, parts of other threads from the file, which the page cache still holds.
 Blocks until all its threads have ended.
 """
 
@@ -39,10 +39,10 @@ log = logging.getLogger("marserve.store")
 
 MAX_ATTEMPTS = 4
 FIRST_PAUSE_S = 0.5
-# Slower than this on average, and a connection is given up: an archive of a GB would take weeks.
+# A connection that is slower on average is given up: an archive of a GB would take weeks.
 LEAST_BYTES_PER_S = 1024
 PACE_WINDOW_S = 30.0
-# An attempt that brought so much was none in vain: connections that live a minute at most still end a large download.
+# An attempt that brought this much does not count as failed: short-lived connections can still end a large download.
 PROGRESS_BYTES = 1 * MIB
 HASH_BYTES = 1 * MIB
 FIRST_LATE_PAUSE_S = 0.25
@@ -68,7 +68,7 @@ class DownloadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """What is in the file now: `entry` with its size known, and the SHA-256 digest in 64 hex digits."""
+    """The object in the file: `entry` with its size known, and the SHA-256 digest in 64 hex digits."""
 
     entry: Entry
     sha256: str
@@ -81,7 +81,7 @@ class Pace:
         self._since, self._bytes, self._window_s = now, 0, window_s
 
     def check(self, now: float, chunk: int) -> None:
-        """So many bytes came until now. Raises Broken where that is too few for the time."""
+        """Note that `chunk` bytes came. Raises Broken if too few came in the time."""
         self._bytes += chunk
         spent = now - self._since
         if spent >= self._window_s:
@@ -91,7 +91,7 @@ class Pace:
 
 
 class Attempts:
-    """Counts attempts that brought nothing to speak of. Pure."""
+    """Counts attempts in a row without real progress. Pure."""
 
     def __init__(self, options: DownloadOptions) -> None:
         self._options = options
@@ -99,7 +99,7 @@ class Attempts:
         self.pause_s = options.first_pause_s
 
     def note(self, brought: int) -> bool:
-        """One broke after so many bytes; says whether there may be another, `pause_s` from now."""
+        """Note an attempt that broke after `brought` bytes; returns whether to try again, after `pause_s`."""
         if brought >= PROGRESS_BYTES:
             self._left, self.pause_s = self._options.attempts, self._options.first_pause_s
         elif self._left < self._options.attempts:
@@ -109,7 +109,7 @@ class Attempts:
 
 
 def await_object(source: Source, late_s: float, cancel: Cancel, find: Callable[[], Downloaded]) -> Downloaded:
-    """`find()`, again and again for `late_s` while there is no such object: some appear late."""
+    """Call `find()` again and again for `late_s` while the object is missing, as some appear late."""
     end, pause_s = time.monotonic() + late_s, FIRST_LATE_PAUSE_S
     while True:
         try:
@@ -133,11 +133,11 @@ def download(
     on_progress: OnProgress = lambda have, size: None,
     is_vouched: bool = False,
 ) -> Downloaded:
-    """Fetch what `source` is into an empty file that is open for reading and writing.
+    """Fetch the object of `source` into an empty file that is open for reading and writing.
 
-    `is_vouched`: the caller knows the digest and compares it, so ranges are taken from origins without ETags as well.
-    Raises Missing and Failed (Broken only where it is meant that trying again later may help), and OSError where the
-    file cannot be written. The file holds anything after an error. On cancel the source is closed.
+    `is_vouched`: the caller knows the digest and compares it, so ranges are also taken from origins without ETags.
+    Raises Missing and Failed (Broken only if trying again later may help), and OSError if the file cannot be written.
+    After an error the file's content is undefined. On cancel the source is closed.
     """
     work = _Work(source, descriptor, options or DownloadOptions(), cancel or Cancel(), on_progress, is_vouched)
     with work.cancel.calling(source.close):
@@ -169,7 +169,7 @@ class _Work:
         self._on_progress = on_progress
 
     def run(self) -> Downloaded:
-        """Fetch it, once more where it was replaced meanwhile."""
+        """Fetch it; once more if it was replaced meanwhile."""
         try:
             return self._once()
         except Replaced as error:
@@ -191,7 +191,7 @@ class _Work:
                 self.pause(attempts, 0, error)
 
     def _receive(self, first: contextlib.ExitStack, attempts: Attempts) -> Downloaded:
-        """Ask for the first part, and for the rest as the answer says. Raises Broken where there was no answer."""
+        """Ask for the first part, and for the rest as the answer says. Raises Broken without an answer."""
         options = self.options
         reading = first.enter_context(self.source.read(0, options.first_part_bytes))
         entry = reading.entry
@@ -214,7 +214,7 @@ class _Work:
             raise Failed(f"it has {size} bytes, more than {self.options.max_bytes}")
 
     def pause(self, attempts: Attempts, brought: int, error: Broken) -> None:
-        """Wait before trying again, or raise what the last attempt says."""
+        """Wait before trying again, or raise the last attempt's error."""
         self.cancel.check()
         if not attempts.note(brought):
             raise Failed(f"{error}, {self.options.attempts} times") from error
@@ -223,7 +223,7 @@ class _Work:
             raise Failed(self.cancel.reason) from error
 
     def write(self, chunk: bytes | memoryview, at: int) -> int:
-        """Write all of it; returns where it ends."""
+        """Write all of it; returns the place of its end."""
         view = memoryview(chunk)
         while view:
             written = os.pwrite(self.descriptor, view, at)
@@ -244,7 +244,7 @@ class _Stream:
         self._broken: Broken | None = None
 
     def take(self, reading: Reading) -> None:
-        """Read one answer as far as it goes."""
+        """Read one answer up to its end."""
         options, size = self._work.options, reading.entry.size
         pace = Pace(time.monotonic(), options.pace_window_s)
         self._broken = None
@@ -261,7 +261,7 @@ class _Stream:
             self._broken = error
 
     def rest(self, attempts: Attempts) -> Downloaded:
-        """Go on until the whole is there."""
+        """Go on until the object is whole."""
         begun = 0
         while not self._is_whole:
             if self._broken is not None:
@@ -293,7 +293,7 @@ class _Stream:
         return self._at == self._entry.size
 
     def _begin_anew(self) -> None:
-        """Nothing tells that more belongs to what is there."""
+        """Start over, as a further answer may be of another object than the bytes in the file."""
         os.ftruncate(self._work.descriptor, 0)
         self._digest = hashlib.sha256()
         self._at = 0
@@ -303,7 +303,7 @@ class _Parallel:
     """Several connections, each with a part of its own; the caller's thread hashes."""
 
     def __init__(self, work: _Work, reading: Reading, end_reading: Callable[[], None], on_progress: OnProgress) -> None:
-        """`reading` has the first part; `end_reading` gives its connection free."""
+        """`reading` has the first part; `end_reading` releases its connection."""
         size = reading.entry.size
         assert size is not None
         self._end_reading = end_reading
@@ -322,10 +322,10 @@ class _Parallel:
         self._hashed = 0
 
     def run(self) -> Downloaded:
-        """Fetch everything; returns, or raises, when no thread is left."""
+        """Fetch everything; returns or raises after all threads have ended."""
         _reserve(self._work.descriptor, self._parts.size)
         try:
-            # All are counted first, this thread as well: one alone would take itself for the last.
+            # All are counted first, this thread too, or a single thread would take itself for the last.
             self._busy = min(self._work.options.connections, len(self._parts.all))
             for _ in range(self._busy - 1):
                 self._begin()
@@ -341,13 +341,13 @@ class _Parallel:
         return Downloaded(self._entry, self._digest.hexdigest())
 
     def _begin(self) -> None:
-        """One thread more, which has been counted."""
+        """Start one thread, which has been counted already."""
         thread = threading.Thread(target=self._work_off, name="download", daemon=True)
         thread.start()
         self._threads.append(thread)  # one that could not be started is not waited for
 
     def _first(self) -> None:
-        """The part whose bytes are coming already; its digest needs no second look."""
+        """Read the part whose bytes are coming already, and hash it from memory."""
         part = self._parts.first
         try:
             for chunk in self._taken(self._reading, part):
@@ -368,7 +368,7 @@ class _Parallel:
             self._begin()
 
     def _follow(self) -> None:
-        """Hash what has become whole, until everything is."""
+        """Hash whole parts in order, until everything is hashed."""
         buffer = bytearray(HASH_BYTES)
         view = memoryview(buffer)
         while self._hashed < self._parts.size:
@@ -377,7 +377,7 @@ class _Parallel:
                 if self._error is not None:
                     raise self._error
                 front = self._parts.front
-            if front == self._hashed:  # nothing to hash, so what is worth waking for is that all have left
+            if front == self._hashed:  # there is nothing to hash, so it was woken because all threads have ended
                 raise Failed("nobody is left to fetch the rest")
             while self._hashed < front:
                 wanted = view[: min(HASH_BYTES, front - self._hashed)]
@@ -388,11 +388,11 @@ class _Parallel:
                 self._hashed += read
 
     def _is_worth_hashing(self) -> bool:
-        """Whether much waits to be hashed, or all threads have left: with everything, or because of an error."""
+        """Whether much waits to be hashed, or all threads have ended: finished, or because of an error."""
         return not self._busy or self._parts.front - self._hashed >= HASH_BYTES
 
     def _work_off(self) -> None:
-        """A thread: fetch one part after the other."""
+        """Fetch one part after the other, as a thread."""
         error: BaseException | None = None
         try:
             while (part := self._next_part()) is not None:
@@ -413,10 +413,10 @@ class _Parallel:
             return None if self._error is not None else self._parts.take()
 
     def _goes_on_after(self, failure: _TooManyFailures, part: Part) -> bool:
-        """Whether a thread whose attempts are used up is still needed; one that is not has left.
+        """Whether a thread whose attempts are used up goes on; otherwise it is not counted any more.
 
-        The others go on with fewer connections: some origins allow only so many. The last has its attempts once more:
-        those that it had it shared with who gave up. Raises Failed where that was in vain.
+        The others go on with fewer connections, as some origins allow only a few. The last thread gets its attempts
+        once more, because it competed with the others before. Raises Failed if these fail too.
         """
         with self._change:
             self._parts.give_back(part)
@@ -452,12 +452,12 @@ class _Parallel:
                     raise _TooManyFailures(str(failure)) from failure
 
     def _taken(self, reading: Reading, part: Part) -> Iterator[bytes | memoryview]:
-        """Write what comes of a part; gives each piece once it is in the file."""
+        """Write the pieces of a part; yields each once it is in the file."""
         pace = Pace(time.monotonic(), self._work.options.pace_window_s)
         for chunk in reading:
             self._work.cancel.check()
             if part.is_whole:
-                return  # more than was asked for
+                return  # the origin sends more than was asked for
             chunk = chunk[: part.end - part.at]
             end = self._work.write(chunk, part.at)
             with self._change:
@@ -477,7 +477,7 @@ class _TooManyFailures(Exception):
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Have the file's whole place before the first byte comes: a full disk is told at once. Raises OSError."""
+    """Reserve the file's whole size before the first byte, so that a full disk is noticed at once. Raises OSError."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:

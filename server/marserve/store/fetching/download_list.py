@@ -1,4 +1,4 @@
-"""Which downloads there are, and how far each is. Knows no network; locked, for threads write and the loop reads."""
+"""The downloads and their progress. Knows no network; it has a lock, because threads write and the event loop reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Origin = Literal["fetched", "cached"]
 
 
 class DownloadStatus(NamedTuple):
-    """One download as it is now. `size` is None while nobody knows it; `seconds` counts until its end."""
+    """One download as it is now. `size` is None while it is unknown; `seconds` counts until its end."""
 
     id: int
     url: str
@@ -33,9 +33,9 @@ class DownloadStatus(NamedTuple):
 
 
 class Download:
-    """One that is under way or waits for its place. The thread that fetches tells it; `cancel` ends it.
+    """A download under way, or waiting for its place. The thread that fetches writes its progress; `cancel` ends it.
 
-    With `has_place` it waits no more, and a thread takes it.
+    `has_place`: it does not wait any more, and a thread will take it.
     """
 
     def __init__(self, number: int, url: str, name: str, now: float) -> None:
@@ -52,30 +52,30 @@ class Download:
         self.has_place = False
 
     def progress(self, have: int, size: int | None) -> None:
-        """So many bytes are there."""
+        """Note that the file has `have` bytes."""
         self.received += max(0, have - self._bytes)
         self._state, self._bytes = "downloading", have
         if size is not None:
             self._size = size
 
     def found(self, size: int) -> None:
-        """Nothing has to be fetched: it was kept."""
+        """Note that the cache has it, so that nothing has to be fetched."""
         self._bytes = self._size = size
         self._is_cached = True
 
     def end(self, state: State, reason: str, now: float) -> None:
-        """It is over."""
+        """Note its end."""
         self._state, self._reason, self._ended = state, reason, now
 
     def status(self, now: float) -> DownloadStatus:
-        """How far it is."""
+        """Its progress."""
         seconds = (self._ended or now) - self._began
         facts = (self._state, self._bytes, self._size, seconds, self._is_cached, self._reason)
         return DownloadStatus(self.id, self.url, self._name, *facts)
 
 
 class DownloadList:
-    """All that wait for their place or are under way, the last that ended, and how many there were.
+    """The downloads that wait for their place or are under way, the last that ended, and the number of all.
 
     `ended` counts by result: fetched, cached, failed, cancelled.
     """
@@ -91,9 +91,9 @@ class DownloadList:
 
     @contextmanager
     def queued(self, url: str) -> Iterator[Download]:
-        """A download of an address that waits for its place: it is listed, and can be cancelled, while the block runs.
+        """List a download that waits for its place, while the block runs; it can be cancelled.
 
-        Once it `has_place`, `under_way` of this address takes it, with its number.
+        Once it `has_place`, `under_way` of the same address takes it over, with its number.
         """
         with self._lock:
             download = Download(next(self._numbers), url, url.partition("?")[0].rpartition("/")[2], time.monotonic())
@@ -109,7 +109,7 @@ class DownloadList:
                     self._ended.append(download)
 
     def _take(self, url: str, name: str) -> Download:
-        """The download of this address that waited and has its place now, or a new one."""
+        """The waiting download of this address that has its place now, or a new one."""
         for number, queued in self._queued.items():
             if queued.has_place and queued.url == url:
                 return self._queued.pop(number)
@@ -117,7 +117,7 @@ class DownloadList:
 
     @contextmanager
     def under_way(self, url: str, name: str) -> Iterator[Download]:
-        """A download of an address (shown as given: no secrets) while the block runs; its error is the reason."""
+        """List a download while the block runs; an error of the block is its reason. `url` must hold no secrets."""
         with self._lock:
             download = self._take(url, name)
             self._running[download.id] = download
@@ -140,17 +140,17 @@ class DownloadList:
 
     @property
     def bytes(self) -> int:
-        """How many bytes came; those that came in vain count."""
+        """The number of bytes that came, those of failed downloads included."""
         with self._lock:
             return self._ended_bytes + sum(each.received for each in self._running.values())
 
     @property
     def running(self) -> int:
-        """How many are under way."""
+        """The number of downloads under way."""
         return len(self._running)
 
     def statuses(self) -> list[DownloadStatus]:
-        """All, the oldest first."""
+        """The state of all downloads, the oldest first."""
         now = time.monotonic()
         with self._lock:
             return [
@@ -161,7 +161,7 @@ class DownloadList:
             ]
 
     def cancel(self, number: int, reason: str) -> bool:
-        """End one; False where none of that number is under way or waits."""
+        """Cancel one; False if no download of that number is under way or waits."""
         with self._lock:
             download = self._running.get(number) or self._queued.get(number)
         if download is not None:
@@ -169,7 +169,7 @@ class DownloadList:
         return download is not None
 
     def cancel_all(self, reason: str) -> None:
-        """End all that are under way or wait."""
+        """Cancel all that are under way or wait."""
         with self._lock:
             downloads = [*self._running.values(), *self._queued.values()]
         for download in downloads:

@@ -1,9 +1,9 @@
 """Remembers which files of the model store the server has fetched, so that it deletes those and no others.
 
-A file counts as fetched while it is the very file (inode and time of its last change) with the digest that it was
-fetched with: one that was replaced is the operator's, also where it has the same bytes. The record is one file, written
-whole or not at all, and read by the next start. It is written before the file gets its name: a crash leaves a record
-without a file at worst, and never a fetched file that passes for the operator's.
+A file counts as fetched while its inode, its time of change and its digest are those of the fetch. A file that replaced
+it belongs to the operator, even with the same bytes. The record is one file, written whole or not at all, and read by
+the next start. It is written before the file gets its name: a crash may leave a record without a file, but never a
+fetched file without a record.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LARGEST_RECORD = 64 << 20
 
 
 class Noted(msgspec.Struct):
-    """What is known of a fetched file; `inode` and `modified_ns` are 0 until it has its name.
+    """The record of a fetched file; `inode` and `modified_ns` are 0 until it has its name.
 
-    `address` is without the query, which may hold a signature; empty where it is unknown.
+    `address` is without the query, which may hold a signature; empty if unknown.
     """
 
     sha256: str
@@ -40,15 +40,15 @@ class Noted(msgspec.Struct):
     modified_ns: int = 0
 
     def is_of(self, status: os.stat_result) -> bool:
-        """Whether a file is the one that was placed; its bytes count beside that."""
+        """Whether a file is the one that was placed, by inode and time; its digest is compared elsewhere."""
         return not self.inode or (self.inode, self.modified_ns) == (status.st_ino, status.st_mtime_ns)
 
 
 class FetchedArchives:
-    """The record in `folder`; None keeps it for this process alone. All of it may be called from any thread."""
+    """The record in `folder`; with None it is only in memory. All methods may be called from any thread."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Read what an earlier start left. Blocks."""
+        """Read the record of an earlier start. Blocks."""
         self._file = None if folder is None else folder / RECORD
         self._lock = threading.Lock()
         self._files = self._read()
@@ -58,14 +58,17 @@ class FetchedArchives:
         return _key(path) in self._files
 
     def address_of(self, path: Path) -> str | None:
-        """Where a file of this path was fetched from, without the query; empty for unknown, None if it was not."""
+        """The address, without its query, that a file of this path was fetched from; empty if unknown.
+
+        None if it was not fetched.
+        """
         noted = self._files.get(_key(path))
         return None if noted is None else noted.address
 
     def note(self, path: Path, sha256: str, address: str) -> None:
-        """A file with this digest is about to get this name. Blocks.
+        """Record that a file with this digest is about to get this name. Blocks.
 
-        Where a file is there already nothing is noted: what comes cannot take its place, and the file may be the
+        If there is such a file already, nothing is recorded: a fetched file never replaces it, and it may be the
         operator's.
         """
         with self._lock:
@@ -77,7 +80,7 @@ class FetchedArchives:
             self._write()
 
     def placed(self, path: Path) -> None:
-        """The file that was noted has got its name: from now on it is that very file. Blocks."""
+        """Record the inode and the time of a noted file that has got its name. Blocks."""
         with self._lock:
             noted = self._files.get(_key(path))
             if noted is None:
@@ -88,7 +91,7 @@ class FetchedArchives:
             self._write()
 
     def delete(self, path: Path) -> bool:
-        """Delete a file that was fetched, and is as it was then; says whether it did. Blocks: reads the file."""
+        """Delete a file that was fetched and has not changed since; returns whether it did. Reads the file; blocks."""
         with self._lock:
             noted = self._files.get(_key(path))
             if noted is None:
@@ -97,7 +100,7 @@ class FetchedArchives:
                 is_ours = _unlink_if(path, noted)
                 if not is_ours:
                     log.info("%s stays: it was replaced after it was fetched", path)
-            except FileNotFoundError:  # it could not be placed, or is gone already
+            except FileNotFoundError:  # it was not placed, or is deleted already
                 is_ours = False
             except OSError as error:
                 log.warning("%s was fetched and cannot be deleted: %s", path, error.strerror)
@@ -107,7 +110,7 @@ class FetchedArchives:
             return is_ours
 
     def _make_room(self) -> None:
-        """Forget the oldest, those first whose file is gone."""
+        """Forget the oldest records, first of all those whose file was deleted."""
         if len(self._files) <= MOST_REMEMBERED:
             return
         for path in [path for path in self._files if not os.path.lexists(path)][:-1]:
@@ -122,7 +125,7 @@ class FetchedArchives:
             return {}
         sweep(self._file.parent)
         try:
-            # An earlier version wrote digests alone.
+            # An earlier version of the server wrote only digests.
             read = msgspec.json.decode(read_regular(self._file, LARGEST_RECORD), type=dict[str, str | Noted])
             return {path: Noted(noted) if isinstance(noted, str) else noted for path, noted in read.items()}
         except FileNotFoundError:
@@ -132,7 +135,7 @@ class FetchedArchives:
             return {}
 
     def _write(self) -> None:
-        """Write the record; where that cannot be, this process remembers it all the same."""
+        """Write the record; if that fails, it is still in memory."""
         if self._file is None:
             return
         try:
@@ -143,12 +146,12 @@ class FetchedArchives:
 
 
 def _key(path: Path) -> str:
-    """The name of a file in the record, whatever folder the server is started in."""
+    """The name of a file in the record, the same for any folder that the server is started in."""
     return os.path.abspath(path)
 
 
 def _unlink_if(path: Path, noted: Noted) -> bool:
-    """Delete a plain file that is the noted one; says whether it did. Raises OSError, where there is none as well."""
+    """Delete a plain file that is the noted one; returns whether it did. Raises OSError, also for a missing file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -162,7 +165,7 @@ def _unlink_if(path: Path, noted: Noted) -> bool:
     with os.fdopen(descriptor, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != noted.sha256:
             return False
-        now = path.lstat()  # another file may have got its name meanwhile
+        now = path.lstat()  # another file may have got this name meanwhile
         if not os.path.samestat(before, now) or now.st_mtime_ns != before.st_mtime_ns:
             return False
     path.unlink()

@@ -1,6 +1,6 @@
-"""Brings what an address names to a file of this machine, complete or not at all: judged, fetched or kept, verified.
+"""Fetches the object of an address to this machine, complete or not at all: judged, fetched or cached, verified.
 
-    address → may it be fetched (`fetch_guard`) → a source for its scheme → kept already (`cache`)? → `download`
+    address → may it be fetched (`fetch_guard`) → a source for its scheme → cached already (`cache`)? → `download`
             → its digest → a name in the model store
 
 Blocks: run it in a thread. Several threads may fetch at once.
@@ -67,9 +67,9 @@ Gather = Callable[[Target, Cancel, OnProgress], Gathered]
 class FetchOptions:
     """How archives are fetched.
 
-    `digests`: which digests are compared, beside those in addresses: none, those of files beside archives where there
-    are some, or all archives must have one. `late_s`: how long an object that is not there is waited for, in seconds.
-    `temporary` is where an archive lies that can get no name in the store; the system's folder if None.
+    `digests` says which digests are compared beside those in addresses: none; those of files beside archives, if there
+    are any; or all archives must have one. `late_s` is how long to wait for a missing object, in seconds.
+    `temporary` is the folder for archives that cannot get a name in the store; the system's folder if None.
     """
 
     download: DownloadOptions = field(default_factory=DownloadOptions)
@@ -80,10 +80,10 @@ class FetchOptions:
 
 @dataclass(slots=True)
 class Fetched:
-    """An archive that was fetched: the file at `path`, or a folder that its own cache keeps. `release` it after use.
+    """A fetched archive: the file at `path`, or a folder in a cache of its own. `release` it after use.
 
-    `name` is the last part of its address. `in_store` is the name that it got in the store, or None. `address` is what
-    names exactly this, where that is another address than the one that was asked for.
+    `name` is the last part of its address. `in_store` is the name that it got in the store, or None. `address` names
+    exactly this content, if that is another address than the one that was asked for.
     """
 
     path: Path
@@ -95,21 +95,21 @@ class Fetched:
     address: str = ""
 
     def discard(self) -> None:
-        """It cannot be used: take its name in the store away again, and release it."""
+        """Remove its name from the store, because it cannot be used, and release it."""
         if self.in_store is not None and self.is_new:
             self.in_store.unlink(missing_ok=True)
         self.release()
 
     def release(self) -> None:
-        """It is not read any more. May be called twice."""
+        """Release the file, which is not read any more. May be called twice."""
         self._undo.close()
 
 
 class Fetcher:
     """Fetches archives that the operator allows.
 
-    `openers` make sources, by scheme; http, https and file are there without being given. `gathers` fetch folders.
-    Without a `cache` nothing is kept but what has a name in the store.
+    `openers` make sources by scheme; those of http, https and file are built in. `gathers` fetch folders.
+    Without a `cache` only files with a name in the store are kept.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Fetcher:
         self._placed: dict[str, int] = {}
 
     def close(self) -> None:
-        """End what is under way, also what waits for an origin that says nothing. Returns at once."""
+        """End downloads under way, also those that wait for a silent origin. Returns at once."""
         self._closing.set()
         self.downloads.cancel_all(STOPPING)
 
@@ -146,11 +146,11 @@ class Fetcher:
         places: FetchedArchives | None = None,
         is_only_a_look: bool = False,
     ) -> Fetched | None:
-        """Fetch what a registration's `url` names; None where that is a name in the store and no address.
+        """Fetch the archive of a registration's `url`; None for a name in the store.
 
-        With `is_only_a_look` the store gets no name of it, and all that would be refused is.
+        With `is_only_a_look` it gets no name in the store, but the same errors are raised.
 
-        Raises as `fetch`; ArchiveNotFound, in TorchServe's words, for an address with `..` and where there is no store.
+        Raises as `fetch`; ArchiveNotFound, in TorchServe's words, for an address with `..`, and without a store.
         """
         if not self.is_for(url):
             return None
@@ -176,12 +176,11 @@ class Fetcher:
     ) -> Fetched:
         """Fetch an archive, and give it the last part of its path as its name in `store` (None: no name).
 
-        A store that is read-only gets none. What is in the store is never replaced; it is taken in the archive's place
-        where the address has a digest and it is that. `late_s` in place of the options'. With `is_only_a_look` it is
-        left as it is.
+        In a read-only store it gets no name. A file of the store is never replaced; it is used if the address has its
+        digest. `late_s` takes the place of the options'. With `is_only_a_look` the store stays as it is.
 
-        Raises ArchiveNotFound (not allowed, no URL that is fetched), ArchiveExists (a file of that name is there),
-        DigestMismatch, DownloadFailed with what happened as its cause, OutOfMemory when the disk is full. Nothing is
+        Raises ArchiveNotFound (not allowed, not a URL that can be fetched), ArchiveExists (the store has a file of that
+        name), DigestMismatch, DownloadFailed with the error as its cause, OutOfMemory if the disk is full. Nothing is
         left after an error.
         """
         plain, digest = split_digest(url)
@@ -209,9 +208,9 @@ class Fetcher:
         return fetched
 
     def look(self, url: str, store: Path) -> Entry | None:
-        """What `fetch` would fetch into `store`, as its origin describes it now; None where the store has it already.
+        """The object that `fetch` would fetch into `store`, as its origin describes it; None if the store has it.
 
-        Nothing is fetched but a digest beside it. Raises as `fetch`, as far as that can be known before.
+        Fetches only a digest beside it. Raises as `fetch`, as far as that can be foreseen.
         """
         plain, digest = split_digest(url)
         target = parse_target(plain)
@@ -229,7 +228,7 @@ class Fetcher:
                 return source.stat()
 
     def has_placed(self, path: Path) -> bool:
-        """Whether this very file got its name in a store here: nobody else put it there."""
+        """Whether this object itself gave this file its name in a store."""
         try:
             return self._placed.get(path.name) == path.stat().st_ino
         except OSError:
@@ -237,7 +236,7 @@ class Fetcher:
 
     @contextmanager
     def _as_typed(self, url: str) -> Iterator[None]:
-        """What goes wrong while fetching, as callers know it."""
+        """Turn errors of fetching into the types that callers know."""
         shown = hide_query(split_digest(url)[0])
         try:
             yield
@@ -250,7 +249,7 @@ class Fetcher:
             raise DownloadFailed(shown, reason=error.strerror or type(error).__name__) from error
         except SourceError as error:
             log.warning("%s could not be fetched: %s", shown, error)
-            # TorchServe knows no such addresses, so there are no words of its own to keep to.
+            # TorchServe knows no such addresses, so it has no words for this error.
             raise DownloadFailed(shown, reason=str(error), is_told=is_store_address(shown)) from error
         except DigestMismatch as error:
             log.warning("%s", error)
@@ -259,7 +258,7 @@ class Fetcher:
     # ------------------------------------------------------------------------------------------- one
 
     def _existing(self, path: Path, url: str, digest: str | None) -> Fetched:
-        """What the store has under that name."""
+        """The file of the store with that name, if it has the digest."""
         if digest is None or not path.is_file():
             raise ArchiveExists(path.name)
         found = digest_of(path)
@@ -307,7 +306,7 @@ class Fetcher:
             return Fetched(held.path, target.file_name, held.sha256, placed, undo.pop_all(), address=address)
 
     def _digest_beside(self, target: Target, opener: Opener, cancel: Cancel, late_s: float) -> str | None:
-        """The digest in the file beside the archive, where the operator wants it. Raises SourceError."""
+        """The digest in the file beside the archive, if the settings ask for it. Raises SourceError."""
         if self._options.digests == "given":
             return None
         beside = replace(target, path=target.path + BESIDE)
@@ -331,7 +330,7 @@ class Fetcher:
         return found
 
     def _through_cache(self, cache: Cache, source: Source, digest: str | None, listed: Download, late_s: float) -> Held:
-        """What the cache has, or gets."""
+        """The object from the cache, fetched into it if it is not there."""
         held = cache.find_digest(digest) if digest is not None else None
         if held is None:
             with cache.claim(source.identity, listed.cancel):
@@ -344,9 +343,9 @@ class Fetcher:
         return held
 
     def _found(self, cache: Cache, source: Source, digest: str | None, listed: Download) -> Held | None:
-        """What was kept of this address, if its origin says that it is unchanged."""
+        """The cached object of this address, if its origin says that it is unchanged."""
         if digest is not None:
-            return cache.find_digest(digest)  # another may have fetched it while this one waited
+            return cache.find_digest(digest)  # another download may have fetched it meanwhile
         if not cache.knows(source.identity):
             return None
         try:
@@ -358,7 +357,7 @@ class Fetcher:
             return None
 
     def _alone(self, source: Source, digest: str | None, store: Path | None, listed: Download, late_s: float) -> Held:
-        """Without a cache: a file beside where it gets its name, or of the system's for such; gone when released."""
+        """Fetch without a cache, into a file in the store's folder or a temporary one; deleted when released."""
         with _part(store, self._options.temporary) as incoming:
             downloaded = self._download(source, incoming.descriptor, digest, listed, late_s)
             os.fsync(incoming.descriptor)
@@ -387,7 +386,7 @@ class Fetcher:
 
 
 def _part(folder: Path | None, temporary: Path | None) -> Part:
-    """A new file to fetch into: in the folder if it can be written to, else where temporary files are."""
+    """A new file to fetch into: in the folder if that is writable, else among temporary files."""
     if folder is not None:
         try:
             sweep(folder)
