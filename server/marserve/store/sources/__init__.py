@@ -1,4 +1,4 @@
-"""The places that archives are read from.
+"""The places from which archives are read.
 
 source           the interface: objects read in ranges, and lists of them
 local            the model store, a folder

@@ -1,7 +1,7 @@
-"""Credentials, region and endpoint of a profile in AWS's own files, as far as they say them without asking anybody.
+"""Credentials, region and endpoint of a profile in AWS's own files.
 
-Static keys are read here, and programs named by `credential_process` are run; what has to ask AWS (roles to take on,
-single sign-on) is boto3's to do where it is installed. Blocks: run it in a thread.
+Static keys are read here, and programs named by `credential_process` are run here. Profiles that have to ask AWS (roles
+to assume, single sign-on) are resolved by boto3, if it is installed. Blocks: run it in a thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WAYS = ("aws_access_key_id", "credential_process", "role_arn", "sso_session", "
 
 @dataclass(frozen=True)
 class Credentials:
-    """An access key. `expires` is a moment with a time zone, None for one that never does."""
+    """An access key. `expires` is a moment with a time zone, None if it never expires."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -36,31 +36,31 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Profile:
-    """What the files say of one profile: `values` of both, those of the credentials file going before."""
+    """One profile: `values` of both files; those of the credentials file take precedence."""
 
     name: str
     values: Mapping[str, str] = field(repr=False)
 
     @property
     def region(self) -> str | None:
-        """Its region, None where it says none."""
+        """Its region, or None."""
         return self.values.get("region")
 
     @property
     def endpoint_url(self) -> str | None:
-        """Its endpoint, None where it says none."""
+        """Its endpoint, or None."""
         return self.values.get("endpoint_url")
 
     @property
     def has_credentials(self) -> bool:
-        """Whether it says of any how to come by them."""
+        """Whether it names any way to credentials."""
         return any(name in self.values for name in _WAYS)
 
 
 def find_profile(environment: Mapping[str, str], name: str | None = None) -> Profile | None:
-    """The profile of that name, or of `AWS_PROFILE`, or `default`; None where nobody asked for one and none is there.
+    """The profile `name`, or that of `AWS_PROFILE`, or `default`; None if none is named and there is no `default`.
 
-    Raises Failed for one that was asked for and is not there, and for files that cannot be read as what they are.
+    Raises Failed for a missing profile that was named, and for files that cannot be read.
     """
     asked = name or environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE")
     wanted = asked or "default"
@@ -99,7 +99,7 @@ def _read(path: Path) -> configparser.RawConfigParser:
 
 
 def get_credentials(profile: Profile) -> Credentials:
-    """Its credentials as they are now. Raises Failed where there are none, or none that can be had here."""
+    """Its current credentials. Raises Failed if it has none, or they are not available on this machine."""
     values = profile.values
     if "role_arn" not in values and "aws_access_key_id" in values:
         if "aws_secret_access_key" not in values:
@@ -151,7 +151,7 @@ def _moment(text: str) -> datetime:
 
 
 def _ask_boto3(name: str) -> Credentials:
-    """What boto3 makes of a profile that has to ask AWS."""
+    """The credentials of a profile that has to ask AWS, by boto3."""
     try:
         import boto3  # late, and only where it is installed
     except ImportError:
@@ -165,5 +165,5 @@ def _ask_boto3(name: str) -> Credentials:
         frozen = found.get_frozen_credentials()
         expires = getattr(found, "_expiry_time", None)
         return Credentials(frozen.access_key, frozen.secret_key, frozen.token, expires)
-    except Exception as error:  # its many kinds have no base of their own, and their texts quote requests
+    except Exception as error:  # boto3's errors have no common base, and their texts quote requests
         raise Failed(f"boto3 found no credentials for profile {name} ({type(error).__name__})") from None

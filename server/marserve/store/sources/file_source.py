@@ -1,4 +1,4 @@
-"""Reads files of this machine as sources: what `file://` addresses name, where their real path is allowed."""
+"""Reads files of this machine as sources: `file://` addresses whose real path is allowed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ CHUNK_BYTES = 1 << 20
 
 
 class FileOrigins:
-    """Opens sources of file addresses. Where links lead must be allowed as well."""
+    """Opens sources of file addresses. The target of a link must be allowed as well."""
 
     def __init__(self, allowed: AllowedUrls) -> None:
         self._allowed = allowed
 
     def __call__(self, target: Target) -> FileSource:
-        """The file at an allowed address. Raises ArchiveNotFound where its real path is not allowed."""
+        """The file at an allowed address. Raises ArchiveNotFound if its real path is not allowed."""
         real = Path(target.path).resolve()
         self._allowed.check(Target("file", "", 0, str(real), ""))
         return FileSource(target, real)
 
 
 class FileSource:
-    """One file. It is read as one stream: ranges bring nothing here."""
+    """One file. It is read as one stream, as ranges have no advantage here."""
 
     def __init__(self, target: Target, path: Path) -> None:
         self._target = target
@@ -52,7 +52,7 @@ class FileSource:
         return self._target.file_name
 
     def close(self) -> None:
-        """End what is being read."""
+        """End all reads."""
         self._closing.set()
 
     def stat(self) -> Entry:
@@ -65,7 +65,7 @@ class FileSource:
 
     @contextmanager
     def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[FileReading]:
-        """As `Source.read`; `end` counts, though a file is as easily read as a whole."""
+        """As `Source.read`, but always to the end of the file; `end` is ignored."""
         descriptor = self._open()
         try:
             entry = self._entry(descriptor)
@@ -77,7 +77,7 @@ class FileSource:
 
     def _open(self) -> int:
         try:
-            # Not for a FIFO to wait for somebody who writes to it.
+            # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise Missing("there is no such file") from None
@@ -118,6 +118,6 @@ class FileReading:
 
 
 def entry_of(key: str, status: os.stat_result) -> Entry:
-    """What a file's status says; the ETag is of its place, size and time of change."""
+    """The entry of a file's status; the ETag is made of its inode, size and time of change."""
     etag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
     return Entry(key, status.st_size, etag, status.st_mtime, has_ranges=False)

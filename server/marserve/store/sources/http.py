@@ -1,8 +1,8 @@
-"""Reads objects by HTTP(S), each hop judged: which address, which scheme, which answer.
+"""Reads objects by HTTP(S). Each hop is checked: its address, its scheme and its answer.
 
-Every address is judged by `fetch_guard` before it is connected to, redirects included, and it is the judged address
-that is connected to, not the name once more. Time is bounded whatever the other side does. HEAD is never used:
-presigned addresses refuse it; a GET of a first range tells the same. Blocks: threads call it.
+`fetch_guard` checks every address before the connection, redirects included. The connection goes to the checked IP
+address; the name is not resolved again. Time is bounded whatever the other side does. HEAD is never used: presigned
+addresses refuse it, and a GET of a first range has the same information. Blocks: threads call it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from marserve.store.sources.source import Broken, Entry, Failed, Missing, Replac
 MAX_REDIRECTS = 5
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-# What headers may take together before one is there, over redirects and attempts, in times of `SILENCE_S`.
+# The time for headers over all redirects and attempts, until one is complete, as a multiple of `SILENCE_S`.
 HEADER_SILENCES = 2
 CHUNK_BYTES = 256 * 1024
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# What a link that a redirect led to answers once its time is over.
+# The answers of a redirect's target once its link has expired.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 _LENGTH = re.compile(r"[0-9]{1,30}")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-# Parts of a query that only say who may read, and until when: they differ each time a link is signed.
+# Parts of a query that only sign it: they differ each time a link is signed.
 _SIGNATURES = (
     ("x-amz-signature", re.compile(r"x-amz-.*")),
     ("x-goog-signature", re.compile(r"x-goog-.*")),
@@ -57,7 +57,7 @@ _SIGNATURES = (
 
 
 class HttpOrigins:
-    """Opens sources of http and https addresses. `resolve` tells the addresses of a host."""
+    """Opens sources of http and https addresses. `resolve` returns the addresses of a host."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class HttpOrigins:
         resolve: Callable[[Target], list[IPAddress]] = resolve_host,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`silence_s`: how long an origin may say nothing, in seconds; also until its whole header is there."""
+        """`silence_s`: how long an origin may be silent, in seconds; also the time for its whole header."""
         self._allowed = allowed
         self._resolve = resolve
         self._silence_s = silence_s
@@ -104,7 +104,7 @@ class HttpSource:
 
     @property
     def identity(self) -> str:
-        """The address without what only says who may read it."""
+        """The address without its signature."""
         return _without_signature(self._target)
 
     @property
@@ -113,7 +113,7 @@ class HttpSource:
         return self._target.file_name
 
     def close(self) -> None:
-        """End every read that is under way, also one that waits for an origin that says nothing."""
+        """End every read under way, also one that waits for a silent origin."""
         self._closing.set()
         with self._lock:
             for connection in self._live:
@@ -123,7 +123,7 @@ class HttpSource:
             self._idle.clear()
 
     def stat(self) -> Entry:
-        """Ask for the first byte and read what the answer says of the whole."""
+        """Ask for the first byte; the answer describes the whole object."""
         with self.read(0, 1) as reading:
             for _ in reading:
                 break
@@ -155,12 +155,12 @@ class HttpSource:
     def _open(self, begin: int, end: int | None, of: Entry | None) -> tuple[_Connection, http.client.HTTPResponse]:
         """A connection and the header of the last hop's answer, which is 200, 206 or 416.
 
-        Raises Broken where it does not come in time, which the attempts of a thread share until one gets an answer.
+        Raises Broken if it does not come in time; the attempts of a thread share that time until one gets an answer.
         """
         now = time.monotonic()
         began, failed = getattr(self._series, "times", (now, now))
         if now - failed > self._silence_s:
-            began = now  # another question
+            began = now  # a new request
         self._series.times = (now, now)
         try:
             return self._follow(begin, end, of, began + HEADER_SILENCES * self._silence_s)
@@ -184,7 +184,7 @@ class HttpSource:
                         raise Failed(f"more than {MAX_REDIRECTS} redirects")
                     target = self._next(target, answer.getheader("location", ""))
                 elif is_remembered and status in _EXPIRED:
-                    # A link that was signed for a while: ask the first address for another one.
+                    # The signed link has expired: ask the first address for another one.
                     target, is_remembered, self._final = self._target, False, None
                 elif status == 416 and begin == 0 and end is not None:
                     end = None  # an empty object has no first byte: ask without a range
@@ -224,7 +224,7 @@ class HttpSource:
                     raise Failed("it was given up") from error
                 is_stale = isinstance(error, ConnectionError | http.client.BadStatusLine)
                 if is_used and is_stale and not connection.is_cut:
-                    continue  # the origin had closed what we kept; asked anew nothing is lost
+                    continue  # the origin had closed a kept connection; a new one loses nothing
                 if isinstance(error, Broken):
                     raise
                 raise Broken("its header came too late" if connection.is_cut else _sentence(error)) from error
@@ -270,7 +270,7 @@ class HttpSource:
         raise Broken(f"{target.host} cannot be connected to: {_sentence(error)}" if error else "no address") from error
 
     def _judged(self, target: Target) -> list[IPAddress]:
-        """The addresses of a host, each of which may be connected to. One that may not be refuses them all."""
+        """The allowed addresses of a host. If one of them is forbidden, all are refused."""
         try:
             addresses = self._resolve(target)
         except OSError as error:
@@ -297,7 +297,7 @@ class HttpSource:
     def _take(
         self, connection: _Connection, answer: http.client.HTTPResponse, begin: int, of: Entry | None
     ) -> HttpReading:
-        """What an answer is: of which object, from where on. Raises Replaced and Failed."""
+        """Read the answer's header: its object, and its first byte. Raises Replaced and Failed."""
         if answer.getheader("content-encoding", "identity").lower() != "identity":
             raise Failed("the answer is compressed, which was not asked for")
         etag = _validator_of(answer)
@@ -311,7 +311,7 @@ class HttpSource:
                 raise Failed("the answer is a part that was not asked for")
             announced, size = int(found[2]) + 1 - begin, int(found[3])
             if of is not None and etag is None:
-                etag = of.etag  # If-Range has vouched for it
+                etag = of.etag  # If-Range has confirmed it
         elif answer.status == 416:
             if of is None:
                 raise Failed("the answer was 416")
@@ -330,7 +330,7 @@ class HttpSource:
 
 
 class HttpReading:
-    """The body of one answer. `is_over` once it was read to its end."""
+    """The body of one answer. `is_over`: it was read to its end."""
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ class HttpReading:
         while self._announced is None or have < self._announced:
             wanted = CHUNK_BYTES if self._announced is None else min(CHUNK_BYTES, self._announced - have)
             try:
-                chunk = self._answer.read1(wanted)  # as it comes: what was gathered would be lost with the connection
+                chunk = self._answer.read1(wanted)  # as it comes: gathered bytes would be lost with the connection
             except (OSError, http.client.HTTPException) as error:
                 self._check_closed(error)
                 raise Broken(_sentence(error)) from error
@@ -363,7 +363,7 @@ class HttpReading:
                 break
             have += len(chunk)
             yield chunk
-        # Without an announced length an end that we made would pass for the object's.
+        # Without an announced length, the end of a connection that was cut here would look like the object's end.
         self._check_closed(None)
         if self._announced is not None and have != self._announced:
             raise Broken(f"it ended after {have} of {self._announced} bytes")
@@ -375,9 +375,9 @@ class HttpReading:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to an address that was judged. Another thread may cut it.
+    """A connection to a checked address. Another thread may cut it.
 
-    A header must be there in time as a whole: each byte of it begins the socket's own time for silence anew.
+    The whole header has a time limit, because each of its bytes restarts the socket's own time limit.
     """
 
     def __init__(self, where: tuple[str, str], target: Target) -> None:
@@ -388,11 +388,11 @@ class _Connection(http.client.HTTPConnection):
         self._raw: socket.socket | None = None
 
     def connect(self) -> None:
-        """Refuse what http.client does by itself when a connection is gone: it would ask the resolver again."""
+        """Raise: http.client would reconnect a lost connection by itself, and resolve the name again."""
         raise ConnectionResetError("the connection is gone")
 
     def dial(self, address: IPAddress, silence_s: float) -> None:
-        """Connect, and speak TLS where the scheme asks for it. Raises OSError."""
+        """Connect, with TLS for https. Raises OSError."""
         family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         self._raw = raw = socket.socket(family, socket.SOCK_STREAM)
         raw.settimeout(min(CONNECT_S, silence_s))
@@ -406,7 +406,7 @@ class _Connection(http.client.HTTPConnection):
             raise ConnectionAbortedError("it was given up")
 
     def ask(self, path: str, headers: dict[str, str], header_s: float) -> http.client.HTTPResponse:
-        """Send a GET and return the answer once its header is there. `is_cut` when that took too long."""
+        """Send a GET and return the answer once its header is there. Sets `is_cut` if that took too long."""
         self.putrequest("GET", path, skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             self.putheader(name, value)
@@ -420,11 +420,11 @@ class _Connection(http.client.HTTPConnection):
             clock.cancel()
 
     def cut(self) -> None:
-        """Have whoever reads from it read its end. May be called from any thread."""
+        """Make a read that is under way return the end. May be called from any thread."""
         self.is_cut = True
         if self._raw is not None:
             with contextlib.suppress(OSError):
-                # The method of plain sockets: that of TLS forgets its keys, which the other thread is using.
+                # The method of plain sockets: that of TLS sockets drops the keys, which the other thread is using.
                 socket.socket.shutdown(self._raw, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -436,7 +436,7 @@ class _Connection(http.client.HTTPConnection):
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Whom to trust: the system's certificates or those of SSL_CERT_FILE, and certifi's where it is installed."""
+    """TLS with the system's certificates, or those of SSL_CERT_FILE; and certifi's, if it is installed."""
     context = ssl.create_default_context()
     if not os.environ.get("SSL_CERT_FILE") and not os.environ.get("SSL_CERT_DIR"):
         with contextlib.suppress(ImportError, OSError):
@@ -456,13 +456,13 @@ def _check_status(status: int) -> None:
 
 
 def _validator_of(answer: Any) -> str | None:
-    """What tells that a later answer is of the same thing: a strong ETag, or nothing."""
+    """A strong ETag, which shows that a later answer is of the same content, or None."""
     tag: str = answer.getheader("etag", "")
     return tag if tag.startswith('"') and tag.isascii() and tag.isprintable() else None
 
 
 def _differ(one: Entry, other: Entry) -> bool:
-    """Whether two answers tell of different objects."""
+    """Whether two answers are of different contents."""
     if one.etag is not None and one.etag != other.etag:
         return True
     return one.size is not None and other.size is not None and one.size != other.size

@@ -1,9 +1,9 @@
 """Models of a hub, `hf://organisation/name@revision`: a repository's snapshot, or one archive of it.
 
-A branch or tag is resolved to the commit it is now; that is fetched and shown, and what a later start finds again.
-Files lie in the cache of huggingface_hub (`HF_HOME`), which other programs share, and a model folder is served from
-there. The library runs in a process of its own (`hub_program`) that ends when nobody waits any more; its messages are
-not passed on, nor is the token: it goes to that process by a variable.
+A branch or tag is resolved to its present commit; that commit is fetched and shown, and a later start finds it again.
+Files are in the cache of huggingface_hub (`HF_HOME`), which other programs share, and a model folder is served from
+there. The library runs in a process of its own (`hub_program`), which ends when the server stops waiting for it. Its
+messages are not shown. The token is passed to it in an environment variable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What an address of a hub names: `file` is the path of one file in it, None for the repository."""
+    """A repository of a hub, or one file in it: `file` is its path, None for the whole repository."""
 
     organisation: str
     name: str
@@ -39,7 +39,7 @@ class Repository:
 
     @property
     def id(self) -> str:
-        """As the hub has it."""
+        """Its name on the hub, with the organisation."""
         return f"{self.organisation}/{self.name}"
 
     @property
@@ -53,7 +53,7 @@ class Repository:
 
 
 def read_repository(target: Target) -> Repository:
-    """What an address names. Raises Failed where it is none of a hub's."""
+    """The repository or file of an address. Raises Failed for an address that is not a hub's."""
     first, _, file = target.key.partition("/")
     name, at, revision = first.partition("@")
     if not _NAME.fullmatch(name) or (at and not _REVISION.fullmatch(revision)):
@@ -62,7 +62,7 @@ def read_repository(target: Target) -> Repository:
 
 
 class Hub:
-    """Fetches from a hub. `max_bytes` is what a repository's files may have together."""
+    """Fetches from a hub. `max_bytes` bounds the files of a repository together."""
 
     def __init__(
         self, stores: Stores = NO_STORES, environment: Mapping[str, str] | None = None, *, max_bytes: int = 64 * 1024**3
@@ -72,7 +72,7 @@ class Hub:
         self._max_bytes = max_bytes
 
     def gather(self, target: Target, cancel: Cancel, on_progress: OnProgress) -> Gathered:
-        """Fetch what an address names, if the cache has not got it. Blocks. Raises SourceError."""
+        """Fetch a repository or file, unless the cache has it. Blocks. Raises SourceError."""
         options = self._stores.choose("hf", target.url)
         repository = read_repository(target)
         if options.flag("pinned_only") and not repository.is_pinned:
@@ -108,7 +108,7 @@ class Hub:
 
 
 def _run(order: dict[str, Any], environment: dict[str, str], cancel: Cancel, on_progress: OnProgress) -> dict[str, Any]:
-    """Have the program carry out an order; its last word."""
+    """Have the program carry out an order; returns its last message."""
     command = [sys.executable, "-m", "marserve.store.sources.hub_program"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment

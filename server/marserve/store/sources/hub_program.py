@@ -1,7 +1,8 @@
-"""The program that asks a hub, in a process of its own: no call of huggingface_hub (extra `hf`) can be taken back.
+"""The program that asks a hub, in a process of its own: calls of huggingface_hub (extra `hf`) cannot be cancelled.
 
-One order comes as a line of JSON; then standard input is kept open by whoever waits, and its end is the program's. What
-it says are lines of JSON: `have` and `total` in bytes, and at last `path` and `commit`, or `trouble` with its kind.
+It reads one order, a line of JSON. The server then keeps standard input open as long as it waits; when that ends, so
+does the program. It writes lines of JSON: `have` and `total` in bytes, and at last `path` and `commit`, or `trouble`
+with its kind.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class CannotImport(Exception):
-    """The library cannot be used; says why."""
+    """The library cannot be used; the text says why."""
 
 
 class TooLarge(Exception):
@@ -33,7 +34,7 @@ class TooLarge(Exception):
 def main() -> None:
     """Carry out one order."""
     say_to = sys.stdout
-    sys.stdout = sys.stderr  # what the library prints is nobody's
+    sys.stdout = sys.stderr  # the library's prints must not mix with the messages
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
@@ -41,13 +42,13 @@ def main() -> None:
     except CannotImport as error:
         found = {"trouble": "ImportError", "what": str(error)}
     except Exception as error:
-        # The kinds alone: texts quote addresses, and headers of requests.
+        # Only the types: texts quote addresses, and headers of requests.
         answer = getattr(error, "response", None)
         kinds = [kind.__name__ for kind in type(error).__mro__]
         found = {"trouble": type(error).__name__, "kinds": kinds, "status": getattr(answer, "status_code", None)}
     _say(say_to, found)
     say_to.flush()
-    os._exit(0)  # the library's threads are waited for by nobody
+    os._exit(0)  # without waiting for the library's threads
 
 
 def _end_with_input() -> None:
@@ -61,13 +62,13 @@ def _say(to: TextIO, what: dict[str, Any]) -> None:
 
 
 def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
-    """Fetch a repository's snapshot, the only archive in it, or the file that is named: where it is, and its commit."""
+    """Fetch a repository's snapshot, the only archive in it, or the named file; returns its path and commit."""
     try:
         import httpx2
         import huggingface_hub as hub
         from huggingface_hub import constants, errors
         from huggingface_hub.hf_api import RepoFile
-    except Exception as error:  # one that is broken raises what it likes
+    except Exception as error:  # a broken installation may raise anything
         raise CannotImport(trouble("hf", error)) from None
 
     repository, revision, file = order["repository"], order["revision"], order["file"]
@@ -77,7 +78,7 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
     try:
         commit = revision if _COMMIT.fullmatch(revision) else api.model_info(repository, revision=revision).sha
         if _COMMIT.fullmatch(revision):
-            with contextlib.suppress(Exception):  # all of it may be here already: then nobody is asked
+            with contextlib.suppress(Exception):  # if the cache has all of it, the hub is not asked
                 return _of_cache(repository, revision, file)
         sizes = {
             entry.path: entry.size
@@ -87,7 +88,7 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
     except errors.HfHubHTTPError as error:
         if error.response is not None and error.response.status_code < 500:
             raise
-        return _of_cache(repository, revision, file)  # the hub is down; what was fetched before may do
+        return _of_cache(repository, revision, file)  # the hub is down; the cache may have it
     except (OSError, httpx2.TransportError):
         return _of_cache(repository, revision, file)
     assert commit is not None
@@ -106,13 +107,13 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
 
 
 def _only_archive(files: Any) -> str | None:
-    """The archive, where a repository is no model folder itself and holds exactly one."""
+    """The only archive of a repository; None if there are several, or the repository is a model folder itself."""
     archives = [file for file in files if file.lower().endswith(ARCHIVES)]
     return archives[0] if MANIFEST not in files and len(archives) == 1 else None
 
 
 def _of_cache(repository: str, revision: str, file: str | None) -> dict[str, Any]:
-    """What was fetched before, complete, without asking anybody. Raises what the library does where it is not."""
+    """The cached files, if complete, without asking the hub. Raises the library's errors otherwise."""
     import huggingface_hub as hub
     from huggingface_hub import constants
 
@@ -131,7 +132,7 @@ def _of_cache(repository: str, revision: str, file: str | None) -> dict[str, Any
 
 
 def _remember(path: Path, repository: str, revision: str, commit: str) -> None:
-    """Note in the cache which commit a branch was, so that it is found without the hub."""
+    """Note in the cache the commit of a branch, so that it is found without the hub."""
     for parent in path.parents:
         if parent.name == f"models--{repository.replace('/', '--')}":
             with contextlib.suppress(OSError):
@@ -144,7 +145,7 @@ def _remember(path: Path, repository: str, revision: str, commit: str) -> None:
 
 
 def _progress(say_to: TextIO, total: int) -> Any:
-    """A progress bar that says bytes instead of drawing."""
+    """A progress bar that writes messages with bytes instead of drawing."""
     from tqdm.auto import tqdm
 
     lock = threading.Lock()

@@ -1,8 +1,8 @@
 """Finds archives in the model store, a folder. Knows no network and does not open archives beyond their first bytes.
 
-A registration's `url` that is no address names an entry of the store by its last path component (contract 2.2); there
-is no way to a file elsewhere, but to what is below a folder of `roots`, by its absolute path. Who may write to the
-store decides what is in it, links included; of a root only what really lies in it counts.
+A registration's `url` that is not an address names an entry of the store by its last path component (contract 2.2).
+Files elsewhere cannot be reached, except by an absolute path below a folder of `roots`. Links in the store are followed
+wherever they lead; below a root only files that really lie in a root are found.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Kind = Literal["zip", "tar", "folder"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An archive of the store. `kind` is by its content; what is no zip file is left to the reader of tar files.
+    """An archive of the store. `kind` follows from its content; any file but a zip file is read as a tar file.
 
-    A `folder` is served in place: `path` is where its manifest is looked for. `name` is the entry of the store; of what
-    lies below a further root it is the absolute path, and `is_elsewhere`.
+    A `folder` is served in place: `path` is where its manifest is looked for. `name` is the entry of the store; below a
+    further root it is the absolute path, and `is_elsewhere` is true.
     """
 
     path: Path
@@ -38,10 +38,10 @@ class Found:
 
 
 class LocalStore:
-    """The model store at `root`, or none at all (None): then nothing is found.
+    """The model store at `root`; without a root nothing is found.
 
-    `roots` are further folders, below which absolute paths are found. `missing` is the sentence for what it does not
-    hold, with places for `url` and for the `name` looked for.
+    `roots` are further folders, below which absolute paths are found. `missing` is the sentence for a missing archive,
+    with places for `url` and for the `name` that was looked for.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class LocalStore:
     def find(self, url: str) -> Found:
         """Find what `url` names: an archive's file, or a folder.
 
-        A folder whose only entry is a folder means that inner one. Raises ArchiveNotFound, in TorchServe's words, for
-        an empty `url`, one with `..`, an address (those are for `allowed_urls`), and what the store does not hold.
+        A folder whose only entry is a folder stands for that inner one. Raises ArchiveNotFound, in TorchServe's words,
+        for an empty `url`, one with `..`, an address (those are for `allowed_urls`), and a missing archive.
         """
         if not url:
             raise ArchiveNotFound("empty url")
@@ -80,14 +80,14 @@ class LocalStore:
         raise NotInStore(self._missing.format(url=hide_query(url), name=hide_query(name)))
 
     def _find_below_roots(self, url: str) -> Found | None:
-        """What an absolute path names below a further root; None for every other word.
+        """The archive at an absolute path below a further root; None for any other word.
 
-        Raises ArchiveNotFound for a path below a root that leads out of all of them, or to nothing.
+        Raises ArchiveNotFound for a path below a root that leads out of all roots, or does not exist.
         """
         if not self._roots or not url.startswith("/"):
             return None
         try:
-            # As it is written it must begin with a root as that is written, or as it really is.
+            # The path as written must begin with a root as written, or with a root's real path.
             written = Path(url)
             if not any(
                 written.is_relative_to(form) and written != form
@@ -107,9 +107,9 @@ class LocalStore:
         raise NotInStore(self._missing.format(url=hide_query(url), name=hide_query(url.rpartition("/")[2])))
 
     def names(self) -> list[str]:
-        """What `load_models=all` loads, in order: folders and archives (contract 6.4), nothing hidden.
+        """The names that `load_models=all` loads, in order: folders and archives (contract 6.4) that are not hidden.
 
-        Empty when there is no store.
+        Empty without a store.
         """
         if self.root is None or not self.root.is_dir():
             return []
@@ -141,5 +141,5 @@ def _inner_folder(folder: Path) -> Path:
 
 
 def _is_part_of_a_model(folder: Path) -> bool:
-    """Whether this is no model by itself: what a manifest lies in, or the scripts of a SageMaker model."""
+    """Whether a folder is only a part of a model: that of a manifest, or the scripts of a SageMaker model."""
     return folder.name == "MAR-INF" or (folder.name == "code" and not (folder / "MAR-INF").is_dir())

@@ -1,8 +1,8 @@
-"""What an error of obstore comes to: a kind of trouble, and a sentence without secrets.
+"""Turns an error of obstore into a type of error and a sentence without secrets.
 
-The library's messages quote addresses with signatures and answers with keys in them. `explain` makes sentences of
-statuses and codes, and passes on only plain words of the library's own. The process that asks a store imports this, so
-it imports little.
+The library's messages quote addresses with signatures, and answers with keys. `explain` makes sentences of statuses and
+codes, and passes on only plain words of the library. The process that asks a store imports this module, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 
 from marserve.store.sources.source import Broken, Failed, Missing, Replaced, SourceError
 
-# A sentence of the library's own, in which headers may be named. Addresses, signatures and keys are no such words.
+# A word of the library's own sentences, which may name headers. Addresses, signatures and keys do not match it.
 _WORD = r"(?:[A-Za-z]{1,20}|[A-Z][a-z]{1,20}-[A-Z][a-z]{1,20})"
 _PLAIN_WORDS = re.compile(rf"{_WORD}(?:[,:]? {_WORD}){{1,15}}")
 _PREFIX = re.compile(r"Generic [A-Za-z0-9]+ error: ")
-# What its details call the trouble, the last the most exactly: `Parse(`, `source: BadScheme,`.
+# The names of the error in the library's details, the last one the most exact: `Parse(`, `source: BadScheme,`.
 _KIND = re.compile(r"^ *(?:(?:source|error|kind): )?([A-Z][a-z]+(?:[A-Z][a-z]+)*)[,(]$", re.MULTILINE)
-# How much of an error's text is looked at: statuses, codes and addresses stand at its beginning.
+# The length of an error's text that is read: statuses, codes and addresses are at its beginning.
 TEXT_CHARACTERS = 64 * 1024
 NAMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure"}
 
@@ -27,18 +27,18 @@ _REGION = re.compile(r"<Region>([a-z0-9\-]{4,30})</Region>")
 
 
 def text_of(error: Exception) -> str:
-    """The beginning of the library's words: they hold the whole body that a store answered, however long."""
+    """The beginning of the library's message, which may contain the whole body of a store's answer."""
     return str(error)[:TEXT_CHARACTERS]
 
 
 def status_of(error: Exception) -> int | None:
-    """The status of the store's answer, None where there was no answer."""
+    """The status of the store's answer, None without an answer."""
     found = _STATUS.search(text_of(error))
     return int(next(group for group in found.groups() if group)) if found else None
 
 
 def explain(error: Exception, scheme: str, bucket: str, how: str) -> SourceError:
-    """What the library's error comes to; nothing of its text but statuses and codes is in the sentence.
+    """The library's error as a type and a sentence, which has only statuses, codes and plain words of its text.
 
     `how` says where the credentials come from.
     """
@@ -86,7 +86,7 @@ def explain(error: Exception, scheme: str, bucket: str, how: str) -> SourceError
 
 
 def _has_no_credentials(text: str, scheme: str) -> bool:
-    """Whether it was the machine's own credentials that were asked for, and none came."""
+    """Whether the machine's own credentials were asked for, and there are none."""
     signs = {
         "s3": ("/latest/api/token", "/latest/meta-data", "169.254.170.2", "MissingCredentials", "/v2/credentials"),
         "gs": ("metadata.google.internal", "/computeMetadata/", "169.254.169.254"),
@@ -96,7 +96,7 @@ def _has_no_credentials(text: str, scheme: str) -> bool:
 
 
 def _lost(error: Exception, store: str) -> SourceError:
-    """A connection that was none, or ended."""
+    """The error for a connection that was not made, or ended."""
     lower = text_of(error).lower()
     if any(
         sign in lower
@@ -125,11 +125,11 @@ def _lost(error: Exception, store: str) -> SourceError:
 
 
 def _reason(error: Exception) -> str:
-    """What the library says in plain words of its own; the error's type alone where it has none."""
+    """The plain words of the library's message; without any the error's type."""
     if not type(error).__module__.startswith("obstore"):
         return type(error).__name__
     first, _, details = text_of(error).partition("\n")
-    # Of `Error performing GET http://… in 2ms - HTTP error: error sending request` what follows the address.
+    # In `Error performing GET http://… in 2ms - HTTP error: error sending request` the words after the address.
     said = _PREFIX.sub("", first).rpartition(" - ")[2].removeprefix("HTTP error: ")
     parts = [said] if _PLAIN_WORDS.fullmatch(said) else [type(error).__name__]
     return ", ".join([*parts, *_KIND.findall(details)[-2:]])

@@ -1,8 +1,8 @@
-"""The process that asks one object store (`object_program`), and what it answers: started, asked, left and ended.
+"""Starts, asks and ends the process that asks one object store (`object_program`), and reads its answers.
 
-It is started by the first question, ends by itself when it is asked nothing for a while, and is started again by the
-next one. It is killed when all that asks it is closed. Each question has a socket of its own, whose room bounds what is
-read ahead; closing it is how an answer is left. Everything here blocks, each step for at most `limit_s`.
+The first question starts it. It ends by itself after a while without questions, and the next question starts it again.
+It is killed when everything that asks it is closed. Each question has a socket of its own, whose buffer bounds what is
+read ahead; closing the socket abandons the answer. Everything here blocks, each step for at most `limit_s`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from marserve.store.sources.object_program import END, MEMORY_BYTES, MESSAGE_BYT
 from marserve.store.sources.object_settings import Connection
 from marserve.store.sources.source import Broken, Failed, Missing, Replaced
 
-# Credentials that expire sooner are looked up again before a question.
+# Credentials that expire sooner than this are looked up again before a question.
 FRESH_FOR = timedelta(seconds=60)
 END_LIMIT_S = 2.0
-# Without a question for so long, the process ends.
+# The process ends after this time without a question.
 IDLE_S = 10.0
 _KINDS = {kind.__name__: kind for kind in (Broken, Replaced, Failed, Missing)}
 
 
 class _EndedByItself(Exception):
-    """The process had nothing to do for a while, and ended as it was asked."""
+    """The process had no questions for a while, and ended just as it got one."""
 
 
 class StoreProcess:
-    """The process of one store, and what starts it again. `limit_s` bounds each step of an answer."""
+    """The process of one store; starts it again when needed. `limit_s` bounds each step of an answer."""
 
     def __init__(
         self, scheme: str, bucket: str, connection: Connection, limit_s: float, *, idle_s: float = IDLE_S
@@ -68,7 +68,7 @@ class StoreProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs, None where none does."""
+        """The id of the running process, None without one."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
@@ -78,14 +78,17 @@ class StoreProcess:
             self._holders += 1
 
     def release(self) -> None:
-        """End it where it was the last that held it."""
+        """End it if no other holder is left."""
         with self._lock:
             self._holders -= 1
             if self._holders <= 0:
                 self._end()
 
     def send(self, question: dict[str, Any], answer: socket.socket) -> subprocess.Popen[bytes]:
-        """Ask; `answer` is the end of the socket that the answer comes by. Returns the process. Raises SourceError."""
+        """Send a question; `answer` is the process's end of the answer's socket. Returns the process.
+
+        Raises SourceError.
+        """
         message = json.dumps({**question, "credentials": self._credentials()}).encode()
         with self._lock:
             try:
@@ -103,7 +106,7 @@ class StoreProcess:
                 raise Broken(f"{self.name}: no process could be started and asked ({error.strerror})") from None
 
     def _credentials(self) -> dict[str, Any] | None:
-        """What the store's settings have for credentials, looked up again in time. Blocks. Raises Failed."""
+        """The credentials by the store's settings, looked up again before they expire. Blocks. Raises Failed."""
         if self._provider is None:
             return None
         with self._asking_for_credentials:
@@ -148,7 +151,7 @@ class StoreProcess:
 
 
 class Asking:
-    """What one source or listing asks of a process. `close` ends its questions, from any thread."""
+    """The questions of one source or listing to a process. `close` ends them, from any thread."""
 
     def __init__(self, process: StoreProcess) -> None:
         self.process = process
@@ -160,7 +163,7 @@ class Asking:
 
     @contextmanager
     def ask(self, what: str, data: bytes = b"", **question: Any) -> Iterator[Answer]:
-        """Ask, and wait for the first words of the answer. It is left where the block ends. Raises SourceError."""
+        """Ask, and wait for the answer's first message. The end of the block abandons it. Raises SourceError."""
         question["what"] = what
         try:
             answer = self._ask(question, data)
@@ -197,7 +200,7 @@ class Asking:
             raise Failed("the server stops")
 
     def why_ended(self, process: subprocess.Popen[bytes], *, is_begun: bool) -> Exception:
-        """Why an answer ended without its last word."""
+        """Why an answer ended without its last message."""
         with self._lock:
             if self._is_closed:
                 return Failed("the server stops")
@@ -215,7 +218,7 @@ class Asking:
         )
 
     def close(self) -> None:
-        """End what is asked, and take no more questions. Twice is fine."""
+        """End all questions, and take no more. May be called twice."""
         with self._lock:
             self._is_closed = True
             for answer in self._running:
@@ -225,7 +228,7 @@ class Asking:
 
 
 class Answer:
-    """What comes for one question. `told` is the first of it."""
+    """The answer to one question. `told` is its first message."""
 
     def __init__(self, asking: Asking, answer: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.socket = answer
@@ -236,7 +239,7 @@ class Answer:
         self._buffer = memoryview(bytearray(MESSAGE_BYTES + 1))
 
     def begin(self, data: bytes) -> None:
-        """Send what belongs to the question, and wait for the first of the answer. Raises SourceError."""
+        """Send the question's data, and wait for the answer's first message. Raises SourceError."""
         try:
             for begin in range(0, len(data), MESSAGE_BYTES):
                 self.socket.sendall(data[begin : begin + MESSAGE_BYTES])
@@ -252,7 +255,7 @@ class Answer:
             yield found[1]
 
     def rest(self) -> Iterator[Any]:
-        """What is told after the first. Raises SourceError."""
+        """The messages after the first. Raises SourceError."""
         while (found := self._next()) is not None:
             yield json.loads(bytes(found[1]))
 

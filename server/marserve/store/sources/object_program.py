@@ -1,12 +1,12 @@
 """The program that asks one object store, by obstore (extra `cloud`), in a process of its own.
 
-The library reads the whole body of an answer that is an error, and each page of a listing, before it says anything: a
-store decides how much memory that takes. Here the system bounds it (`MEMORY_BYTES`), and a process that meets the bound
-ends; the server goes on. The process is ended in the middle of a call, too, which no thread could be.
+The library reads the whole body of an error's answer, and each page of a listing, into memory: a store decides how much
+that takes. Here the system bounds it (`MEMORY_BYTES`); a process that reaches the bound ends, and the server goes on. A
+process can also be ended in the middle of a call, which a thread cannot.
 
-Standard input is a socket of the process that started this one. Its first message is the store's settings, and each
-further one is a question, with the socket for its answer. The answer is a sequence of messages whose first byte says
-what they are. Every question has a thread. After a while without any the program ends by itself, with status 0.
+Standard input is a socket to the server. Its first message is the store's settings, and each further one is a question,
+with the socket for its answer. The answer is a sequence of messages whose first byte says what they are. Every question
+has a thread. After a while without questions the program ends by itself, with status 0.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 from marserve.store.sources.object_errors import explain, status_of
 from marserve.store.sources.source import Broken, Failed, Replaced, SourceError
 
-# What the process may hold beyond what it holds when it begins. Eight readings of a fast store take some 10 MB.
+# The memory that the process may take beyond that of its start. Eight readings of a fast store take some 10 MB.
 MEMORY_BYTES = 128 * 1024 * 1024
 STACK_BYTES = 512 * 1024
 # Sockets take 200 kB in one message. Credentials are part of a question, and may have 64 KiB.
 MESSAGE_BYTES = 64 * 1024
 QUESTION_BYTES = 160 * 1024
-# Of a listing, in one answer of the library.
+# The keys of a listing in one answer of the library.
 KEYS_AT_ONCE = 1000
 # Names have 1,024 bytes at most in all stores.
 MOST_NAME_CHARACTERS = 4096
@@ -41,11 +41,11 @@ Question = dict[str, Any]
 
 
 def main() -> None:
-    """Answer questions until the process that asks has gone, or asks no more."""
+    """Answer questions until the server has ended, or sends none for a while."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
     control = socket.socket(fileno=0)
     order = json.loads(_read_order(control))
-    os.environ["TOKIO_WORKER_THREADS"] = "2"  # one for each processor is more memory, and no more bytes
+    os.environ["TOKIO_WORKER_THREADS"] = "2"  # one for each processor takes more memory and is not faster
     threading.stack_size(STACK_BYTES)
     store = _Store(order)
     _bound_memory()
@@ -60,7 +60,7 @@ def main() -> None:
                 os._exit(0)
             continue
         if not message or not descriptors:
-            os._exit(0)  # its threads may be in calls that do not end
+            os._exit(0)  # threads may be in calls that do not end
         answer = socket.socket(fileno=descriptors[0])
         thread = threading.Thread(target=_answer, args=(store, json.loads(message), answer), daemon=True)
         running.add(thread)
@@ -86,7 +86,7 @@ def _bound_memory() -> None:
 
 
 def _answer(store: _Store, question: Question, answer: socket.socket) -> None:
-    """Answer one question. A socket that was closed at its other end is the end of it."""
+    """Answer one question, until the server closes its socket."""
     with answer:
         try:
             for kind, data in store.ask(question, answer):
@@ -99,7 +99,7 @@ def _answer(store: _Store, question: Question, answer: socket.socket) -> None:
 
 
 class _Store:
-    """What the library makes of the settings, and its answers as messages."""
+    """The library's store by the settings; turns its answers into messages."""
 
     def __init__(self, order: Question) -> None:
         import obstore
@@ -118,13 +118,13 @@ class _Store:
         self._store: Any = maker(
             config=order["config"],
             client_options=client,
-            # What downloads tries again, with bounds of its own.
+            # `download` tries again by itself, within bounds of its own.
             retry_config={"max_retries": 0},
             **({"credential_provider": lambda: self._credentials} if order["has_provider"] else {}),
         )
 
     def ask(self, question: Question, answer: socket.socket) -> Iterator[tuple[bytes, Any]]:
-        """Ask the store, and tell what it answers; trouble is the last message."""
+        """Ask the store, and yield its answer as messages; an error is the last one."""
         self._take_credentials(question)
         try:
             yield from getattr(self, f"_{question['what']}")(question, answer)
@@ -135,7 +135,7 @@ class _Store:
             trouble = error
         except Exception as error:
             trouble = explain(error, self._scheme, self._bucket, self._how)
-        except BaseException as error:  # what Rust calls a panic
+        except BaseException as error:  # a panic of the Rust library
             trouble = Failed(f"the object store's library failed ({type(error).__name__})")
         yield TROUBLE, _json([type(trouble).__name__, str(trouble)])
 
@@ -162,7 +162,7 @@ class _Store:
         try:
             answer = self._library.get(self._store, question["key"], options=options)
         except Exception as error:
-            # An empty object has no ranges at all.
+            # For an empty object every range is refused.
             if begin or status_of(error) != 416:
                 raise
             options.pop("range", None)
@@ -172,7 +172,7 @@ class _Store:
             raise Replaced("it was replaced while it was fetched")
         have, behind = answer.range
         yield TOLD, _json({"entry": found, "begin": have})
-        # As it comes: what was gathered would be lost with the connection.
+        # As it comes: gathered bytes would be lost with the connection.
         for piece in answer.stream(min_chunk_size=1):
             view = memoryview(piece)
             have += len(view)
@@ -227,14 +227,14 @@ def _entry(meta: Any, key: str) -> list[Any]:
 
 
 def _strong(tag: str | None) -> str | None:
-    """An ETag with its quotes, which Azure's listings leave out; None for a weak one, which promises no equal bytes."""
+    """An ETag with quotes, which Azure's listings leave out; None for a weak one, which may stand for other bytes."""
     if not tag or tag.startswith("W/"):
         return None
     return tag if tag.startswith('"') else f'"{tag}"'
 
 
 def _is_same(found: list[Any], of: list[Any]) -> bool:
-    """Whether both are the same content: by size and ETag, without an ETag by the size alone."""
+    """Whether both are the same content: by size and ETag, or without an ETag by size alone."""
     return found[1:3] == of[1:3] if of[2] is not None else of[1] is None or found[1] == of[1]
 
 

@@ -1,9 +1,9 @@
-"""How an object store is asked: endpoint, region, credentials and ways there, of what `stores` and the environment say.
+"""How an object store is asked: endpoint, region, credentials and connections, from `stores` and the environment.
 
-What the operator wrote in `stores` for an address goes before the environment, and credentials are never mixed: who
-names a key there has none of the environment's tokens sent along. Where nothing names credentials, the library looks
-for those of the machine (web identity, container, instance, managed identity). Decides only; the profile files and
-files with secrets are all that is read.
+The options in `stores` for an address take precedence over the environment. Credentials are never mixed: with a key
+from `stores` no token of the environment is sent. If neither names credentials, the library looks for those of the
+machine (web identity, container, instance, managed identity). This module only decides; it reads nothing but profiles
+and files with secrets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from marserve.store.sources.source import Failed
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-# How long credentials count that do not say it: then they are looked up again, so that rotated ones are found.
+# Credentials without an expiry are looked up again after this time, so that rotated ones are found.
 FRESH_S = 300.0
 MAX_BUNDLE_BYTES = 4 * 1024 * 1024
 
@@ -35,10 +35,10 @@ Provider = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Connection:
-    """What the library is given. Nothing of it is for logs: `config` and `client` may hold secrets.
+    """The library's settings. Do not log them: `config` and `client` may hold secrets.
 
-    `place` tells the store from others of the same bucket's name: its endpoint or account. `how` says in a few words
-    where the credentials come from. `warning` is a sentence for the log, empty where all is as one expects.
+    `place` is the endpoint or account, which distinguishes stores with the same bucket's name. `how` says in a few
+    words where the credentials come from. `warning` is a sentence for the log, or empty.
     """
 
     config: dict[str, Any] = field(repr=False)
@@ -52,7 +52,7 @@ class Connection:
 def connect_s3(
     bucket: str, options: StoreOptions, environment: Mapping[str, str], silence_s: float = SILENCE_S
 ) -> Connection:
-    """How to ask for objects of an S3 bucket. Raises Failed for settings that cannot be. Blocks."""
+    """The settings for an S3 bucket. Raises Failed for invalid options. Blocks."""
     profile = _find_profile(options, environment)
     region = (
         options.text("region")
@@ -73,12 +73,12 @@ def connect_s3(
     wished = options.text("addressing_style") or (
         "virtual" if environment.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() == "true" else None
     )
-    # A bucket with dots has no certificate as a host's name; stores of one's own seldom have names for buckets.
+    # No certificate covers a bucket with dots as a host's name; private stores seldom have host names for buckets.
     is_virtual = wished == "virtual" or (wished is None and not endpoint and "." not in bucket)
     config["virtual_hosted_style_request"] = is_virtual
     if endpoint:
         _check_endpoint(endpoint, "S3")
-        # Goes before each variable that the library would read by itself.
+        # Takes precedence over the variables that the library would read by itself.
         config["aws_endpoint_url_s3"] = _with_bucket(endpoint, bucket) if is_virtual else endpoint.rstrip("/")
     pays = options.flag("requester_pays")
     if pays is None:
@@ -121,7 +121,7 @@ def _s3_credentials(
             secret = options.secret("secret_access_key", environment)
             return _s3_key(options.text("access_key_id"), secret, token, _soon())
 
-        given()  # a secret that is not there is said at once
+        given()  # so that a missing secret is an error at once
         return given, f"the key of stores for {options.prefix}"
     if not options.has("profile") and environment.get("AWS_ACCESS_KEY_ID"):
         key, secret = environment["AWS_ACCESS_KEY_ID"], environment.get("AWS_SECRET_ACCESS_KEY")
@@ -150,7 +150,7 @@ def _s3_key(key: str | None, secret: str | None, token: str | None, expires: dat
 def connect_gs(
     bucket: str, options: StoreOptions, environment: Mapping[str, str], silence_s: float = SILENCE_S
 ) -> Connection:
-    """How to ask for objects of a bucket of Google's. Raises Failed for settings that cannot be. Blocks."""
+    """The settings for a bucket of Google's. Raises Failed for invalid options. Blocks."""
     emulator = environment.get("STORAGE_EMULATOR_HOST", "")
     if emulator and "://" not in emulator:
         emulator = f"http://{emulator}"
@@ -197,7 +197,7 @@ def connect_gs(
 
 
 def _add_google_credentials(config: dict[str, Any], text: str, named: str, file: Path | None) -> str | None:
-    """Add a document of Google's to the library's settings; the endpoint that it names, if it names one."""
+    """Add a document of Google's to the library's settings; returns the endpoint that it names, if any."""
     try:
         document = json.loads(text)
         kind = document.get("type", "service_account")
@@ -220,9 +220,9 @@ def connect_az(
     environment: Mapping[str, str],
     silence_s: float = SILENCE_S,
 ) -> Connection:
-    """How to ask for blobs of a container; `account` as the address names it, None where it does not.
+    """The settings for a container; `account` is the one in the address, None without one.
 
-    Raises Failed for settings that cannot be: an account that is not known, or not the one the credentials are for.
+    Raises Failed for invalid options: an unknown account, or another one than that of the credentials.
     """
     text = options.secret("connection_string", environment)
     if text is None and not options.has("account_name", "account_key", "sas_token", "bearer_token", "client_secret"):
@@ -326,12 +326,12 @@ def _read_connection_string(text: str) -> dict[str, str]:
 def _client(
     options: StoreOptions, environment: Mapping[str, str], bundle: Path | None, endpoint: str, silence_s: float
 ) -> dict[str, Any]:
-    """What holds for connections: times, certificates, proxy. Plain http only where the operator's endpoint is."""
+    """The settings of connections: times, certificates, proxy. Plain http only if the operator's endpoint has it."""
     client: dict[str, Any] = {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "read_timeout": timedelta(seconds=silence_s),
-        # Of a whole answer, which may be large; what is silent or slow is ended by others.
+        # The limit of a whole answer, which may be large; silent or slow answers are ended elsewhere.
         "timeout": timedelta(days=7),
         "user_agent": "marserve",
     }
@@ -346,7 +346,7 @@ def _client(
 
 
 def _refreshing(values: Callable[[], dict[str, Any]]) -> Provider:
-    """Credentials of the setting: read once now, so that what is not there is said at once, and again when old."""
+    """Credentials of the options: read once now, so that a missing one is an error at once, and again when old."""
     values()
     return lambda: {**values(), "expires_at": _soon()}
 

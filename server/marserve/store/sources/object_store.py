@@ -1,8 +1,8 @@
 """Objects in S3, Google Cloud Storage and Azure Blob Storage, by obstore (extra `cloud`).
 
-The library is imported when the first such address is opened, and says then whether it can work with the settings. It
-asks stores in processes of their own (`object_process`): an answer of any length costs the server no memory and no
-time of its event loop, and a call that hangs ends with its process.
+The library is imported when the first such address is opened, and then checks the settings. It asks stores in processes
+of their own (`object_process`): a long answer takes no memory and no event loop time of the server, and a call that
+hangs ends with its process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from marserve.store.sources.object_settings import (
 )
 from marserve.store.sources.source import Entry, Failed, SourceError
 
-# How an address names one version of an object.
+# The parameter of an address that names one version of an object.
 VERSIONS = {"s3": "versionId", "gs": "generation", "az": "versionid"}
 
 log = logging.getLogger("marserve.store")
 
 
 class ObjectStores:
-    """Opens objects and listings of what the operator's settings say of stores; `environment` is read for the rest."""
+    """Opens objects and listings by the operator's settings, and for the rest by `environment`."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class ObjectStores:
         self._warned: set[str] = set()
 
     def open(self, target: Target) -> ObjectSource:
-        """The object of an address that is allowed. Asks the origin nothing. Raises Failed for wrong settings."""
+        """The object of an allowed address. Sends no request. Raises Failed for wrong settings."""
         connection = self._connect(target)
         version = dict(parse_qsl(target.query.removeprefix("?"))).get(VERSIONS[target.scheme])
         return ObjectSource(target, self._process(target, connection), connection.place, version)
 
     def list_at(self, target: Target) -> ObjectListing:
-        """What is below an address that is allowed: its path is a prefix of keys. Asks the origin nothing."""
+        """The objects below an allowed address, whose path is a prefix of keys. Sends no request."""
         connection = self._connect(target)
         return ObjectListing(target, self._process(target, connection), connection.place)
 
@@ -84,7 +84,7 @@ class ObjectStores:
         except SourceError as error:
             raise Failed(f"{NAMES[target.scheme]}: {error}") from None
         try:
-            # Made to hear what the library has against its settings; the one that asks is made in its own process.
+            # Made only so that the library checks its settings; the store that asks is made in its own process.
             maker(
                 config=connection.config,
                 client_options=connection.client,
@@ -100,8 +100,8 @@ class ObjectStores:
 
 def _library(target: Target) -> Any:
     try:
-        import obstore.store  # late: a server without such addresses needs none of it
-    except Exception as error:  # one that is broken raises what it likes
+        import obstore.store  # late: a server without such addresses does not need it
+    except Exception as error:  # a broken installation may raise anything
         raise Failed(
             f"{target.scheme}:// addresses need the extra cloud: {trouble('cloud', error)}; "
             "pip install 'marserve[cloud]', then restart the server"
@@ -110,7 +110,7 @@ def _library(target: Target) -> Any:
 
 
 def _settings_trouble(error: Exception, target: Target) -> Failed:
-    """What the library has against its settings, by its kind alone: its words may quote them."""
+    """The library's error about its settings, by its type alone: its message may quote them."""
     text = text_of(error).lower()
     what = next(
         (
@@ -159,9 +159,9 @@ class ObjectSource:
             yield ObjectReading(Entry(*answer.told["entry"]), answer.told["begin"], answer)
 
     def write(self, data: bytes, of: Entry | None = None, *, is_new: bool = False) -> Entry:
-        """Put `data` in its place, in one request; with `of` only where it is still that, `is_new` where none is.
+        """Put `data` in its place, in one request: with `of` only if it is still that, with `is_new` only if missing.
 
-        Raises Replaced where it is another one by now, and what `stat` raises.
+        Raises Replaced if it is another one by now, and what `stat` raises.
         """
         mode: Any = "create" if is_new else "overwrite" if of is None else {"e_tag": of.etag}
         with self._asking.ask("write", data, key=self._key, mode=mode, bytes=len(data)) as answer:
@@ -199,7 +199,7 @@ class ObjectListing:
     def list(self, prefix: str = "") -> Iterator[Entry]:
         """See `Listing.list`. `prefix` is a beginning of whole keys, as an entry's; one request for each 1,000 keys."""
         wanted = prefix or self._prefix
-        # The library knows prefixes of whole folders alone.
+        # The library only knows prefixes that are whole folders.
         with self._asking.ask("list", folder=wanted.rpartition("/")[0]) as answer:
             for page in chain([answer.told or []], answer.rest()):
                 for key, *rest in page:
@@ -207,7 +207,7 @@ class ObjectListing:
                         yield Entry(key, *rest)
 
     def open(self, entry: Entry) -> ObjectSource:
-        """The object of an entry. Asks the origin nothing."""
+        """The object of an entry. Sends no request."""
         target = Target(self._target.scheme, self._target.host, 0, f"/{quote(entry.key)}", "")
         return ObjectSource(target, self._process, self._place, None)
 

@@ -1,8 +1,8 @@
-"""What can be fetched from, behind one small interface: objects that are read in ranges, and lists of them.
+"""The interface of places to fetch from: objects that are read in ranges, and lists of them.
 
-All of it blocks and is called from threads, never from the event loop; one source is read by several threads at once.
-What a source raises is one of the three kinds of trouble below: whoever reads knows from the type what to do, and from
-the sentence what to say. Sentences carry no secrets. What may be opened at all is judged before (`fetch_guard`).
+All of it blocks and is called from threads, never from the event loop; several threads may read one source at once.
+A source raises one of the types of SourceError below. The type says what to do, the sentence what to show; it has no
+secrets. Whether an address may be opened is decided before (`fetch_guard`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 OnProgress = Callable[[int, int | None], None]
 
-if TYPE_CHECKING:  # the process that asks an object store imports this, and little else
+if TYPE_CHECKING:  # the process that asks an object store imports this module, and little else
     from marserve.store.addresses.fetch_guard import Target
 
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # the process that asks an object store imports this, and lit
 class Entry:
     """An object as its origin describes it now.
 
-    `key` is its name there (of a listing: the whole key, prefix included). `size` is in bytes, None where the origin
-    does not say it. `etag` changes whenever the content does: a strong ETag as the origin writes it, quotes included;
-    None where there is none, then nothing tells that two reads are of the same thing. `modified` is in seconds since
-    1970. `has_ranges`: reads may begin elsewhere than at 0.
+    `key` is its name there (in a listing the whole key, prefix included). `size` is in bytes, None if the origin does
+    not say it. `etag` changes whenever the content does: a strong ETag as the origin writes it, quotes included; with
+    None it is unknown whether two reads are of the same content. `modified` is in seconds since 1970. `has_ranges`:
+    reads may begin elsewhere than at 0.
     """
 
     key: str
@@ -38,28 +38,28 @@ class Entry:
     has_ranges: bool = True
 
     def is_of(self, other: Entry) -> bool:
-        """Whether both are the same content, as far as origins tell. Without ETags that is never known."""
+        """Whether both are the same content by their ETags; False without them."""
         return self.etag is not None and self.etag == other.etag and self.size == other.size
 
 
 class SourceError(Exception):
-    """Something could not be read. The sentence is for logs and management, and free of secrets."""
+    """An object could not be read. The sentence is for logs and management, and has no secrets."""
 
 
 class Broken(SourceError):
-    """Not this time: a cut connection, a time-out, a busy origin (408, 429, 5xx). Trying again may help."""
+    """A failure that may pass: a cut connection, a time-out, a busy origin (408, 429, 5xx). Trying again may help."""
 
 
 class Replaced(SourceError):
-    """The object is another one than the entry that was asked for: what was read of that is worth nothing."""
+    """The object is not the entry that was asked for; bytes that were read of that entry are useless."""
 
 
 class Failed(SourceError):
-    """Trying again would not help: refused, malformed, too large, closed."""
+    """A failure that would repeat: refused, malformed, too large, closed."""
 
 
 class Missing(Failed):
-    """There is no such object. It may be one that appears late."""
+    """The object is missing. It may appear later."""
 
 
 class Reading(Protocol):
@@ -67,17 +67,17 @@ class Reading(Protocol):
 
     @property
     def entry(self) -> Entry:
-        """The object that these bytes are of, as this answer describes it."""
+        """The object of these bytes, as this answer describes it."""
 
     @property
     def begin(self) -> int:
-        """Where the first byte belongs. Not what was asked for, but 0, where the origin has no ranges."""
+        """The place of the first byte. It is 0, whatever was asked for, if the origin has no ranges."""
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
         """The bytes as they come, in pieces of at most a MiB, each valid until the next is asked for.
 
-        Ends behind the last byte that was asked for. Raises Broken where the origin ends early or is silent for too
-        long, and Failed once the source is closed.
+        Ends behind the last byte that was asked for. Raises Broken if the origin ends early or is silent for too long,
+        and Failed once the source is closed.
         """
 
 
@@ -90,56 +90,55 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str:
-        """What tells it from every other object, the same at each opening: without signatures that change.
+        """A word that identifies the object, the same at each opening: without signatures that change.
 
-        May hold secrets; it is only stored as a digest.
+        It may hold secrets, and is only stored as a digest.
         """
 
     @property
     def file_name(self) -> str:
-        """The last part of its address: what the archive is called in the store."""
+        """The last part of its address: the archive's name in the store."""
 
     def stat(self) -> Entry:
         """The object as it is now; no bytes of it are fetched. Raises Missing, Failed, Broken."""
 
     def read(self, begin: int, end: int | None, of: Entry | None = None) -> AbstractContextManager[Reading]:
-        """Read from byte `begin` to before byte `end` (None: all that follows), of `of` and nothing else.
+        """Read from byte `begin` to before byte `end` (None: to the end), only of the object `of`, if given.
 
-        One request of the origin; a download needs no `stat` before, its first answer describes the object. An `end`
-        beyond the object's is its end. The context ends the read early when it is left early. Raises on entering it
-        Missing, Failed, Broken, and Replaced when `of` is given and the object is another one by now (`Entry.is_of`,
-        where `of` has an ETag; by its size alone where it has none).
+        It sends one request; a download needs no `stat` before, as its first answer describes the object. An `end`
+        beyond the object's is its end. Leaving the context early ends the read. Entering it raises Missing, Failed,
+        Broken, and Replaced if the object is not `of` any more (by `Entry.is_of`, or by its size if `of` has no ETag).
         """
 
     def close(self) -> None:
-        """End for good, from any thread and without waiting: who reads gets Failed within a second. Twice is fine."""
+        """Close for good, from any thread, without waiting; reads raise Failed within a second. May be called twice."""
 
 
 class Listing(Protocol):
-    """A place that holds objects and tells which."""
+    """A place that lists its objects."""
 
     @property
     def shown(self) -> str:
         """Its address for logs, without secrets."""
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """Every object whose key begins with `prefix`, in no promised order, as few requests as the origin allows.
+        """Every object whose key begins with `prefix`, in any order, with as few requests as the origin allows.
 
         Raises Failed and Broken, also midway.
         """
 
     def open(self, entry: Entry) -> Source:
-        """The object of an entry. Asks the origin nothing."""
+        """The object of an entry. Sends no request."""
 
     def close(self) -> None:
-        """End for good, as `Source.close`."""
+        """Close for good, as `Source.close`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What was fetched and lies in a cache of its own kind: a folder, or a file, at `path`.
+    """A fetched folder or file at `path`, in a cache of its own kind.
 
-    `address` is what names exactly this, also later: with a commit in the place of a branch.
+    `address` names exactly this content for ever: with a commit in the place of a branch.
     """
 
     path: Path
@@ -151,7 +150,7 @@ Opener = Callable[["Target"], Source]
 
 
 class Cancel:
-    """Ends a download from another thread: sets a flag, wakes who waits, and runs what was left with it."""
+    """Ends a download from another thread: sets a flag, wakes waiting threads, and runs the registered actions."""
 
     def __init__(self) -> None:
         self.reason = "it was given up"
@@ -176,7 +175,7 @@ class Cancel:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it is cancelled; says which."""
+        """Wait so long, or until it is cancelled; returns whether it was."""
         return self._event.wait(seconds)
 
     def check(self) -> None:
@@ -186,7 +185,7 @@ class Cancel:
 
     @contextlib.contextmanager
     def calling(self, action: Callable[[], None]) -> Iterator[None]:
-        """Have `action` called when it is cancelled meanwhile; at once if it was."""
+        """Call `action` when it is cancelled during the block; at once if it was before."""
         with self._lock:
             is_set = self._event.is_set()
             self._actions.append(action)

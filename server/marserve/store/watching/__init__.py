@@ -1,6 +1,6 @@
-"""Notices archives that come, change and go.
+"""Notices archives that are added, changed and removed.
 
-watch           looks at one place, from time to time and when told
-sightings       what changed between two looks, and what is finished
+watch           looks at one place, from time to time and after hints
+sightings       what changed between two looks, and which files are complete
 watched_folder  a folder as such a place
 """

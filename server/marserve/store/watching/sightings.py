@@ -1,8 +1,8 @@
-"""What changed in a store between two looks at it, and whether what is seen there is finished. Pure: time is a number.
+"""What changed in a store between two looks at it, and which objects are complete. Pure: time is a number.
 
 An object store shows an object when all of it is there. A folder shows a file from its first byte on, so a file counts
-only once it has kept still for a while and whoever knows archives finds it whole. What is missing is taken as gone only
-when it stays missing: between the two halves of a replacement a name is nowhere.
+only when it has not changed for a while and is a complete archive. An object counts as removed only when it stays
+missing, because a name is missing for a moment while it is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marserve.store.sources.source import Entry
 
 ChangeKind = Literal["added", "replaced", "removed"]
 
-# Times two servers of a fleet apart, so that they do not all ask at the same moment.
+# Spreads the looks of a fleet's servers, so that they do not all ask at the same moment.
 JITTER = 0.1
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 300.0
@@ -23,9 +23,9 @@ LONGEST_RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One object that came, is another one now, or went. `entry` is as it was last seen.
+    """One object that was added, replaced or removed. `entry` is as it was last seen.
 
-    `was_there`: the first look found it, so nobody knows how long it has been there.
+    `was_there`: the first look found it, so its age is unknown.
     """
 
     kind: ChangeKind
@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(slots=True)
 class Unsettled:
-    """An object that is not reported yet: since when it has looked like this, and what it still lacks."""
+    """An object that is not reported yet: since when it has not changed, and what it still lacks."""
 
     entry: Entry
     since: float
@@ -44,10 +44,10 @@ class Unsettled:
 
 
 class Sightings:
-    """What is known of one store: give it every look, it tells the changes.
+    """The known objects of one store: takes every look and returns the changes.
 
-    `settle_s` is how long an object must look the same before it counts, `removal_s` how long it must be missing; both
-    in seconds. `why_incomplete` says of an object that has kept still what it lacks, or nothing; it may block.
+    `settle_s` is how long an object must stay the same before it counts, `removal_s` how long it must be missing; both
+    in seconds. `why_incomplete` says what a settled object still lacks, or returns None; it may block.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Sightings:
         return len(self._known)
 
     def known(self, key: str) -> Entry | None:
-        """The object as it was last reported, None where it was not or has gone."""
+        """The object as it was last reported; None if it was not, or was removed."""
         return self._known.get(key)
 
     def look(self, now: float, entries: Iterable[Entry]) -> list[Change]:
-        """Take a whole listing; what came is told in order of its time and name, what went at last."""
+        """Take a whole listing; returns additions and replacements by time and name, then removals."""
         seen = {entry.key: entry for entry in entries}
         is_first, self._has_looked = not self._has_looked, True
         for key in [key for key in self.unsettled if key not in seen]:
@@ -90,7 +90,7 @@ class Sightings:
         return changes
 
     def look_at(self, now: float, key: str, entry: Entry | None) -> list[Change]:
-        """Take one object that was looked at alone; None: it is not there."""
+        """Take one object that was looked at alone; None: it is missing."""
         if entry is not None:
             change = self._see(now, entry, was_there=False)
         else:
@@ -99,7 +99,7 @@ class Sightings:
         return [] if change is None else [change]
 
     def next_look_at(self) -> float | None:
-        """When a look could tell more than the last one, by what is on its way; None: whenever you like."""
+        """When the next look may find a change of objects that are not settled or are missing; None without any."""
         settling = [each.since + self._settle_s for each in self.unsettled.values() if not each.reason]
         leaving = [since + self._removal_s for since in self._missing.values()]
         return min([*settling, *leaving], default=None)
@@ -132,16 +132,16 @@ class Sightings:
 
 
 def is_same(one: Entry, other: Entry) -> bool:
-    """Whether two sightings show the same content, as far as can be told: by ETag, else by size and time."""
+    """Whether two sightings show the same content: by ETag, else by size and time."""
     if one.etag is not None or other.etag is not None:
         return one.is_of(other)
     return (one.size, one.modified) == (other.size, other.modified)
 
 
 def pause_s(interval_s: float, failures: int, chance: float) -> float:
-    """How long to wait before the next look. `failures` are those in a row; `chance` is from 0 to below 1.
+    """The pause before the next look. `failures` are those in a row; `chance` is from 0 to below 1.
 
-    A store that does not answer is asked soon again, then ever more seldom; never all servers at once.
+    A store that does not answer is asked again soon, then less and less often; jitter spreads a fleet's servers.
     """
     if not failures:
         return interval_s * (1 - JITTER + 2 * JITTER * chance)

@@ -1,8 +1,8 @@
-"""Watches one place that holds archives: looks at it from time to time, and sooner when something says so.
+"""Watches one place that holds archives: looks at it from time to time, and sooner after a hint.
 
-A look is one listing. What it tells goes to `on_changes`; whatever else says that something changed (the system, an
-event from an object store, an operator) is a hint, which only makes the look come sooner. A place that does not answer
-is asked ever more seldom, and what was known of it stays known.
+A look is one listing. Its changes go to `on_changes`. Anything else that reports a change (the system, an event from an
+object store, an operator) is only a hint, after which the next look comes sooner. A place that does not answer is asked
+less and less often, and its known objects stay known.
 
     notice, hint, clock → a thread lists, or asks for one object → `Sightings` → `on_changes`
 """
@@ -30,25 +30,25 @@ log = logging.getLogger("marserve.store")
 Result = TypeVar("Result")
 Expected = Literal["there", "gone"]
 
-# What one watch holds in memory is bounded by these.
+# Bounds of what one watch holds in memory.
 MOST_ARCHIVES = 100_000
 MOST_OBJECTS = 1_000_000
 MOST_HINTS = 1000
-# So many hints are cheaper as one listing.
+# From this many hints on, one listing is cheaper.
 HINTS_FOR_A_LOOK = 20
-# A file that is being written gives notices all the time.
+# A file that is being written causes notices all the time.
 SHORTEST_PAUSE_S = 0.2
-# A listing that takes longer counts as failed; it is not begun again before it ends.
+# A listing that takes longer counts as failed; the next one begins only after it has ended.
 LOOK_LIMIT_S = 120.0
 CLOSE_LIMIT_S = 5.0
 FIRST_HINT_RETRY_S = 0.5
 LONGEST_HINT_RETRY_S = 10.0
-# How many of what is not finished a description lists.
+# The most incomplete objects in a description.
 MOST_SHOWN = 100
 
 
 class Place(Protocol):
-    """What can be watched. `list` and `stat` block, and raise SourceError."""
+    """A place that can be watched. `list` and `stat` block, and raise SourceError."""
 
     @property
     def shown(self) -> str:
@@ -58,10 +58,10 @@ class Place(Protocol):
         """Every object that may be an archive."""
 
     def stat(self, key: str) -> Entry | None:
-        """One of them as it is now, None where there is none."""
+        """One of them as it is now, None if it is missing."""
 
     def close(self) -> None:
-        """End what is under way."""
+        """End requests under way."""
 
 
 class ListedPlace:
@@ -78,7 +78,7 @@ class ListedPlace:
         return self._listing.shown
 
     def list(self) -> Iterator[Entry]:
-        """Every archive, by one listing of the store. Raises as it does, and Failed for too many objects."""
+        """Every archive, by one listing of the store. Raises as the listing, and Failed for too many objects."""
         for number, entry in enumerate(self._listing.list(self._prefix)):
             if number >= MOST_OBJECTS:
                 raise Failed(f"there are more than {MOST_OBJECTS} objects; watch a longer prefix")
@@ -86,7 +86,7 @@ class ListedPlace:
                 yield self._shorten(entry)
 
     def stat(self, key: str) -> Entry | None:
-        """One archive, by one request."""
+        """One archive, by one request, None if it is missing."""
         source = self._listing.open(Entry(self._folder + key, None))
         try:
             found = source.stat()
@@ -97,7 +97,7 @@ class ListedPlace:
         return Entry(key, found.size, found.etag, found.modified, found.has_ranges)
 
     def close(self) -> None:
-        """End what is under way."""
+        """End requests under way."""
         self._listing.close()
 
     def _shorten(self, entry: Entry) -> Entry:
@@ -105,13 +105,13 @@ class ListedPlace:
 
 
 def is_archive(key: str) -> bool:
-    """Whether an object of this key may be an archive: by its ending, and nobody's work in progress."""
+    """Whether an object of this key may be an archive: by its ending, and not hidden."""
     return key.lower().endswith(ARCHIVE_ENDINGS) and not any(part.startswith(".") for part in key.split("/"))
 
 
 @dataclass(slots=True)
 class _Hint:
-    """What an event said of one object, and how long that is waited for."""
+    """An event about one object, and how long to look for it."""
 
     expected: Expected
     etag: str | None
@@ -121,9 +121,9 @@ class _Hint:
 
 
 class Watch:
-    """The watch of one place. `run` is its life, in a task; all else is called on the event loop.
+    """The watch of one place. `run` is its task; all else is called on the event loop.
 
-    Times in seconds. `interval_s` is the pause between looks; with `notices` a folder's changes are told by the system
+    Times in seconds. `interval_s` is the pause between looks; with `notices` the system reports changes of a folder
     too. A hinted object that is not there yet is looked for again until `late_s` is over.
     """
 
@@ -168,14 +168,14 @@ class Watch:
     # -------------------------------------------------------------------------------------------- from outside
 
     def look_soon(self) -> None:
-        """Look now, or as soon as the last look is long enough ago."""
+        """Look now, or after the shortest pause since the last look."""
         self._next_look = min(self._next_look, self._last_look + SHORTEST_PAUSE_S)
         self._wake.set()
 
     def hint(self, key: str, expected: Expected = "there", etag: str | None = None) -> None:
-        """Somebody says that an object came (with this ETag) or went: see for ourselves.
+        """Look soon for an object that is said to be added (with this ETag) or removed.
 
-        Hints for one object become one; where there are very many, all is listed instead.
+        Several hints for one object become one; with very many hints the whole place is listed instead.
         """
         self.hints["taken"] += 1
         if isinstance(self.place, WatchedFolder) or (key not in self._hints and len(self._hints) >= MOST_HINTS):
@@ -187,16 +187,16 @@ class Watch:
 
     @property
     def success_age_s(self) -> float | None:
-        """How long ago the place last answered; None: it never did."""
+        """The seconds since the place last answered; None if it never did."""
         return None if self._last_success is None else max(0.0, time.time() - self._last_success)
 
     @property
     def keys(self) -> int:
-        """How many archives the last look saw."""
+        """The number of archives in the last look."""
         return self._keys
 
     def describe(self) -> dict[str, Any]:
-        """How the watch does, for management."""
+        """The state of the watch, for management."""
         unsettled = list(self._sightings.unsettled.items())[:MOST_SHOWN]  # a copy at once: a look may be under way
         return {
             "name": self.name,
@@ -242,14 +242,14 @@ class Watch:
             await self._close()
 
     def _next_at(self) -> float:
-        # After a failure a thread may still be at it.
+        # After a failure a thread may still be using the sightings.
         settling = None if self._failures else self._sightings.next_look_at()
         if settling is not None:
             self._next_look = min(self._next_look, max(settling, self._last_look + SHORTEST_PAUSE_S))
         return min([self._next_look, *(hint.next_at for hint in self._hints.values())])
 
     def _due_hints(self) -> dict[str, _Hint]:
-        """The hinted objects that it is time to ask for; after this not again at once, whatever comes of it."""
+        """The hinted objects to ask for now; sets the time of each one's next request."""
         now = asyncio.get_running_loop().time()
         due = {key: hint for key, hint in self._hints.items() if hint.next_at <= now}
         for hint in due.values():
@@ -259,7 +259,7 @@ class Watch:
         return due
 
     async def _look(self, hints: dict[str, _Hint]) -> None:
-        """List the place once and tell what changed."""
+        """List the place once and report the changes."""
         loop = asyncio.get_running_loop()
         begin = self._last_look = loop.time()
         self._next_look = begin + self.interval_s
@@ -303,7 +303,7 @@ class Watch:
                 self._give_up_late({key: hint})
 
     def _judge_hint(self, key: str, hint: _Hint, entry: Entry | None) -> None:
-        """Forget a hint that came true, or that was waited for long enough."""
+        """Forget a hint that came true, or whose time is over."""
         if self._hints.get(key) is not hint:
             return
         known = self._sightings.known(key)
@@ -319,7 +319,7 @@ class Watch:
             self._give_up_late({key: hint})
 
     def _give_up_late(self, hints: dict[str, _Hint]) -> None:
-        """Forget hints that were waited for long enough; regular looks go on."""
+        """Forget hints whose time is over; regular looks go on."""
         now = asyncio.get_running_loop().time()
         for key, hint in hints.items():
             if now < hint.until or self._hints.get(key) is not hint:
@@ -339,9 +339,9 @@ class Watch:
     # -------------------------------------------------------------------------------------------- the thread
 
     async def _ask(self, work: Callable[[], Result], take_late: Callable[[Result], None]) -> Result | None:
-        """Do something that blocks in a thread of its own; None where it failed, which is noted.
+        """Run blocking work in a thread of its own; None if it failed, which is noted.
 
-        What comes after the limit all the same goes to `take_late`: it counts as known, and no later look tells it.
+        A result after the limit goes to `take_late`: its changes are known by then, and no later look reports them.
         """
         if self._busy is not None and not self._busy.done():
             self._note_failure(f"it has not answered for more than {LOOK_LIMIT_S:g} s")
@@ -387,7 +387,7 @@ class Watch:
     # -------------------------------------------------------------------------------------------- notices
 
     def _arm(self) -> None:
-        """See to it that the system tells of changes: also when the folder is another one than before."""
+        """Have the system report changes of the folder, also after another folder has taken its place."""
         place = self.place
         if not self._wants_notices or not isinstance(place, WatchedFolder) or place.identity == self._armed_for:
             return
@@ -406,7 +406,7 @@ class Watch:
 
         notices = self._notices = FolderNotices(place.root, on_notice, on_end)
         notices.start()
-        # What changed between the look and this moment gave no notice.
+        # Changes between the last look and this moment caused no notice.
         self.look_soon()
 
     def _lose_notices(self, notices: FolderNotices, reason: str) -> None:
@@ -442,7 +442,7 @@ def _work(work: Callable[[], Result], done: asyncio.Future[Result], loop: asynci
             done.set_result(result)
         else:
             done.set_exception(error)
-            done.exception()  # seen, even when nobody waits any more
+            done.exception()  # retrieved here, so that asyncio does not log it
 
     result: Any = None
     failure: BaseException | None = None
@@ -455,7 +455,7 @@ def _work(work: Callable[[], Result], done: asyncio.Future[Result], loop: asynci
 
 
 def _hand_late_to(take: Callable[[Result], None]) -> Callable[[asyncio.Future[Result]], None]:
-    """For a future that ended after nobody waited for it any more: what it brought, if it did."""
+    """A callback for a future that ended too late: passes its result on to `take`, if it has one."""
 
     def hand(done: asyncio.Future[Result]) -> None:
         if not done.cancelled() and done.exception() is None:
@@ -465,7 +465,7 @@ def _hand_late_to(take: Callable[[Result], None]) -> Callable[[asyncio.Future[Re
 
 
 def _is_etag(one: str | None, other: str) -> bool:
-    """Whether two spellings are of one ETag: events leave the quotes out."""
+    """Whether two spellings mean the same ETag: events leave the quotes out."""
     return one is None or one.strip('"') == other.strip('"')
 
 

@@ -1,11 +1,11 @@
-"""A folder of archives as something to be watched: what lies in it, and a word from the system when that changes.
+"""A folder of archives as a place to watch: lists it, and passes on notices of the system about changes.
 
-Archives lie in the folder itself, or up to three folders deep (`model/1.2/model.mar`); a folder that holds a manifest
-is an object of its own, whose key ends with a slash. Hidden names are somebody's work in progress. Knows nothing of
-what archives mean.
+Archives lie in the folder itself, or up to three folders deep (`model/1.2/model.mar`); a folder with a manifest is an
+object of its own, whose key ends with a slash. Hidden names are ignored, as they may be incomplete. This module does
+not read archives.
 
-The system's word is a hint and nothing more: a network file system gives none for what other machines do, so whoever
-watches looks from time to time as well.
+A notice is only a hint: a network file system gives none for changes by other machines, so a watch also looks from time
+to time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("marserve.store")
 
 MANIFEST_FOLDER = "MAR-INF"
 DEEPEST = 3
-# A look that met more would be a look at something that is no model store.
+# A folder with more files is not a model store.
 MOST_FILES = 200_000
-# Changes of a file come by the dozen while it is written.
+# A file that is being written changes many times.
 GATHER_MS = 100
 STEP_MS = 50
 
@@ -49,13 +49,13 @@ class WatchedFolder:
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """What tells the folder that the last look saw from another one in its place."""
+        """The device and inode of the folder at the last look, to notice another one in its place."""
         return self._identity
 
     def list(self) -> Iterator[Entry]:
-        """Every archive, in no order. Raises Failed or Broken where the folder cannot be read.
+        """Every archive, in any order. Raises Failed or Broken if the folder cannot be read.
 
-        A folder that is empty and another one than before is not believed: a mount that is missing looks like that.
+        An empty folder that is another one than before is an error, as a missing mount looks like that.
         """
         try:
             status = os.stat(self.root)
@@ -73,15 +73,15 @@ class WatchedFolder:
         return iter(entries)
 
     def stat(self, key: str) -> Entry | None:
-        """One archive as it is now, None where there is none. Raises as `list`."""
+        """One archive as it is now, None if it is missing. Raises as `list`."""
         return next((entry for entry in self.list() if entry.key == key), None)
 
     def path_of(self, key: str) -> Path:
-        """Where the archive of a listed key lies."""
+        """The path of a listed archive."""
         return self.root / key.rstrip("/")
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 class _Walk:
@@ -120,7 +120,7 @@ class _Walk:
                     yield found
 
     def _folder(self, folder: Path, key: str) -> Entry:
-        """A model that is served in place: it changes when any file below it does."""
+        """The entry of a model that is served in place: it changes when any file below it does."""
         digest, size, newest = hashlib.sha256(), 0, 0.0
         for where, _, names in os.walk(folder):
             for name in names:
@@ -135,7 +135,7 @@ class _Walk:
         return Entry(key, size, f'"{digest.hexdigest()[:32]}"', newest)
 
 
-# What is gone, or not ours, by the time that it is looked at.
+# Errors for files that were removed or replaced before they were looked at.
 _PASSING = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
@@ -154,10 +154,10 @@ def _mark(status: os.stat_result) -> str:
 
 
 class FolderNotices:
-    """A thread that waits for the system to say that something below a folder changed, and tells it.
+    """A thread that waits for the system's notices of changes below a folder, and passes them on.
 
-    `on_notice` is called on that thread, at most a few times a second; `on_end` once, with the sentence that says why
-    there will be no more notices, unless it was closed.
+    `on_notice` is called on that thread, at most a few times a second. `on_end` is called once, with the sentence that
+    says why there will be no more notices, unless it was closed.
     """
 
     def __init__(self, root: Path, on_notice: Callable[[], None], on_end: Callable[[str], None]) -> None:
@@ -172,7 +172,7 @@ class FolderNotices:
         self._thread.start()
 
     def close(self, limit_s: float = 5.0) -> bool:
-        """End the thread, and wait for its end; whether it came within `limit_s`. May be called twice."""
+        """End the thread; returns whether it ended within `limit_s`. May be called twice."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(limit_s)
@@ -181,7 +181,7 @@ class FolderNotices:
     def _run(self) -> None:
         reason = "the folder is gone"
         try:
-            import watchfiles  # costs a start that watches nothing 30 ms
+            import watchfiles  # late: a start without it is 30 ms faster
 
             logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts every write
             for _ in watchfiles.watch(
@@ -192,11 +192,11 @@ class FolderNotices:
                 stop_event=self._stop,
                 rust_timeout=1000,
                 raise_interrupt=False,
-                ignore_permission_denied=False,  # true lets every other trouble pass unsaid, too
+                ignore_permission_denied=False,  # true would hide every other error, too
             ):
                 self._on_notice()
         except Exception as error:
-            # A border: whatever the system refuses (too many watches, no such folder), looking by the clock goes on.
+            # A border: after any error (too many watches, a missing folder) regular looks go on.
             reason = str(error) or type(error).__name__
         if not self._stop.is_set():
             self._on_end(reason)
