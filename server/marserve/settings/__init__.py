@@ -1,19 +1,19 @@
 """Every key of `config.properties`, declared once, and how its value is found.
 
     table            declares the keys, as the fields of `Settings`
-    values           what values settings can have
+    values           the kinds of values: reads and writes them
     load             finds the values in file, flags and environment
-    rules            refuses what cannot be
+    rules            refuses settings that contradict each other
     document         writes the commented file and the page of the documentation
     report           the lines that the server log begins with
     snapshot_files   snapshots as files of settings
-    stores           what `stores` says of object stores
-    watches          what `watches` and `event_secrets` say
-    vertex           what Vertex AI's variables say
+    stores           the setting `stores`: options of object stores
+    watches          the settings `watches` and `event_secrets`
+    vertex           settings from Vertex AI's variables
     open_management  keeps unprotected management on this machine
-    shown_address    addresses without what may be a key
+    shown_address    addresses without parts that may be a key
 
-Knows no server: reads one file, looks whether folders exist, starts nothing.
+It reads one file, looks whether folders exist, and starts nothing.
 `python -m marserve.settings` prints the file or the page.
 """
 

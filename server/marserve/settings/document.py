@@ -42,20 +42,20 @@ def write_page() -> str:
         "and look for values in different orders:",
         "",
         "- `torchserve`: the file is `TS_CONFIG_FILE`, else `--ts-config`, else `config.properties` in the working "
-        "directory. The command line goes before the file. `TS_…` variables go before both, if the file says "
-        "`enable_envvars_config=true`.",
-        "- `marserve`: a flag goes before `MARSERVE_<KEY>`, and that before the file (`--ts-config`, else "
+        "directory. The command line takes precedence over the file. `TS_…` variables take precedence over both, if "
+        "the file says `enable_envvars_config=true`.",
+        "- `marserve`: a flag takes precedence over `MARSERVE_<KEY>`, and that over the file (`--ts-config`, else "
         "`MARSERVE_CONFIG_FILE`, else `TS_CONFIG_FILE`, else `config.properties`). Every key has such a variable, and "
         "`marserve start --set KEY=VALUE` sets any key.",
         "- Keys without a mark in the column *TorchServe* are marserve's own; `MARSERVE_<KEY>` sets them under both.",
-        "- `MARSERVE_DEFAULTS_FILE` names a file in the same format that counts where nobody says anything; "
+        "- `MARSERVE_DEFAULTS_FILE` names a file in the same format with the lowest precedence; "
         "[images](deploy/docker.md) have one. With it `MARSERVE_<KEY>` sets TorchServe's keys under `torchserve` too, "
-        "where neither file nor flag does.",
+        "if neither file nor flag does.",
         "- `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL` and `TS_MODEL_SERVER_HOME` are always read.",
         "",
-        "`$$NAME$$` in a file's value stands for the environment variable NAME. A key that is not known is reported "
-        "with the nearest one that is. A value that asks for what is not there stops the start with a sentence; one "
-        "that changes nothing is accepted and logged once: the tables say which.",
+        "`$$NAME$$` in a file's value stands for the environment variable NAME. An unknown key is reported with the "
+        "nearest known one. A value that asks for a missing feature stops the start with a sentence; a value that "
+        "changes nothing is accepted and logged once. The tables say which.",
     ]
     for section, keys in _by_section():
         lines += [

@@ -1,16 +1,20 @@
-"""Finds each key's value: which file is read, and what goes before what.
+"""Finds each key's value: which file is read, and which source takes precedence.
 
 `torchserve …` keeps TorchServe's order. Exactly one file is read: `TS_CONFIG_FILE`, else `--ts-config`, else the
-newest snapshot (with `config_snapshots`), else `config.properties` in the working directory, else none. Flags go
-before the file; where the file itself says `enable_envvars_config=true`, `TS_…` variables go before both. `marserve
-…` puts a flag before `MARSERVE_…` before the file (a file's `enable_envvars_config=true` lets `TS_…` variables in
-between). Four variables are always read, as by TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`,
-`TS_MODEL_SERVER_HOME`. So are Vertex AI's `AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`, and `AIP_HTTP_PORT` and
-`AIP_STORAGE_URI` where nothing else names the inference address and the models. Keys that TorchServe does not have are
-set by `MARSERVE_…` under both. Last comes the file that `MARSERVE_DEFAULTS_FILE` names, with which an image says what
-counts otherwise; where there is one, `MARSERVE_…` counts before it for TorchServe's keys under `torchserve`, too.
+newest snapshot (with `config_snapshots`), else `config.properties` in the working directory, else none. Flags take
+precedence over the file. If the file itself says `enable_envvars_config=true`, `TS_…` variables take precedence over
+both.
 
-`$$NAME$$` in a file's value is replaced by that variable in any case.
+`marserve …` takes a flag first, then `MARSERVE_…`, then the file (a file's `enable_envvars_config=true` puts `TS_…`
+variables before the file).
+
+Four variables are always read, as by TorchServe: `LOG_LOCATION`, `TEMP`, `TS_OPEN_INFERENCE_PROTOCOL`,
+`TS_MODEL_SERVER_HOME`. So are Vertex AI's `AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE`; `AIP_HTTP_PORT` and
+`AIP_STORAGE_URI` are read if nothing else names the inference address and the models. `MARSERVE_…` sets keys that
+TorchServe does not have under both commands. The file that `MARSERVE_DEFAULTS_FILE` names has the lowest precedence; an
+image has its defaults there. With such a file `MARSERVE_…` also sets TorchServe's keys under `torchserve`, before it.
+
+`$$NAME$$` in a file's value is always replaced by that variable.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from marserve.settings.vertex import vertex_settings
 
 CONFIG_FILE = "config.properties"
 
-# Variables of ours that are no settings: which file, and the key that the commands send.
+# Variables of marserve that are not settings: which file to read, and the key that commands send.
 _DEFAULTS_FILE = "MARSERVE_DEFAULTS_FILE"
 _OTHER_VARIABLES = frozenset({"MARSERVE_CONFIG_FILE", "MARSERVE_TOKEN", _DEFAULTS_FILE})
 
@@ -53,7 +57,7 @@ _OF_A_SERVICE = re.compile(
     r"MARSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 
-# Flags that are not called after their key; the rest are `--` and the key with dashes.
+# Flags with another name than their key; the others are `--` and the key with dashes.
 _FLAGS = {"load_models": "--models", "disable_token_authorization": "--disable-token-auth"}
 
 # TorchServe's command line can only switch these on.
@@ -69,10 +73,10 @@ def load_settings(
 ) -> Settings:
     """The effective settings for this command, checked.
 
-    `flags` are what the command line gave, under the keys' names, and `ts_config` for the file; None is a flag that was
-    not given. Lists become comma-separated. `find_store` tells where snapshots are, if not in the log folder; it is
-    asked only if one may be read. Raises BadSettings, whose message names the key, the value, where it stands and what
-    would be right.
+    `flags` has the values of the command line under the keys' names, and `ts_config` for the file; None is a flag that
+    was not given. Lists become comma-separated. `find_store` returns the store of snapshots, if they are not in the log
+    folder; it is called only if one may be read. Raises BadSettings, whose message names the key, the value, its place
+    and what would be right.
     """
     sources = _Sources(entry, environment, working_directory)
     file = _choose_file(entry, flags, environment, working_directory)
@@ -107,7 +111,7 @@ def load_settings(
 
 @dataclass
 class _Sources:
-    """What was found so far. `origins` has for each key the texts given, the later going before the earlier."""
+    """The texts found so far. `origins` has them by key; a later text takes precedence over an earlier one."""
 
     entry: Entry
     environment: Mapping[str, str]
@@ -118,7 +122,7 @@ class _Sources:
     facts: dict[str, str] = field(default_factory=dict)
 
     def says(self, name: str) -> bool:
-        """Whether the last text for this key of true and false is `true`."""
+        """Whether the last text for this boolean key is `true`."""
         return bool(self.origins.get(name)) and self.origins[name][-1].text.strip().lower() == "true"
 
 
@@ -127,7 +131,7 @@ class _Sources:
 
 @dataclass(frozen=True)
 class _File:
-    """The file to read, None for none. `is_named`: somebody asked for it, it was not found."""
+    """The file to read, or None. `is_named`: a flag or variable named it; it is not the default."""
 
     path: Path | None
     is_named: bool
@@ -135,7 +139,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The snapshot to start from. `path` is None for one that lies in no folder."""
+    """The snapshot to start from. `path` is None for one that is not a file."""
 
     shown: str
     text: bytes
@@ -162,11 +166,11 @@ def _choose_file(
 def _find_snapshot(
     entry: Entry, flags: Mapping[str, object], sources: _Sources, find_store: Callable[[], SnapshotStore | None]
 ) -> _Snapshot | None:
-    """The newest snapshot, if snapshots are on; and a warning that it counts, with what to do if it should not."""
+    """The newest snapshot, if snapshots are on; with a warning that it is used, and how to avoid that."""
     before = _Sources(entry, sources.environment, sources.working_directory)
     found = sources.working_directory / CONFIG_FILE
     if found.is_file():
-        # What it says of anything else counts only if there is no snapshot.
+        # Its other keys count only if there is no snapshot.
         for name, value, line in read_properties(_read_bytes(found, CONFIG_FILE), CONFIG_FILE):
             if name in ("config_snapshots", "log_location", "desired_state"):
                 where = f"{CONFIG_FILE}, line {line}"
@@ -177,7 +181,7 @@ def _find_snapshot(
     if not _effective(KEYS["config_snapshots"], before):
         return None
     if _effective(KEYS["desired_state"], before):
-        return None  # it alone says which models there are: snapshots are written, and not read
+        return None  # the desired state alone names the models: snapshots are written, but not read
     folder = FolderSnapshots(snapshot_folder(_effective(KEYS["log_location"], before), sources.working_directory))
     store = find_store() or folder
     try:
@@ -221,9 +225,9 @@ def _show(path: Path, sources: _Sources) -> str:
 
 
 def _read_secrets_again(sources: _Sources, snapshot: _Snapshot | None) -> Path | None:
-    """Take what is secret from the file that a snapshot's settings were read from; that file, None where it has none.
+    """Read secret keys from the file that a snapshot's settings came from, as a snapshot holds no secrets.
 
-    A snapshot holds no secrets.
+    Returns that file, None if the snapshot names none.
     """
     named = sources.facts.get(CONFIG_FILE_BEFORE)
     if not named:
@@ -276,7 +280,7 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
 
 
 def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
-    """Keys, values and the lines they begin in. Raises BadSettings for an escape that is none."""
+    """Keys, values and the lines they begin in. Raises BadSettings for an invalid escape."""
     line = 1
     try:
         for element in javaproperties.parse(data):
@@ -323,7 +327,7 @@ def _read_flags_and_environment(flags: Mapping[str, object], sources: _Sources) 
 
 
 def _read_platforms(sources: _Sources) -> None:
-    """What Vertex AI says. Whatever the operator says goes before it; what may be fetched is added to his words."""
+    """Read Vertex AI's variables. The operator's texts take precedence; allowed addresses are added to them."""
     given = {name for name, origins in sources.origins.items() if origins}
     for name, (text, variable) in vertex_settings(sources.environment, given).items():
         before = f"{sources.origins[name][-1].text}," if sources.origins[name] else ""
@@ -366,7 +370,7 @@ def _read_ours(sources: _Sources, keys: Iterable[Key]) -> None:
 
 
 def _is_of_a_service(name: str, value: str) -> bool:
-    """Whether Kubernetes says it to every container, of a service that is called marserve or marserve-something."""
+    """Whether the variable is Kubernetes' own, set in every container for a service named marserve or marserve-…."""
     is_address = name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
     return is_address or _OF_A_SERVICE.fullmatch(name) is not None
 
@@ -393,7 +397,7 @@ def _read_torchserves(sources: _Sources, reads_ts: bool, takes_env_urls: bool) -
 
 
 def _read_defaults(sources: _Sources) -> None:
-    """What counts where nobody said anything."""
+    """Read the file of defaults, which has the lowest precedence."""
     defaults: dict[str, Origin] = {}
     named = sources.environment.get(_DEFAULTS_FILE)
     if not named:
@@ -419,7 +423,7 @@ def _read_defaults(sources: _Sources) -> None:
 
 
 def _effective(key: Key, sources: _Sources) -> Any:
-    """The value of the last text that was given, or the entry's default."""
+    """The value of the last text, or the entry's default."""
     origins = sources.origins.get(key.name)
     if not origins:
         default = key.defaults[sources.entry]

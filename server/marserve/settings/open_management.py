@@ -1,7 +1,8 @@
-"""Keeps management on this machine where nothing authenticates its callers (`unprotected_management=loopback`).
+"""Keeps management on this machine if nothing authenticates its callers (`unprotected_management=loopback`).
 
-Who reaches the management API can run code. An image listens on all addresses by default, because a container's own
-loopback is of no use for predictions; so there the rule that would refuse the start moves management instead.
+A client that reaches the management API can run code. An image listens on all addresses by default, because
+predictions cannot use a container's loopback. For images this rule moves management to loopback instead of refusing the
+start.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TWO_WAYS = (
 def keep_management_here(settings: Settings) -> tuple[Settings, list[str]]:
     """The settings with management on loopback, if nothing protects it, and a sentence for the log.
 
-    An address that management shares with other APIs stays: there the server looks who calls.
+    An address that management shares with other APIs stays: there the server checks the caller's address.
     """
     if not settings.management_is_kept_here:
         return settings, []
@@ -46,7 +47,7 @@ def keep_management_here(settings: Settings) -> tuple[Settings, list[str]]:
 
 
 def _move(settings: Settings, name: str, place: object) -> Settings:
-    """The settings with this address elsewhere; its origin keeps what was said, for snapshots, and tells of it."""
+    """The settings with another value for this address; its origin has the change, and the given text for snapshots."""
     told = tuple(
         replace(origin, where=f"{origin.where}, kept here by unprotected_management")
         for origin in settings.origins.get(name, ())
@@ -59,7 +60,7 @@ def _host_port(address: Address) -> str:
 
 
 def shares_its_port(settings: Settings) -> bool:
-    """Whether inference or metrics are at management's port, so that it cannot listen elsewhere alone."""
+    """Whether inference or metrics share management's port, so that management alone cannot be moved."""
     others = [settings.inference_address]
     if settings.enable_metrics_api:
         others.append(settings.metrics_address)

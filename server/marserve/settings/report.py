@@ -58,7 +58,7 @@ def startup_report(settings: Settings, *, version: str, cores: int, accelerators
 
 
 def sources_report(settings: Settings) -> list[str]:
-    """Which source set what: one line for each key that somebody gave, and what decides about models."""
+    """The source of each key that was given, a line each, and what decides about models."""
     if settings.desired_state is not None:
         kept = "written and not read" if settings.config_snapshots else "off"
         decides = (
@@ -79,7 +79,7 @@ def sources_report(settings: Settings) -> list[str]:
 
 
 def _show(settings: Settings, name: str) -> str:
-    """A value without what is secret in it; of a text what stood there before variables took their places."""
+    """A value without its secrets; a text as it was written, before variables were replaced."""
     key, origins = KEYS[name], settings.origins.get(name, ())
     if origins and origins[-1].raw is not None and key.kind in (TEXT, OPTIONAL_TEXT):
         return key.show_text(origins[-1].raw)

@@ -1,6 +1,6 @@
-"""What settings must hold together: refuses what asks for the impossible, and says what is odd.
+"""Rules across settings: refuses impossible combinations, and warns of odd ones.
 
-Looks whether files and folders that are named exist; opens none.
+It looks whether named files and folders exist, and opens none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marserve.settings.values import Address
 
 
 def check(settings: Settings) -> tuple[list[str], list[str]]:
-    """Raise BadSettings for the first rule that is broken; else warnings, and notes that need no action."""
+    """Raise BadSettings for the first broken rule; else return warnings, and notes that need no action."""
     warnings = list(_check_folders(settings))
     _refuse_what_is_not_there(settings)
     warnings += _check_tls(settings)
@@ -42,7 +42,7 @@ def _check_folders(settings: Settings) -> Iterator[str]:
         if settings.entry == "torchserve":
             raise BadSettings(f"--{name.replace('_', '-')} directory not found: {_given(settings, name)}", key=name)
         if not _is_given(settings, name):
-            # A default is nobody's wish: commands that only want to know an address run in any folder.
+            # A missing default folder is no error: commands that only need an address run in any folder.
             remedy = f"there is nothing to load; create it, or name another with --{name.replace('_', '-')}"
             yield f"{name} is {_given(settings, name)!r}, and there is no such folder: {remedy}"
             continue
@@ -51,7 +51,7 @@ def _check_folders(settings: Settings) -> Iterator[str]:
         raise BadSettings(f"{name} is {_given(settings, name)!r}, {what}", key=name, source=_where(settings, name))
     for root in settings.model_roots:
         if not root.is_dir():
-            # It may be mounted, or made, later.
+            # It may be mounted or made later.
             yield f"model_roots has {str(root)!r}, and there is no such folder: nothing is found below it"
     folder = settings.temporary_folder
     if folder is not None and not folder.is_dir():
@@ -151,7 +151,7 @@ def _check_unix_addresses(settings: Settings) -> None:
 
 
 def _check_envelope(settings: Settings) -> None:
-    """TorchServe knows these words no longer, and no model loads with them. Others may name modules."""
+    """Refuse former names, with which no model loads. Other unknown words may name modules."""
     now = {"kfserving": "kserve", "kfservingv2": "kservev2"}.get(settings.service_envelope or "")
     if now is not None:
         raise BadSettings(
@@ -162,7 +162,7 @@ def _check_envelope(settings: Settings) -> None:
 
 
 def _check_open_management(settings: Settings) -> Iterator[str]:
-    """Nobody who is not on this machine may manage models unasked."""
+    """Refuse unprotected management addresses beyond this machine; only warn if TorchServe's settings ask for them."""
     if settings.management_is_kept_here or settings.allow_open_management or not settings.disable_token_authorization:
         return
     grpc = Address("http", settings.grpc_management_address, settings.grpc_management_port)
@@ -189,7 +189,7 @@ def _check_open_address(settings: Settings, name: str) -> Iterator[str]:
 
 
 def _check_desired_state(settings: Settings) -> None:
-    """There is one word on which models are loaded; a file that is named must be there."""
+    """Refuse a second setting that names models beside a desired state, and a document that cannot be used."""
     if settings.desired_state is None:
         return
     where, shown = _where(settings, "desired_state"), KEYS["desired_state"].show(settings.desired_state)
@@ -219,10 +219,10 @@ def _check_desired_state(settings: Settings) -> None:
 
 
 def _check_snapshot(settings: Settings) -> tuple[list[str], list[str]]:
-    """A warning, or a note, where load_models goes behind a snapshot: two words for one thing, and one of them counts.
+    """A warning, or a note, if load_models is ignored because of a snapshot.
 
-    What a snapshot itself says of load_models needs no word, and what stands beside model_snapshot in a file that
-    somebody wrote (KServe's do) only a note.
+    A snapshot's own load_models needs none; one beside model_snapshot in a written file (as KServe's) needs only a
+    note.
     """
     if settings.model_snapshot is None or not settings.load_models:
         return [], []
@@ -245,7 +245,7 @@ def _notes_of_accepted(settings: Settings) -> Iterator[str]:
 
 
 def _warnings_of_log4j(settings: Settings) -> Iterator[str]:
-    """A log configuration that hides among the Java machine's arguments was somebody's wish, and it is not met."""
+    """Warn of a log configuration among the Java machine's arguments, because it has no effect."""
     if settings.vmargs is not None and "log4j" in settings.vmargs:
         yield (
             f"vmargs={settings.vmargs} names a log4j configuration, which is not read: write log_level, log_format, "

@@ -1,7 +1,7 @@
-"""Addresses as logs, descriptions and errors may show them: without what may be a key. Pure.
+"""Addresses as logs, descriptions and errors may show them: without parts that may be a key. Pure.
 
-Presigned addresses carry one in the query, others in user information or a fragment, and whoever mistypes an address
-(a slash of the secret that was not escaped, one slash in place of two) means the same. What is doubtful is hidden.
+Presigned addresses carry a key in the query, others in user information or a fragment. Mistyped addresses (a slash of
+the secret that was not escaped, one slash in place of two) are treated alike. Doubtful parts are hidden.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONTAINER = re.compile(r"\$root|\$web|\$logs|[a-z0-9](-?[a-z0-9]){2,62}")
 _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
 _PIECE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/.*", re.DOTALL)
 _QUOTED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/[^\s'\"]*")
-# What an address begins with whose slashes are too few, or that has lost its scheme.
+# The beginning of an address that has too few slashes, or no scheme.
 _BEGINNING = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/+|//+|")
 _HOST_AND_PORT = re.compile(r"\[[0-9A-Fa-f:.]*\](:[0-9]*)?|[^:%@]*(:[0-9]*)?")
 _DIGEST = re.compile(r"sha256=[0-9a-f]{64}", re.IGNORECASE)
@@ -40,22 +40,22 @@ def hide_query(url: str) -> str:
         return f"{scheme}://{body}{more}"
     if _HOST_AND_PORT.fullmatch(authority):
         return f"{scheme}://{body}{more}"
-    # A user, or the beginning of one in whose secret a slash stands, or what is escaped.
+    # A user, or the beginning of one whose secret has a slash, or an escaped character.
     return f"{scheme}://{body.rpartition('@')[2] if '@' in body else '…'}{more}"
 
 
 def hide_each(text: str) -> str:
-    """Comma-separated words, such as `name=address`, each without what `hide_query` leaves out of an address."""
+    """Comma-separated words, such as `name=address`, each without the parts that `hide_query` hides."""
     return ",".join(_PIECE.sub(lambda found: hide_query(found[0]), word) for word in text.split(","))
 
 
 def hide_quoted(text: str) -> str:
-    """A text in which addresses stand in quotes, as in JSON: each without what `hide_query` leaves out."""
+    """A text with quoted addresses, as in JSON: each without the parts that `hide_query` hides."""
     return _QUOTED.sub(lambda found: hide_query(found[0]), text)
 
 
 def _without_query(text: str) -> tuple[str, str]:
-    """What stands before a query and a fragment, and what is shown in their place."""
+    """The text before a query and a fragment, and what is shown in their place."""
     rest, mark, _ = text.partition("?")
     rest, sharp, fragment = rest.partition("#")
     shown = f"#{fragment}" if not sharp or _DIGEST.fullmatch(fragment) else "#…"

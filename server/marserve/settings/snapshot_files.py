@@ -1,7 +1,7 @@
-"""Snapshots as files of settings: what they are called, which is the newest, and the lines that one holds.
+"""Snapshots as files of settings: their names, the newest one, and the lines of settings in one.
 
-Reads and writes one folder. What a snapshot says of models is `registry/catalogue/snapshot.py`'s; when one is written,
-`registry/catalogue/snapshot_writer.py`'s.
+Reads and writes one folder. `registry/catalogue/snapshot.py` reads and writes the models of a snapshot,
+`registry/catalogue/snapshot_writer.py` decides when to write one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from marserve.settings.vertex import VARIABLES as VERTEX_VARIABLES
 SnapshotKind = Literal["startup", "snapshot", "shutdown"]
 
 FOLDER = "config"
-# What a snapshot says that is no setting. TorchServe writes the first two; the third lists keys that stand in a
-# snapshot to tell how things were, and are not restored.
+# The keys of a snapshot that are not settings. TorchServe writes the first two. The third lists keys that are in a
+# snapshot for information, and are not restored.
 VERSION, CONFIG_FILE_BEFORE, FACTS = FACT_NAMES = ("version", "tsConfigFile", "marserveFacts")
 
 _NAME = re.compile(r"(?P<time>\d{14})(?P<milliseconds>\d{3})-(?P<kind>startup|snapshot|shutdown)\.cfg")
-# A snapshot takes a moment to write: so long after, what no process has locked is a leftover, in seconds.
+# An unlocked file of this age, in seconds, is a leftover: writing a snapshot takes only a moment.
 UNLOCKED_AGE_S = 60.0
 LARGEST_SNAPSHOT = 64 << 20
 _ORDER = ("startup", "snapshot", "shutdown")
@@ -39,7 +39,7 @@ _ORDER = ("startup", "snapshot", "shutdown")
 class FolderSnapshots:
     """The snapshots of one folder. Files of other names are left alone.
 
-    With `keep` above 0 no more than so many stay; the oldest go.
+    With `keep` above 0 the oldest beyond that number are deleted.
     """
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
@@ -48,22 +48,22 @@ class FolderSnapshots:
         self._keep = keep
 
     def newest(self) -> tuple[str, bytes] | None:
-        """The snapshot with the latest time in its name. Raises OSError when it cannot be read."""
+        """The snapshot with the latest time in its name. Raises OSError if it cannot be read."""
         names, _ = self._list()
         return (names[-1], read_regular(self.folder / names[-1], LARGEST_SNAPSHOT)) if names else None
 
     def strays(self) -> list[str]:
-        """Files that are called otherwise, which TorchServe could not bear. Raises OSError."""
+        """Files with other names, with which TorchServe would fail. Raises OSError."""
         return self._list()[1]
 
     def save(self, name: str, text: bytes) -> None:
         """Write a snapshot, complete or not at all. Blocks.
 
-        Raises FileExistsError for a name that is taken, and OSError when it cannot be written.
+        Raises FileExistsError for a name that is taken, and OSError if it cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep(self.folder, unlocked_s=UNLOCKED_AGE_S)
-        # Its owner's alone: it tells where everything is, and how it may be reached.
+        # Readable by its owner alone, because it has paths and addresses of everything.
         with Part(self.folder, 0o600) as part:
             with part.open() as file:
                 file.write(text)
@@ -92,21 +92,21 @@ def _sort_key(name: str) -> tuple[str, int]:
 
 
 def snapshot_folder(log_location: Path | None, working_directory: Path) -> Path:
-    """Where a server with these logs keeps its snapshots."""
+    """The folder of snapshots for a server with these logs."""
     return (log_location or working_directory / "logs") / FOLDER
 
 
 def snapshot_name(kind: SnapshotKind, now: datetime, after: str | None = None) -> str:
-    """The name of a snapshot of this (local) time, in any case a later one than the name `after`.
+    """The name of a snapshot of this (local) time, always later than the name `after`.
 
-    Local time goes back once a year, and whenever a clock is set: what is written later must be the later name.
+    Local time goes back once a year, and when a clock is set, but a later snapshot must have a later name.
     """
     stamp = f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}"
     found = _NAME.fullmatch(after) if after is not None else None
     if found is not None and stamp <= found["time"] + found["milliseconds"]:
         try:
             then = datetime.strptime(found["time"], "%Y%m%d%H%M%S")
-        except ValueError:  # seventeen digits that are no time: nobody's but an operator's
+        except ValueError:  # seventeen digits that are not a time: an operator's file
             then = now
         then += timedelta(milliseconds=int(found["milliseconds"]) + 1)
         stamp = f"{then:%Y%m%d%H%M%S}{then.microsecond // 1000:03d}"
@@ -114,11 +114,11 @@ def snapshot_name(kind: SnapshotKind, now: datetime, after: str | None = None) -
 
 
 def effective_properties(settings: Settings, facts: Mapping[str, str], version: str) -> dict[str, str]:
-    """The lines of a snapshot, but for its models: what was given to the server, as it was written, wherever it was.
+    """The lines of a snapshot without its models: the settings given by any source, as they were written.
 
-    `facts` are keys whose value was found and not given. Left out is what is secret (it is read again from the file
-    that `tsConfigFile` names), addresses that may carry a key, what platforms say by variables, which
-    say it again, and an image's defaults: the next start has its own. What came from `$$NAME$$` stays that.
+    `facts` are keys whose value was found and not given. Left out are secrets (read again from the file that
+    `tsConfigFile` names), addresses that may carry a key, variables of platforms (set again at the next start), and an
+    image's defaults (the next start has its own). `$$NAME$$` stays as it is written.
     """
     lines = {VERSION: version, CONFIG_FILE_BEFORE: str(settings.original_file or "")}
     for name, key in KEYS.items():
@@ -135,7 +135,7 @@ def effective_properties(settings: Settings, facts: Mapping[str, str], version: 
 
 
 def _holds_a_key(settings: Settings, name: str) -> bool:
-    """Whether a value may be an address that holds a key."""
+    """Whether a value may be an address with a key in it."""
     if name == "desired_state":
         return settings.desired_state is not None and hide_query(settings.desired_state) != settings.desired_state
     models = settings.load_models if name == "load_models" else ()

@@ -1,8 +1,8 @@
-"""What `stores` says of object stores: which options hold for which addresses, and where their secrets are read.
+"""The setting `stores`: the options of object stores by address, and the places of their secrets.
 
-The setting is a JSON object of address prefixes, each with its options. The longest prefix that an address begins with
-counts, alone. Secrets are never shown: `Secret` hides what it holds from every text that is made of it, and messages
-about the setting name its options and never their values.
+The setting is a JSON object of address prefixes, each with its options. Only the longest prefix of an address counts.
+Secrets are never shown: `Secret` hides its value in every text that is made of it, and messages about the setting name
+its options and never their values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_SECRET_BYTES = 64 * 1024
 
 
 class Secret:
-    """A value that no text shows. It stands in the setting, in a variable (`env`), or in a file (`file`)."""
+    """A value that no text shows. It is in the setting itself, in a variable (`env`), or in a file (`file`)."""
 
     __slots__ = ("_env", "_file", "_value")
 
@@ -34,13 +34,13 @@ class Secret:
 
     @property
     def variable(self) -> str | None:
-        """The variable that it stands in, None for other places."""
+        """The variable that holds it, None for other places."""
         return self._env
 
     def reveal(self, environment: Mapping[str, str]) -> str:
-        """The value itself. Reads its file each time, so that a rotated secret counts. Blocks.
+        """The value itself. Reads its file each time, so that a rotated secret is used. Blocks.
 
-        Raises BadSettings, without the value, where the variable or the file is not there.
+        Raises BadSettings, without the value, if the variable or the file is missing.
         """
         if self._env is not None:
             if not environment.get(self._env):
@@ -75,7 +75,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Option:
-    """One option: how it is written (`form`), which stores have it, and a sentence for the documentation."""
+    """One option: its form, the stores that have it, and a sentence for the documentation."""
 
     name: str
     form: Literal["text", "flag", "path", "secret", "url", "style"]
@@ -126,7 +126,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     }
 )
 
-# The spellings of a scheme that people use, and the one that counts here.
+# The spellings of a scheme in use, and the one used here.
 SCHEMES: Mapping[str, StoreKind] = MappingProxyType(
     {
         "s3": "s3",
@@ -144,7 +144,7 @@ SCHEMES: Mapping[str, StoreKind] = MappingProxyType(
         "hf": "hf",
     }
 )
-# What follows the account in `abfss://container@account.dfs.core.windows.net/…`; here it is `az://container@account/…`.
+# The part behind the account in `abfss://container@account.dfs.core.windows.net/…`, here `az://container@account/…`.
 AZURE_HOST = re.compile(r"(?<=[a-z0-9])\.(dfs|blob)\.core\.windows\.net(?=/|$)")
 _PREFIX = re.compile(r"([A-Za-z0-9]+)://(\S*)")
 _URL = re.compile(r"https?://[A-Za-z0-9.\-:\[\]_]+(/[A-Za-z0-9._~\-/]*)?")
@@ -159,30 +159,30 @@ class StoreOptions:
     values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def text(self, name: str) -> str | None:
-        """An option that is a text or an address, None where it is not given."""
+        """An option that is a text or an address, None if not given."""
         return self.values.get(name)
 
     def path(self, name: str) -> Path | None:
-        """An option that is a path, None where it is not given."""
+        """An option that is a path, None if not given."""
         return self.values.get(name)
 
     def flag(self, name: str) -> bool | None:
-        """An option that is true or false, None where it is not given."""
+        """An option that is true or false, None if not given."""
         return self.values.get(name)
 
     def secret(self, name: str, environment: Mapping[str, str]) -> str | None:
-        """What a secret option holds, None where it is not given. Blocks; raises BadSettings as `Secret.reveal`."""
+        """The value of a secret option, None if not given. Blocks; raises BadSettings as `Secret.reveal`."""
         secret: Secret | None = self.values.get(name)
         return None if secret is None else secret.reveal(environment)
 
     @property
     def told(self) -> dict[str, str | bool]:
-        """What another machine may know: where the store is, no credentials."""
+        """The options that another machine may know: where the store is, but no credentials."""
         return {name: value for name, value in self.values.items() if name in TOLD}
 
     @property
     def is_private(self) -> bool:
-        """Whether more is needed to read it than may be told: credentials, or files of this machine."""
+        """Whether reading it needs options that are not sent to other machines: credentials, or files of this one."""
         return any(name not in (*TOLD, *NOT_FOR_READING) for name in self.values)
 
     def has(self, *names: str) -> bool:
@@ -192,24 +192,24 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class Stores:
-    """All that `stores` says. Empty: what the environment says counts for every store."""
+    """The whole setting `stores`. If it is empty, the environment decides for every store."""
 
     options: tuple[StoreOptions, ...] = ()
 
     @property
     def variables(self) -> frozenset[str]:
-        """The variables that hold secrets of stores, as the setting names them."""
+        """The variables in the setting that hold secrets of stores."""
         secrets = (value for each in self.options for value in each.values.values() if isinstance(value, Secret))
         return frozenset(secret.variable for secret in secrets if secret.variable)
 
     def choose(self, kind: StoreKind, url: str) -> StoreOptions:
-        """The options of an address in its normal form: those of the longest prefix, or none."""
+        """The options of an address in its normal form: those of the longest prefix, empty without one."""
         found = [each for each in self.options if each.kind == kind and url.startswith(each.prefix)]
         return max(found, key=lambda each: len(each.prefix), default=StoreOptions(kind))
 
 
 NO_STORES = Stores()
-# What another machine may know of a store: where it is, and nothing that only this one has.
+# The options that another machine may know: where a store is, but nothing that only this machine has.
 TOLD = (
     "endpoint_url",
     "anonymous",
@@ -219,7 +219,7 @@ TOLD = (
     "billing_project",
     "account_name",
 )
-# What is neither told nor missed elsewhere: it is for writing.
+# Options for writing: not sent to other machines, which do not need them.
 NOT_FOR_READING = ("kms_key_id",)
 
 
@@ -290,7 +290,7 @@ def _read_option(option: Option, value: object, prefix: str, reading: Reading) -
 
 
 def _write_stores(value: Stores) -> str:
-    """For what shows settings; the key is secret, so nothing writes it into a file."""
+    """A text that shows the setting; the key is secret, so it is never written into a file."""
     return ", ".join(each.prefix for each in value.options)
 
 

@@ -1,12 +1,12 @@
 """The table: every key, declared once, as a field of `Settings`.
 
-A field's type is its value's; the call beside it says how the value is read, the default of `torchserve …`, and where
-it differs the default of `marserve …` (`marserve=`), unit, bounds, environment variable and one sentence. Keys of
-TorchServe keep its names and their `TS_…` variables; every key can be set as `MARSERVE_<KEY>` too (`load.py` says when
-each is read). Times are in seconds and sizes in bytes, but for keys whose name says otherwise.
+A field's type is that of its value. The call beside it says how the value is read, the default of `torchserve …`, that
+of `marserve …` if it differs (`marserve=`), unit, bounds, environment variable and one sentence. Keys of TorchServe
+keep its names and their `TS_…` variables; every key can also be set as `MARSERVE_<KEY>` (`load.py` says when each is
+read). Times are in seconds and sizes in bytes, except in keys whose names say otherwise.
 
-`accepts=` marks a key whose value changes nothing yet, or never will: it is accepted, and the sentence is logged once.
-`refuses=` marks one that asks, with any value but its default, for what is not there: the server does not start.
+`accepts=` marks a key whose value has no effect: it is accepted, and the sentence is logged once. `refuses=` marks a
+key that asks, with any value but its default, for a feature that does not exist: the server does not start.
 """
 
 # ruff: noqa: RUF009 - the calls beside the fields declare them
@@ -76,10 +76,10 @@ ADDRESSES, MODELS_AND_WORKERS, SECURITY, OBSERVING, LIMITS, LIFE, KEPT = SECTION
 
 @dataclass(frozen=True)
 class Key:
-    """What the table says of one key. `defaults` are by entry; `ts_env` and `always_env` are variables' names.
+    """The declaration of one key. `defaults` are by entry; `ts_env` and `always_env` are variables' names.
 
-    `example` is the value that the root `config.properties` sets. `hide` leaves out of a text what may be secret in it.
-    Keys that TorchServe has keep its precedence.
+    `example` is the value that the root `config.properties` sets. `hide` removes parts of a text that may be secret.
+    TorchServe's keys keep its precedence.
     """
 
     name: str
@@ -102,11 +102,11 @@ class Key:
 
     @property
     def env(self) -> str:
-        """The variable of ours that sets it."""
+        """Marserve's variable that sets it."""
         return f"MARSERVE_{self.name.upper()}"
 
     def show(self, value: object) -> str:
-        """The value as one would write it in the file; secrets are hidden."""
+        """The value as it is written in the file; secrets are hidden."""
         return self.show_text(self.kind.write(value))
 
     def show_text(self, text: str) -> str:
@@ -118,10 +118,10 @@ class Key:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value of a key stood: `config.properties, line 14`, `--model-store`, `TS_JOB_QUEUE_SIZE`.
+    """The place of a key's value: `config.properties, line 14`, `--model-store`, `TS_JOB_QUEUE_SIZE`.
 
-    `raw` is what stood there before variables took the place of `$$NAME$$`, None where there was none of those.
-    `is_default`: an image says it for all that nobody says.
+    `raw` is the text before variables took the place of `$$NAME$$`, None without such variables.
+    `is_default`: it comes from the file of defaults, which has the lowest precedence.
     """
 
     where: str
@@ -162,7 +162,7 @@ _JVM = "the Java server's, without effect here"
 class Settings:
     """The effective settings. Made by `load_settings`; attributes have the keys' names.
 
-    `warnings` are sentences that an operator should act on, `notes` such as need no action: log each once.
+    `warnings` are sentences that an operator should act on, `notes` need no action: log each once.
     `source_file` is the file that was read, or None. Relative paths have been joined to `working_directory`.
     `restored_from` names the snapshot that took the file's place, if one did, and `original_file` is the file that the
     settings were read from before the first snapshot of them.
@@ -179,13 +179,13 @@ class Settings:
 
     @property
     def management_is_kept_here(self) -> bool:
-        """Whether management is for callers on this machine alone, because nothing authenticates them."""
+        """Whether only callers on this machine may use management, because nothing authenticates them."""
         is_protected = self.allow_open_management or not self.disable_token_authorization
         return self.unprotected_management == "loopback" and not is_protected
 
     @property
     def cors_origins(self) -> tuple[str, ...]:
-        """The origins that `cors_allowed_origin` names, which commas part."""
+        """The origins in `cors_allowed_origin`, which are separated by commas."""
         return tuple(filter(None, (each.strip() for each in (self.cors_allowed_origin or "").split(","))))
 
     # ------------------------------------------------------------------------------- addresses and transport
@@ -407,7 +407,7 @@ class Settings:
     model_store: Path | None = _key(
         PATH,
         None,
-        "The folder of archives; `torchserve` must be told one, here or with --model-store.",
+        "The folder of archives; `torchserve` needs one, here or with --model-store.",
         MODELS_AND_WORKERS,
         marserve=Path("model_store"),
         ts_env="TS_MODEL_STORE",
@@ -452,29 +452,28 @@ class Settings:
     model_snapshot: str | None = _key(
         OPTIONAL_TEXT,
         None,
-        "Which models to load at start, and how each is served, as a snapshot has it (JSON); load_models is not used "
-        "then.",
+        "The models to load at start, and how each is served, as in a snapshot (JSON); load_models is then not used.",
         MODELS_AND_WORKERS,
     )
     desired_state: str | None = _own(
         OPTIONAL_TEXT,
         None,
-        "The document that says which models there are: a file, or the address of an object. It alone decides: "
-        "load_models and model_snapshot may not stand beside it, and snapshots are not read.",
+        "The document that names the server's models: a file, or the address of an object. It alone decides: "
+        "load_models and model_snapshot must not be set too, and snapshots are not read.",
         MODELS_AND_WORKERS,
         hide=hide_query,
     )
     desired_state_changes: Literal["refuse", "adopt"] = _own(
         CHOICE,
         "refuse",
-        "What becomes of calls that change models where a desired state decides: refused, or written into it.",
+        "Calls that change models while a desired state decides: they are refused, or written into its document.",
         MODELS_AND_WORKERS,
         choices=("refuse", "adopt"),
     )
     desired_state_interval: float = _own(
         FLOAT,
         10.0,
-        "How often the document of the desired state is looked at for changes, a quarter more or less.",
+        "Pause between two looks for changes of the desired state's document, a quarter more or less.",
         MODELS_AND_WORKERS,
         unit="s",
         minimum=0.1,
@@ -483,7 +482,7 @@ class Settings:
         FLOAT,
         300.0,
         "How long versions stay loaded that a change of the desired state has replaced or removed, so that undo only "
-        "switches; 0: not at all. They end earlier where their memory is wanted.",
+        "switches; 0: not at all. They end earlier if their memory is needed.",
         MODELS_AND_WORKERS,
         unit="s",
         minimum=0,
@@ -491,7 +490,7 @@ class Settings:
     default_workers_per_model: int = _key(
         INT,
         0,
-        "Workers of a model that says nothing itself; 0: at start one for each accelerator or else core, "
+        "Workers of a model without a number of its own; 0: at start one for each accelerator or else core, "
         "and none for models registered later.",
         MODELS_AND_WORKERS,
         minimum=0,
@@ -593,13 +592,13 @@ class Settings:
     watch_model_store: NewVersionPolicy | None = _own(
         STORE_POLICY,
         None,
-        "What becomes of archives that appear in the model store while the server runs; off: nobody looks.",
+        "The policy for archives that appear in the model store while the server runs; off: the store is not watched.",
         MODELS_AND_WORKERS,
     )
     watches: tuple[WatchedPlace, ...] = _own(
         WATCHES,
         (),
-        'Further places that are watched: [{"place": "s3://bucket/models/", "policy": "load"}].',
+        'Further watched places: [{"place": "s3://bucket/models/", "policy": "load"}].',
         MODELS_AND_WORKERS,
     )
     watch_interval: float = _own(
@@ -613,7 +612,7 @@ class Settings:
     watch_settle_time: float = _own(
         FLOAT,
         2.0,
-        "How long a file in a watched folder must keep still before it counts.",
+        "How long a file in a watched folder must stay unchanged before it counts.",
         MODELS_AND_WORKERS,
         unit="s",
         minimum=0,
@@ -621,7 +620,7 @@ class Settings:
     late_event_timeout: float = _own(
         FLOAT,
         60.0,
-        "How long an object that an event announced is looked for in its store.",
+        "How long to look for an object in its store after an event has announced it.",
         MODELS_AND_WORKERS,
         unit="s",
         minimum=0,
@@ -637,14 +636,14 @@ class Settings:
     download_cache: Path | None = _own(
         PATH,
         None,
-        "The folder where what was fetched is kept by its content, for all servers of the machine; nothing is kept "
-        "beside the model store if not given.",
+        "The folder that keeps fetched files by their content, for all servers of the machine; if not given, they are "
+        "kept only in the model store.",
         MODELS_AND_WORKERS,
     )
     download_cache_size: int = _own(
         SIZE,
         50 << 30,
-        "What that folder may hold; what was not used for longest goes first.",
+        "The size of that folder; the least recently used files are deleted first.",
         MODELS_AND_WORKERS,
         minimum=0,
     )
@@ -665,7 +664,7 @@ class Settings:
     late_archive_timeout: float = _own(
         FLOAT,
         0.0,
-        "How long an archive that its origin does not have (404) is waited for, at the start and in registrations.",
+        "How long to wait for an archive that its origin does not have (404), at the start and in registrations.",
         MODELS_AND_WORKERS,
         unit="s",
         minimum=0,
@@ -674,21 +673,21 @@ class Settings:
     environment_folder: Path | None = _own(
         PATH,
         None,
-        "Where what archives require is installed and kept; `marserve/environments` in the user's cache folder if not "
+        "The folder for installed requirements of archives; `marserve/environments` in the user's cache folder if not "
         "given.",
         MODELS_AND_WORKERS,
     )
     environment_cache_size: int = _own(
         SIZE,
         20 << 30,
-        "What that folder may hold; environments that no model uses go first. 0: no limit.",
+        "The size of that folder; environments that no model uses are deleted first. 0: no limit.",
         MODELS_AND_WORKERS,
         minimum=0,
     )
     environment_timeout: int = _own(
         INT,
         1800,
-        "How long the installation of what one archive requires may take.",
+        "How long the installation of one archive's requirements may take.",
         MODELS_AND_WORKERS,
         unit="s",
         minimum=1,
@@ -730,7 +729,7 @@ class Settings:
         MODEL_MEMORY,
         0,
         "Memory for models, all of their processes together: a load that would not fit is refused before it starts. "
-        "auto: what the machine, or the container, has, less a tenth (256 MiB at least); 0: nobody counts.",
+        "auto: what the machine, or the container, has, less a tenth (256 MiB at least); 0: no limit.",
         MODELS_AND_WORKERS,
         minimum=0,
         marserve="auto",
@@ -782,13 +781,13 @@ class Settings:
     ray_advertise: str = _own(
         TEXT,
         "",
-        "HOST:PORT that agents connect to, where that is another than the server listens on.",
+        "HOST:PORT that agents connect to, if it is not the address at which the server listens.",
         MODELS_AND_WORKERS,
     )
     ray_tls: bool = _own(
         BOOL,
         True,
-        "Encrypt what goes between server and agents, and have each show a certificate that the server made.",
+        "Encrypt the connections of server and agents, and have each show a certificate that the server made.",
         MODELS_AND_WORKERS,
     )
     ray_cache: str = _own(
@@ -800,15 +799,15 @@ class Settings:
     ray_cache_size: int = _own(
         SIZE,
         64 << 30,
-        "What that folder may hold; what no worker uses goes first.",
+        "The size of that folder; archives that no worker uses are deleted first.",
         MODELS_AND_WORKERS,
         minimum=0,
     )
     swap_order: Literal["load_first", "unload_first"] = _own(
         CHOICE,
         "load_first",
-        "How a swap puts one archive in the place of another: beside it, with memory for both and no gap, or after it "
-        "has gone (unload_first).",
+        "When a swap loads the new archive: beside the old one, with memory for both and no gap, or after that has "
+        "ended (unload_first).",
         MODELS_AND_WORKERS,
         choices=("load_first", "unload_first"),
     )
@@ -854,7 +853,7 @@ class Settings:
     disable_token_authorization: bool = _key(
         BOOL,
         False,
-        "Serve whoever asks; with false requests need a key of token_file.",
+        "Serve all clients; with false requests need a key of token_file.",
         SECURITY,
         marserve=True,
         ts_env="TS_DISABLE_TOKEN_AUTHORIZATION",
@@ -884,7 +883,7 @@ class Settings:
     allow_open_inference: bool = _own(
         BOOL,
         False,
-        "Answer inference without a token, while management needs one where tokens are on.",
+        "Answer inference without a token; management still needs one while tokens are on.",
         SECURITY,
     )
     enable_model_api: bool = _key(
@@ -906,14 +905,14 @@ class Settings:
         HOSTS,
         (),
         "Hosts that requests without a key may name in their Host, *.example.com for those below one, * for all; if "
-        "not given, this machine's own names where an address is on loopback, and all elsewhere.",
+        "not given, this machine's own names for an address on loopback, and all for any other.",
         SECURITY,
     )
     unprotected_management: Literal["refuse", "loopback"] = _own(
         CHOICE,
         "refuse",
-        "What becomes of management addresses beyond this machine that nothing protects: the server does not start, or "
-        "management is for callers on this machine alone.",
+        "With unprotected management addresses beyond this machine the server does not start, or only callers on this "
+        "machine may use management.",
         SECURITY,
         choices=("refuse", "loopback"),
     )
@@ -933,14 +932,14 @@ class Settings:
     stores: Stores = _own(
         STORES,
         NO_STORES,
-        'What object stores need, by the beginnings of their addresses: {"s3://bucket/": {"region": "eu-west-1"}}.',
+        'Options of object stores, by the beginnings of their addresses: {"s3://bucket/": {"region": "eu-west-1"}}.',
         SECURITY,
         is_secret=True,
     )
     event_secrets: Mapping[str, Secret] = _own(
         EVENT_SECRETS,
         NO_SECRETS,
-        'Secrets of who sends events of object stores, by source: {"minio": {"env": "MINIO_EVENT_SECRET"}}.',
+        'Secrets of the senders of object stores\' events, by source: {"minio": {"env": "MINIO_EVENT_SECRET"}}.',
         SECURITY,
         is_secret=True,
     )
@@ -955,7 +954,7 @@ class Settings:
         LENIENT_CHOICE,
         "log",
         "With prometheus metrics are at metrics_address, with log they are lines in ts_metrics.log and "
-        "model_metrics.log, with legacy lines, but for three counters.",
+        "model_metrics.log, with legacy lines too, except for three counters.",
         OBSERVING,
         marserve="prometheus",
         choices=("log", "prometheus", "legacy"),
@@ -965,14 +964,14 @@ class Settings:
     metrics_config: Path | None = _key(
         PATH,
         None,
-        "A YAML file that lists the metrics there are; not given: the built-in list.",
+        "A YAML file that lists the metrics; not given: the built-in list.",
         OBSERVING,
         ts_env="TS_METRICS_CONFIG",
     )
     model_metrics_auto_detect: bool = _key(
         BOOL,
         False,
-        "Take handlers' metrics that no list names, too.",
+        "Accept handlers' metrics that the list does not name, too.",
         OBSERVING,
         ts_env="TS_MODEL_METRICS_AUTO_DETECT",
     )
@@ -1093,7 +1092,7 @@ class Settings:
         MODEL_MEMORY,
         "auto",
         "Bytes of requests that are read or run, and of answers that wait for their clients, all together. Beyond it "
-        "bodies wait unread, then are refused (503); those up to 64 KiB have a sixteenth beside it, 4 MiB at least. "
+        "bodies wait unread, then are refused (503); for those up to 64 KiB there is a sixteenth more, at least 4 MiB. "
         "auto: a quarter of the memory of the machine, or the container; 0: no limit.",
         LIMITS,
         minimum=0,
@@ -1101,16 +1100,16 @@ class Settings:
     large_answer_memory: int = _own(
         SIZE,
         256 * 1024**2,
-        "What answers over 1 MiB may hold in memory, all together, while their clients take them. More waits in files "
-        "below `temporary_folder`, as do answers to slow clients; on its way there may be three times as much.",
+        "Memory of all answers over 1 MiB together, while their clients take them. More waits in files below "
+        "`temporary_folder`, as do answers to slow clients; on the way there memory may hold three times as much.",
         LIMITS,
         minimum=16 * 1024**2,
     )
     large_answer_disk: int = _own(
         SIZE,
         32 * 1024**3,
-        "What such answers may hold in files, all together; a tenth of the disk stays free all the same. Beyond both "
-        "limits the answer that waits longest is cut off.",
+        "Files of all such answers together; a tenth of the disk stays free in any case. Beyond both limits the answer "
+        "that waits longest is cut off.",
         LIMITS,
         minimum=0,
     )
@@ -1127,8 +1126,8 @@ class Settings:
     drain_delay: float = _own(
         FLOAT,
         0.0,
-        "How long to go on accepting, with /readyz already saying no, before the server begins to stop. Containers "
-        "want 5, the time until what spreads requests has noticed.",
+        "How long to go on accepting, with /readyz already at 503, before the server begins to stop. Containers want "
+        "5, the time until load balancers have noticed.",
         LIFE,
         unit="s",
         minimum=0,
@@ -1144,21 +1143,21 @@ class Settings:
     preemption_file: Path | None = _own(
         PATH,
         None,
-        "A file whose appearing says that this machine is to be taken away: the server then stops as on SIGTERM. Its "
-        "folder must be there, the file must not.",
+        "A file that appears when this machine is to be taken away: the server then stops as on SIGTERM. Its folder "
+        "must exist, the file must not.",
         LIFE,
     )
     preemption_signal: Literal["none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGPWR", "SIGQUIT"] = _own(
         CHOICE,
         "none",
-        "A signal that says the same.",
+        "A signal with the same meaning.",
         LIFE,
         choices=("none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGPWR", "SIGQUIT"),
     )
     preemption_interval: float = _own(
         FLOAT,
         1.0,
-        "How often the file is looked for, and plug-ins are asked whether the machine is to go.",
+        "Pause between two looks for the file, and two questions to plug-ins whether the machine is to be taken away.",
         LIFE,
         unit="s",
         minimum=0.05,
@@ -1169,8 +1168,8 @@ class Settings:
     config_snapshots: bool = _own(
         BOOL,
         True,
-        "Write down settings and models in `config` below the log folder after each change, and where no file of "
-        "settings is named start from the newest of these snapshots. `torchserve --ncs` switches it off.",
+        "Write settings and models into `config` below the log folder after each change, and start from the newest of "
+        "these snapshots if no file of settings is named. `torchserve --ncs` switches it off.",
         LIFE,
         marserve=False,
     )
@@ -1198,7 +1197,7 @@ class Settings:
     debug: bool = _key(
         BOOL,
         False,
-        "Wait for one worker that somebody starts by hand.",
+        "Wait for one worker that is started by hand.",
         KEPT,
         ts_env="TS_DEBUG",
         refuses="asks to wait for a worker that is started by hand; set it to false, and attach a debugger to a "
@@ -1290,9 +1289,9 @@ class Settings:
     )
 
     def explain(self, name: str) -> str:
-        """Where the value of `name` comes from, and what it went before: one line for a person.
+        """The source of the value of `name`, and the sources that it overrides: one line for a person.
 
-        Raises KeyError for what is no key.
+        Raises KeyError for an unknown key.
         """
         key = KEYS[name]
         value = f"{name}={key.show(getattr(self, name))}"

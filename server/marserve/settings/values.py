@@ -1,7 +1,7 @@
-"""What values settings can have, and how each is read from a line of text and written back.
+"""The kinds of values that settings have, and how each is read from a line of text and written back.
 
-A `Kind` reads and writes one sort of value. Reading raises `Wrong` with a sentence that says what would be right; who
-calls adds the key and where it stands. Odd input that TorchServe lets pass is let pass too, with a warning.
+A `Kind` reads and writes one sort of value. Reading raises `Wrong` with a sentence that says what would be right; the
+caller adds the key and its place. Odd input that TorchServe accepts is accepted too, with a warning.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Wrong(Exception):
-    """A text that is no such value. The message says what it is and what would be right."""
+    """An invalid text. The message says what it is and what would be right."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a kind may need to read: the key's bounds and words, where relative paths begin, who hears warnings.
+    """What a kind needs for reading: the key's bounds and words, the folder of relative paths, and the warnings.
 
-    With `is_strict` what TorchServe lets pass is refused.
+    With `is_strict` odd input that TorchServe accepts is refused.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Kind(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen: `http` or `https` with host and port, or `unix` with the path of a socket."""
+    """An address to listen at: `http` or `https` with host and port, or `unix` with the path of a socket."""
 
     scheme: Literal["http", "https", "unix"]
     host: str = ""
@@ -89,7 +89,7 @@ class Address:
 
 @dataclass(frozen=True)
 class ModelToLoad:
-    """An entry of `load_models`: where the archive is, and the name to give the model, None for its own."""
+    """An entry of `load_models`: the archive's name or URL, and a name for the model, None for its own."""
 
     url: str
     name: str | None = None
@@ -100,10 +100,10 @@ class ModelToLoad:
 
 @dataclass(frozen=True)
 class MemoryWish:
-    """What is said of a model's place in memory; None where nothing is.
+    """A model's memory options; None for one that is not given.
 
-    `memory_bytes` is what it takes with one worker. `load` says when it is loaded: at once, or when somebody asks.
-    What `is_pinned` never makes room for another model.
+    `memory_bytes` is what the model takes with one worker. `load` says when it is loaded: at once, or by the first
+    request. A model that `is_pinned` is never unloaded to make room for another one.
     """
 
     memory_bytes: int | None = None
@@ -111,7 +111,7 @@ class MemoryWish:
     is_pinned: bool | None = None
 
     def over(self, other: MemoryWish) -> MemoryWish:
-        """What this says, and where it says nothing what the other does."""
+        """These options, with those of `other` for the ones that are not given."""
         return MemoryWish(
             other.memory_bytes if self.memory_bytes is None else self.memory_bytes,
             other.load if self.load is None else self.load,
@@ -119,7 +119,7 @@ class MemoryWish:
         )
 
     def document(self) -> dict[str, Any]:
-        """What is said, under the names of a model's configuration."""
+        """The given options, under the names of a model's configuration."""
         said = {"memory": self.memory_bytes, "load": self.load, "pinned": self.is_pinned}
         return {name: value for name, value in said.items() if value is not None}
 
@@ -128,9 +128,9 @@ NO_WISH = MemoryWish()
 
 
 def read_memory_wish(said: Mapping[str, object]) -> MemoryWish:
-    """What `memory`, `load` and `pinned` say, as texts or as JSON has them; None is not said.
+    """The options `memory`, `load` and `pinned`, as texts or JSON values; None if not given.
 
-    Raises ValueError, saying which of them cannot be used and what it must be.
+    Raises ValueError that names the invalid option and its valid values.
     """
     memory, load, pinned = (said.get(name) for name in ("memory", "load", "pinned"))
     size: Any = parse_size(memory) if isinstance(memory, str) else memory
@@ -148,7 +148,7 @@ def read_memory_wish(said: Mapping[str, object]) -> MemoryWish:
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """What `models` says of one version; None where it says nothing. Times in seconds."""
+    """The values for one version in the setting `models`; None if not given. Times in seconds."""
 
     min_workers: int | None = None
     max_workers: int | None = None
@@ -169,7 +169,7 @@ _UNIX_ADDRESS = re.compile(r"unix:(/.+)", re.IGNORECASE)
 
 
 def address_kind(http_port: int, https_port: int) -> Kind[Address]:
-    """Addresses of a listener with these ports where none is given."""
+    """Addresses of a listener; these are its ports if none is given."""
 
     def read(text: str, reading: Reading) -> Address:
         text = text.strip()
@@ -226,7 +226,7 @@ def _read_bool(text: str, reading: Reading) -> bool:
 
 def _read_int(text: str, reading: Reading) -> int:
     try:
-        # int() also takes underscores and digits of other scripts, which nobody means.
+        # int() also accepts underscores and digits of other scripts, which would be mistakes here.
         value = int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", text) else None
     except ValueError:
         value = None
@@ -315,9 +315,7 @@ def _read_regexes(text: str, reading: Reading) -> tuple[str, ...]:
 def _compile(pattern: str, reading: Reading) -> re.Pattern[str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of syntax that Python may read otherwise one day: Java's rules differ anyway
+            warnings.simplefilter("ignore")  # a warning of syntax that may change in Python; Java's rules differ anyway
             return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise Wrong(
@@ -362,7 +360,7 @@ def _read_load_models(text: str, reading: Reading) -> LoadModels:
 
 def _read_model_to_load(text: str) -> ModelToLoad:
     name, equals, url = text.partition("=")
-    # A URL has equals signs of its own (`https://host/m.mar?key=x`, `m.mar#sha256=x`); a name has none of these.
+    # A URL may have equals signs of its own (`https://host/m.mar?key=x`, `m.mar#sha256=x`); a name has none of these.
     if not equals or any(sign in name for sign in "/:?#"):
         return ModelToLoad(text)
     return ModelToLoad(url.strip(), name.strip() or None)
@@ -372,7 +370,7 @@ def _write_load_models(value: LoadModels) -> str:
     return value if isinstance(value, str) else ",".join(map(str, value))
 
 
-# What a snapshot writes beside the keys below; here they say nothing.
+# Keys that a snapshot writes beside those below; they are ignored here.
 _SNAPSHOT_KEYS = frozenset({"marName", "defaultVersion", "parallelLevel"})
 _MODEL_NUMBERS = {
     "minWorkers": ("min_workers", 1, 1),

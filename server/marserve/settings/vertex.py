@@ -1,4 +1,4 @@
-"""What Vertex AI's variables say of settings: where it calls, and where the model's files are. Pure.
+"""Settings from Vertex AI's variables: the port and routes that it calls, and the model's files. Pure.
 
 `AIP_HEALTH_ROUTE` and `AIP_PREDICT_ROUTE` are keys' own variables (`table.py`).
 """
@@ -13,15 +13,15 @@ from marserve.errors import BadSettings
 PORT, STORAGE = "AIP_HTTP_PORT", "AIP_STORAGE_URI"
 VARIABLES = (PORT, STORAGE)
 
-# What Vertex AI's own images for PyTorch ask an archive to be called, and what they call its model.
+# The names of the archive and the model in Vertex AI's own images for PyTorch.
 ARCHIVE, MODEL = "model.mar", "model"
 
 
 def vertex_settings(environment: Mapping[str, str], given: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Keys to their text and the variable that says it, leaving to the operator what is `given`.
+    """Keys with their text and the variable that it comes from, without keys in `given`, which the operator set.
 
-    `allowed_urls` and `model_roots` are there all the same, and belong behind what is given. Raises BadSettings for
-    variables that cannot be used.
+    `allowed_urls` and `model_roots` are always included, to be added behind the operator's. Raises BadSettings for
+    invalid variables.
     """
     said: dict[str, tuple[str, str]] = {}
     port = environment.get(PORT, "").strip()

@@ -1,4 +1,4 @@
-"""What `watches` and `event_secrets` say: which places are watched, and what becomes of what appears there."""
+"""The settings `watches` and `event_secrets`: the watched places, and what is done with new archives there."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 @dataclass(frozen=True)
 class WatchedPlace:
-    """One place that is watched: `place` is `model_store`, a folder's path, or an address of a store with a prefix.
+    """A watched place: `place` is `model_store`, a folder's path, or an address of a store with a prefix.
 
-    `policy` is what becomes of new versions, `removed` of those whose archive goes. `names` says what names a version
-    first: the archive's manifest, its path, or (`auto`) the path where it is `model/version/…`. `keep` is how many of
-    the versions that came by this watch stay loaded, None: as the policy has it. `interval_s` is the pause between
-    looks in seconds, None: that of the setting. `canary` is what a roll-out takes, as steps and hold. `prefix` is what
-    names in a folder must begin with; the setting has none.
+    `policy` says what is done with new versions, `removed` with versions whose archive is removed. `names` says what
+    names a version first: the archive's manifest, its path, or (`auto`) the path if it is `model/version/…`. `keep` is
+    the number of the watch's versions that stay loaded, None: by the policy. `interval_s` is the pause between looks in
+    seconds, None: that of the setting. `canary` has members of a roll-out, such as steps and hold. `prefix` is the
+    required beginning of names in a folder; the setting cannot give it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class WatchedPlace:
         return "://" in self.place
 
     def document(self) -> dict[str, Any]:
-        """As the setting says it."""
+        """Its members in the setting."""
         told: dict[str, Any] = {"name": self.name, "place": self.place, "policy": self.policy}
         if self.removed != "ignore":
             told["removed"] = self.removed
@@ -65,7 +65,7 @@ class WatchedPlace:
 
 
 def read_policy(word: str) -> NewVersionPolicy | None:
-    """The policy of this name, with hyphens or underscores; None where there is none."""
+    """The policy of this name, with hyphens or underscores; None for an unknown name."""
     word = word.strip().lower().replace("_", "-")
     return word if word in get_args(NewVersionPolicy) else None  # type: ignore[return-value]
 
@@ -153,7 +153,7 @@ def _read_watch(document: dict[str, Any], number: int, reading: Reading) -> Watc
 
 
 def _name_of(place: str) -> str:
-    """A name for a watch that was given none: what is last in its place, or all of it."""
+    """The name of a watch without one: the last part of its place, or all of it."""
     last = re.sub(r"[^A-Za-z0-9_.\-]", "-", place.rstrip("/").rpartition("/")[2]).strip("-.")
     return last[:64] or "watch"
 
@@ -163,7 +163,7 @@ def _write_watches(value: tuple[WatchedPlace, ...]) -> str:
 
 
 def _read_event_secrets(text: str, reading: Reading) -> Mapping[str, Secret]:
-    """Secrets by source. A value stands there itself, or as {"env": …} or {"file": …}."""
+    """Secrets by source. A secret is its value itself, or {"env": …} or {"file": …}."""
     if not text.strip():
         return NO_SECRETS
     right = 'it must be JSON such as {"minio": {"env": "MINIO_EVENT_SECRET"}}'
