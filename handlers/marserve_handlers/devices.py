@@ -19,7 +19,7 @@ class Device(str):
         return self.partition(":")[0]
 
     @property
-    def index(self) -> int | None:  # type: ignore[override] # torch.device's word; nobody searches in a device's name
+    def index(self) -> int | None:  # type: ignore[override] # torch.device's word, which hides str.index
         """The number behind the colon, or None."""
         number = self.partition(":")[2]
         return int(number) if number else None

@@ -1,4 +1,4 @@
-"""Reads the `model_metrics` of a metrics file. Knows nothing of values; only who asks for it needs YAML."""
+"""Reads the `model_metrics` of a metrics file. Knows nothing of values; YAML is needed only by callers of this file."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""A model's own requirements: installed once for all that ask for the same, and kept beside each other in one folder.
+"""A model's own requirements: installed once for all models with the same ones, in folders beside each other.
 
-An environment is a folder named by a digest of everything its content depends on: the checked requirements, the
-packages that the archive itself holds, the interpreter and the system; of a virtual environment also what the server
-has installed. It is made in a temporary folder beside it and renamed when it is whole, so it is there or it is not,
-however the server ends. A lock file beside it is held by whoever makes it, and shared by all who use it: two servers,
-or two models, never install the same twice, and what is in use is never cleared away.
+An environment is a folder named by a digest of everything that its content depends on: the checked requirements, the
+packages that the archive itself holds, the interpreter and the system; for a virtual environment also the server's
+packages. It is made in a temporary folder beside it and renamed when it is whole, so it is either complete or absent,
+however the server ends. The installing process holds an exclusive lock on a file beside it, users share the lock: two
+servers, or two models, never install the same twice, and an environment in use is never deleted.
 
     {folder}/{digest}/            packages/ or venv/, environment.json, requirements.lock
-    {folder}/{digest}.log         what pip said, of a failed installation too
+    {folder}/{digest}.log         pip's output, also of a failed installation
     {folder}/{digest}.lock        locked (flock)
-    {folder}/{digest}.*.tmp/      one in the making; with its lock free, what a killed server left
+    {folder}/{digest}.*.tmp/      an installation under way; with its lock free, a leftover of a killed server
 
 pip runs in a process group of its own, with the environment that workers get, and ends with the server. This file
-knows nothing of registrations; `environments/requirements.py` says what pip is given.
+knows nothing of registrations; `environments/requirements.py` makes pip's input.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger("marserve.pool.environments")
 Kind = Literal["packages", "venv"]
 
 RECORD, LOCK_LIST = "environment.json", "requirements.lock"
-# Of the layout and of what goes into the digest; raised when either changes.
+# The version of the layout and of the digest's input; raised when either changes.
 LAYOUT = 1
 PARALLEL_INSTALLATIONS = 2
 LOG_BYTES = 4 << 20
@@ -64,10 +64,10 @@ LOOK_AT_LOCK_S = 0.1
 REST_OF_OUTPUT_S = 2.0
 KILL_TIMEOUT_S = 10.0
 
-# What is dear to import and so imported once for many models (`messages.py: HEAVY_MODULES`), by distribution.
+# The distributions of the modules that are imported once for many models (`messages.py: HEAVY_MODULES`).
 SHARED_DISTRIBUTIONS = ("torch", "transformers", "numpy", "pillow", "msgspec")
 
-# pip ends with the thread that started it (PR_SET_PDEATHSIG): nobody is left to wait for it.
+# pip ends with the thread that started it (PR_SET_PDEATHSIG), since no other process would end it.
 _RUN = """\
 import ctypes, os, runpy, sys
 parent, place, module = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -79,18 +79,18 @@ sys.argv[:] = [module, *sys.argv[4:]]
 sys.path[:0] = [place] if place else []
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
-# Where pip installs is not for the surroundings to say.
+# Variables that would change where pip installs, or into what.
 _NOT_FOR_PIP = (
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REQUIREMENT", "PIP_EDITABLE", "PIP_REPORT", "PIP_DRY_RUN"),
     *("PIP_PYTHON", "PIP_LOG", "PIP_UPGRADE_STRATEGY", "PYTHONHOME", "__PYVENV_LAUNCHER__"),
 )
-# The same said in a pip.conf; which index is asked may well stand there.
+# The same for settings of a pip.conf, which may well name the index.
 _FOR_PIP = {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One installed distribution. `sha256` is that of the file it came from, empty where pip does not say."""
+    """One installed distribution. `sha256` is the digest of its file, empty if pip does not report it."""
 
     name: str
     version: str
@@ -102,11 +102,10 @@ class Package:
 
 
 class Environment:
-    """A whole environment, in use until `release`.
+    """A complete environment, in use until `release`.
 
-    `packages` is the folder for `sys.path`, None of a virtual environment, whose `python` runs the workers then;
-    `modules` is where its modules lie in either case.
-    `seconds` is how long its installation took, `log` what pip said then.
+    `packages` is the folder for `sys.path`; None for a virtual environment, whose `python` runs the workers. `modules`
+    is the folder of its modules in either case. `seconds` is how long its installation took, `log` pip's output.
     """
 
     def __init__(self, folder: Path, lease: Lease | None, *, was_there: bool, log_file: Path) -> None:
@@ -130,18 +129,18 @@ class Environment:
         return self.python is None and not brings_shared(package.name for package in self.installed)
 
     def release(self) -> None:
-        """Use it no more: from now on it may be cleared away. May be called twice."""
+        """End the use: from now on it may be deleted. May be called twice."""
         if self._lease is not None:
             self._lease.release()
 
 
 class Environments:
-    """One server's way to environments. All methods are called on the event loop.
+    """The environments of one server. All methods are called on the event loop.
 
-    `folder` is where they are kept, over restarts and for all servers that name it; where that cannot be written, they
-    are made in `fallback`, whose owner clears it away. Those that nobody uses are cleared away, the one longest unused
-    first, when all together hold over `limit_bytes` (0: never). Making one may take `timeout_s`. `environment` is what
-    pip is started with, `python` its interpreter.
+    They are kept in `folder`, over restarts and for all servers that name it. If that cannot be written they are made
+    in `fallback`, whose owner deletes it. Unused environments are deleted, the longest unused first, when all together
+    hold more than `limit_bytes` (0: never). An installation may take `timeout_s`. pip is started with `environment` and
+    the interpreter `python`.
     """
 
     def __init__(
@@ -170,8 +169,8 @@ class Environments:
     async def obtain(self, model: str, requirements: Requirements, kind: Kind = "packages") -> Environment:
         """Find the environment that holds these requirements, or make it; the caller releases it.
 
-        Raises DependencyFailed, in TorchServe's words, with what pip said last as its reason. When cancelled, whatever
-        was started for it is ended, and nothing is left.
+        Raises DependencyFailed, in TorchServe's words, with pip's last lines as its reason. When cancelled, every
+        process that was started for it is ended, and nothing is left.
         """
         began = time.monotonic()
         try:
@@ -201,7 +200,7 @@ class Environments:
     async def _obtain(self, model: str, requirements: Requirements, kind: Kind, digest: str) -> Environment:
         kept = await self._choose_folder()
         if self._readable is not None and _is_whole(self._readable / digest):
-            # It cannot be written, so no server clears it away either: no lock is needed.
+            # The folder cannot be written, so no server deletes from it either: no lock is needed.
             log_file = self._readable / f"{digest}.log"
             return Environment(self._readable / digest, None, was_there=True, log_file=log_file)
         was_there = True
@@ -226,7 +225,7 @@ class Environments:
         return environment
 
     async def _choose_folder(self) -> LeasedFolders:
-        """The folder that environments are made in: found out once; the log says so where it is the second choice."""
+        """The folder that environments are made in, determined once; a second choice is logged."""
         async with self._choosing:
             if self._writable is None:
                 self._writable = _leased(await asyncio.to_thread(self._find_folder))
@@ -254,7 +253,7 @@ class Environments:
     async def _install(
         self, model: str, requirements: Requirements, kind: Kind, kept: LeasedFolders, lease: Lease
     ) -> None:
-        """Make the environment, by an exclusive lease. It is there when this returns, else nothing is."""
+        """Make the environment, under an exclusive lease; complete or not at all."""
         began = time.monotonic()
         final, lock = lease.folder, lease.descriptor
         staging = await asyncio.to_thread(kept.stage, final.name)
@@ -311,10 +310,9 @@ class Environments:
     async def _run(
         self, python: str, words: Sequence[str], staging: Path, output: _Output, lock: int, place: str = ""
     ) -> int:
-        """Run a module of Python, found in `place` first, to its end in a process group of its own.
+        """Run a module of Python, found in `place` first, in a process group of its own. Returns its exit code.
 
-        Returns its exit code.
-        The process holds the lock too: should the server be killed, the next one waits until it has really ended.
+        The process holds the lock, too: if the server is killed, the next one waits until the process has ended.
         """
         lineage = self._leftovers.child("environment")
         process = await asyncio.create_subprocess_exec(
@@ -347,7 +345,7 @@ class Environments:
                 await asyncio.shield(asyncio.create_task(self._end(process, lineage)))
 
     async def _end(self, process: asyncio.subprocess.Process, lineage: str) -> None:
-        """Kill what was started, and what that left in other process groups; returns when it is reaped."""
+        """Kill the process, and those that it left in other process groups; returns when it is reaped."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
@@ -357,7 +355,7 @@ class Environments:
 
 
 def _report(model: str, output: _Output) -> str:
-    """Write what pip said last to the log; returns it."""
+    """Log pip's last lines, and return them."""
     tail = "\n".join(output.tail())
     log.error("Requirements of model %s were not installed; pip said last:\n%s", model, tail)
     return tail
@@ -368,7 +366,7 @@ def _failed(model: str, reason: str) -> DependencyFailed:
 
 
 class _Output:
-    """What pip prints: a bounded file, and the last lines."""
+    """pip's output: a bounded file, and the last lines."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -377,10 +375,10 @@ class _Output:
         self._rest = b""
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        """Take all of it in, to the stream's end."""
+        """Read the stream to its end."""
         while data := await stream.read(65536):
             if self._room > 0:
-                with contextlib.suppress(OSError):  # a full disk is found by pip too, which says so
+                with contextlib.suppress(OSError):  # pip reports a full disk, too
                     self._file.write(data[: self._room])
                 self._room -= len(data)
             *lines, rest = (self._rest + data).split(b"\n")
@@ -392,14 +390,14 @@ class _Output:
         return [*self._lines, *([_plain(self._rest)] if self._rest.strip() else [])]
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
 
 def _plain(line: bytes) -> str:
     text = line.decode("utf-8", "replace").rstrip()
     shown = "".join(each if each.isprintable() else " " for each in text)
-    # An index's address may carry a password, in pip's words as well.
+    # An index's address may contain a password, also in pip's output.
     return re.sub(r"(://)[^/@\s]+@", r"\1****@", shown)[:TAIL_LINE_CHARACTERS]
 
 
@@ -407,7 +405,7 @@ def _plain(line: bytes) -> str:
 
 
 def pip_words(requirements: Requirements, kind: Kind, staging: Path, whole: Path) -> list[str]:
-    """`pip install` and its options, for what `_write_for_pip` wrote into `staging`."""
+    """`pip install` and its options, for the files that `_write_for_pip` wrote into `staging`."""
     words = ["pip", "install", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off"]
     words += ["--no-warn-script-location", "--upgrade", "--report", str(staging / "report.json")]
     if kind == "packages":
@@ -422,7 +420,7 @@ def pip_words(requirements: Requirements, kind: Kind, staging: Path, whole: Path
 
 
 def _write_for_pip(requirements: Requirements, staging: Path) -> None:
-    """Write the checked lines, and put the archive's packages where pip may do with them as it likes."""
+    """Write the checked lines, and put the archive's packages into a folder that pip may change."""
     sources = staging / "sources"
     sources.mkdir()
     placed: dict[Path, Path] = {}
@@ -431,7 +429,7 @@ def _write_for_pip(requirements: Requirements, staging: Path) -> None:
         if path not in placed:
             target = sources / str(len(placed)) / path.name
             target.parent.mkdir()
-            # Building in a folder writes into it, and the archive's may be one of the store.
+            # A build writes into its folder, and the archive's may be one of the store.
             if path.is_dir():
                 shutil.copytree(path, target, symlinks=True)
             else:
@@ -450,18 +448,18 @@ def _write_for_pip(requirements: Requirements, staging: Path) -> None:
 
 
 def digest_of(requirements: Requirements, kind: Kind, python: str = sys.executable) -> str:
-    """The name of the environment: what its content depends on, in 32 hex digits."""
+    """The name of the environment: a digest of what its content depends on, 32 hex digits."""
     facts: list[Any] = [LAYOUT, kind, requirements.digest, sys.version, platform.machine(), sysconfig.get_platform()]
     if kind == "venv":
-        # Only what the server lacks is installed there, so it depends on what the server has.
+        # Only packages that the server lacks are installed there, so it depends on the server's.
         facts += [python, sys.prefix, sorted({f"{name}=={version}" for name, version in _distributions(None)})]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _append_servers_packages(venv: Path) -> None:
-    """Let the virtual environment find what the server has installed, behind its own packages.
+    """Let the virtual environment find the server's packages after its own.
 
-    `addsitedir`, for the server's own `.pth` files count too: an editable installation is one.
+    By `addsitedir`, since the server's own `.pth` files count, too: an editable installation is one.
     """
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     line = f"import site; list(map(site.addsitedir, {folders!r}))\n"
@@ -477,7 +475,7 @@ def _site_packages(venv: Path) -> Path:
 
 
 def _finish(whole: Path, final: Path, kind: Kind, report: Path, seconds: float) -> None:
-    """Write down what was installed; a virtual environment is made to fit its name to come."""
+    """Record what was installed; change the paths in a virtual environment to its final name."""
     place = whole / "packages" if kind == "packages" else _site_packages(whole / "venv")
     hashes = _read_hashes(report)
     installed = [
@@ -498,7 +496,7 @@ def _finish(whole: Path, final: Path, kind: Kind, report: Path, seconds: float) 
 
 
 def _correct_scripts(venv: Path, made_in: Path, final: Path) -> None:
-    """Programs of a virtual environment name its interpreter by its path, which is about to change."""
+    """Correct the path of the interpreter in a virtual environment's programs: the folder will be renamed."""
     old, new = os.fsencode(made_in), os.fsencode(final)
     for path in [*(venv / "bin").iterdir(), venv / "pyvenv.cfg"]:
         if path.is_symlink() or not path.is_file():
@@ -524,7 +522,7 @@ def _read_hashes(report: Path) -> dict[tuple[str, str], str]:
 
 
 def _distributions(place: Path | None) -> list[tuple[str, str]]:
-    """Name and version of every distribution in a folder (None: that this process can import), by name."""
+    """Name and version of every distribution in a folder (None: on this process's import path), by name."""
     found = importlib.metadata.distributions(path=[str(place)]) if place else importlib.metadata.distributions()
     pairs = {(each.metadata["Name"], each.version) for each in found if each.metadata["Name"]}
     return sorted(pairs, key=lambda pair: (normalize(pair[0]), pair[1]))
@@ -539,10 +537,10 @@ def normalize(name: str) -> str:
 
 
 def brings_shared(names: Iterable[str], shared: Collection[str] | None = None) -> bool:
-    """Whether one of these distributions may be in memory already in a process that has imported torch and its like.
+    """Whether one of these distributions may be loaded already in a process that has imported the heavy modules.
 
     Judged by names: the heavy distributions of this machine (`shared`), and all that they require. A second copy of
-    one of those cannot be imported beside the first.
+    one of these cannot be imported beside the first.
     """
     taken = shared_closure() if shared is None else shared
     return any(normalize(name) in taken for name in names)
@@ -551,7 +549,7 @@ def brings_shared(names: Iterable[str], shared: Collection[str] | None = None) -
 def shared_closure(
     roots: Iterable[str] = SHARED_DISTRIBUTIONS, requires: Callable[[str], Iterable[str]] | None = None
 ) -> frozenset[str]:
-    """The distributions `roots` and what they require, and so on; `requires` gives the names that one requires."""
+    """The distributions `roots` and all that they require, directly or not; `requires` gives the names for one."""
     look = requires or _required_names
     found: set[str] = set()
     waiting = [normalize(root) for root in roots]
@@ -583,7 +581,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
-    """What was written down when the environment was whole; None where it is not, or that cannot be read."""
+    """The record of a complete environment; None without one that can be read."""
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
@@ -592,7 +590,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def _find_defect(folder: Path) -> str | None:
-    """Why nothing may be installed into this folder, None where all is well."""
+    """Why nothing can be installed into this folder; None if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(prefix="probe.", dir=folder):
@@ -606,7 +604,7 @@ def _leased(folder: Path) -> LeasedFolders:
 
 
 def _bytes_of(folder: Path) -> int | None:
-    """What an environment, of whatever layout, says of its size; None for what is none."""
+    """The recorded size of an environment of any layout; None for other folders."""
     try:
         return int(json.loads((folder / RECORD).read_text("utf-8"))["bytes"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -614,9 +612,9 @@ def _bytes_of(folder: Path) -> int | None:
 
 
 def prune(folder: Path, limit_bytes: int) -> list[str]:
-    """Delete what killed servers left, and environments that nobody uses while all hold over `limit_bytes`.
+    """Delete leftovers of killed servers, and unused environments while all together hold more than `limit_bytes`.
 
-    The one longest unused goes first; with 0 none does. Returns their names. Blocks.
+    The longest unused is deleted first; with 0 none is. Returns their names. Blocks.
     """
     return _prune(_leased(folder), limit_bytes)
 
@@ -630,7 +628,7 @@ def _prune(kept: LeasedFolders, limit_bytes: int) -> list[str]:
 
 
 def _prune_logs(folder: Path) -> None:
-    """Keep the latest logs of failed installations, and no more."""
+    """Delete all but the latest logs of failed installations."""
     alone = []
     for path in folder.glob("*.log"):
         if not (folder / path.stem).exists():

@@ -20,7 +20,7 @@ NOT_THERE = (
 
 
 def find_pip() -> str | None:
-    """What must stand first on `sys.path` for `import pip`: INSTALLED: nothing, else a wheel; None: there is none."""
+    """What `import pip` needs first on `sys.path`: INSTALLED for nothing, else a wheel; None without pip."""
     if find_spec("pip") is not None:
         return INSTALLED
     return newest_wheel(file for folder in wheel_folders() for file in folder.glob("pip-*.whl"))
@@ -35,7 +35,7 @@ def wheel_folders() -> list[Path]:
 
 
 def newest_wheel(files: Iterable[Path]) -> str | None:
-    """The wheel of the highest version, None where there is none."""
+    """The wheel of the highest version; None without one."""
     return max(map(str, files), key=_version, default=None)
 
 

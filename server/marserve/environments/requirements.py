@@ -1,9 +1,9 @@
-"""Reads an archive's requirements file: every line is understood, checked, and written anew for pip, or refused.
+"""Reads an archive's requirements file: every line is parsed, checked, and written anew for pip, or refused.
 
-An archive is not trusted, and a requirements file can say much: where packages come from, files of the whole machine,
-variables of the environment. So pip never sees the file. It is given lines made here, of four kinds only: a named
-requirement, a file or folder of the archive, an address that the operator allows (`allowed_urls`), a harmless option.
-Which index is asked is the operator's to say, in pip's own configuration.
+An archive is not trusted, and a requirements file is powerful: it can name sources of packages, files anywhere on the
+machine, variables of the environment. So pip never sees the file. It gets lines that are made here, of four kinds: a
+named requirement, a file or folder of the archive, an address that the operator allows (`allowed_urls`), a harmless
+option. The operator chooses the index in pip's own configuration.
 
 Knows nothing of pip's process, of caches and of models; reads files of the archive's folder, so it runs in a thread.
 """
@@ -27,7 +27,7 @@ MAX_FILES = 16
 MAX_LINES = 10_000
 PACKAGE_ENDINGS = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tar")
 
-# No blanks before it: to look for any number of them takes the square of their number.
+# Without the blanks before it: to match any number of them takes time in the square of that number.
 _COMMENT = re.compile(r"(?<!\S)#.*$")
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
@@ -54,7 +54,7 @@ _VALUED = (*_SHORT.values(), "--pypi-url", "--extra-index-url", *_FORMATS)
 class Entry:
     """One line for pip: `text`; or, with `local`, a file or folder of the archive between `text` and `tail`.
 
-    `text` is then empty or `name @`, and `extras` the bracketed ones of a path.
+    With `local` `text` is empty or `name @`, and `extras` has a path's extras in brackets.
     """
 
     text: str
@@ -63,7 +63,7 @@ class Entry:
     tail: str = ""
 
     def render(self, place: Callable[[Path], Path]) -> str:
-        """The line, with the file at the place that `place` gives it."""
+        """The line, with the file at the path that `place` returns for it."""
         if self.local is None:
             return self.text
         path = place(self.local)
@@ -73,10 +73,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an archive asks to have installed.
+    """An archive's requirements.
 
-    `file` is its name in the archive, empty where there is none. `links` are the packages that lie in the folders its
-    `--find-links` names. `digest` changes with every byte that the result may depend on and that the archive holds.
+    `file` is the file's name in the archive, empty without one. `links` are the packages in the folders that its
+    `--find-links` name. `digest` changes with every byte of the archive that the result may depend on.
     """
 
     file: str = ""
@@ -88,20 +88,20 @@ class Requirements:
 
     @property
     def asks_for_something(self) -> bool:
-        """Whether any line names something to install."""
+        """Whether any line names a package to install."""
         return any(entry.local is not None or not entry.text.startswith("-") for entry in self.entries)
 
 
 def read_requirements(folder: Path, file: str, allowed_urls: Sequence[str] = ()) -> Requirements:
     """Read `file` of the unpacked archive at `folder`. `allowed_urls` are patterns of whole addresses.
 
-    Raises RequirementsRefused, with file and line, for what is not there, cannot be read or is not allowed.
+    Raises RequirementsRefused, with file and line, for anything that is missing, cannot be read or is not allowed.
     """
     return _Reader(folder, allowed_urls).read(file)
 
 
 class _Refused(Exception):
-    """A line that is not allowed; the message says why and what to do instead."""
+    """A line is not allowed; the message says why, and what to do instead."""
 
 
 class _Reader:
@@ -127,7 +127,7 @@ class _Reader:
         )
 
     def _read_file(self, word: str, shown: str, into: list[Entry]) -> None:
-        """Read one file of the archive, and those it names."""
+        """Read one file of the archive, and the files that it names."""
         try:
             path = self._inside(word, self._open[-1].parent if self._open else self._folder)
             text = _read_text(path)
@@ -187,7 +187,7 @@ class _Reader:
                 entry = self._requirement(value)
                 if entry.local is None and not _ADDRESS.match(entry.text):
                     raise _Refused(f"-e {value[:80]} names no folder of the archive")
-                into.append(entry)  # installed like any other: the archive's folder does not outlive the model
+                into.append(entry)  # installed as a copy: the archive's folder does not outlive the model
             else:
                 raise _Refused(
                     f"the option {name[:80]} is not allowed in an archive; remove it, or set it in pip's own "
@@ -207,7 +207,7 @@ class _Reader:
             raise _Refused(f"--find-links {value[:80]} is no folder of the archive")
         self._has_links = True
         for path in sorted(folder.iterdir()):
-            # Nothing but packages: a page of links in this folder would lead pip to addresses that nobody allowed.
+            # Only packages: a page of links in this folder would lead pip to addresses that are not allowed.
             if path.name.lower().endswith(PACKAGE_ENDINGS) and path.is_file():
                 self._links.setdefault(path.name, self._inside(str(path.relative_to(self._folder)), self._folder))
 
@@ -247,7 +247,7 @@ class _Reader:
         raise _Refused(f"{word[:80]!r} is neither a package ({', '.join(PACKAGE_ENDINGS[:3])} …) nor a folder of one")
 
     def _check_address(self, address: str, what: str) -> None:
-        # Read in one way only: no user name that looks like a host, nothing that pip would undo or leave out.
+        # Unambiguous only: no user name that looks like a host, nothing that pip would decode or drop.
         if _PLAIN_ADDRESS.fullmatch(address) is None:
             raise _Refused(
                 f"{what} {address[:200]!r} is none that could be allowed: http, https or git+https, and a host"
@@ -259,7 +259,7 @@ class _Reader:
             )
 
     def _inside(self, word: str, base: Path) -> Path:
-        """The file or folder of the archive that `word` names, seen from `base`; links are followed first."""
+        """The file or folder of the archive that `word` names, relative to `base`; links are followed first."""
         if not word or "\0" in word or "\\" in word or word.startswith(("/", "~")):
             raise _Refused(f"{word[:80]!r} must be a path inside of the archive, from its top folder on")
         try:
@@ -305,7 +305,7 @@ def _read_text(path: Path) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers: continued ones joined, comments and empty ones left out."""
+    """Lines with their numbers; continued lines are joined, comments and empty lines left out."""
     begun, held = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         begun = begun or number
@@ -336,7 +336,7 @@ def _split_option(words: list[str]) -> tuple[str, str | None]:
 
 
 def _split_hashes(line: str) -> tuple[str, str]:
-    """A requirement without its options, and those: hashes only."""
+    """A requirement without its options, and its options, which may only be hashes."""
     match = re.search(r"\s-", line)
     if match is None:
         return line, ""

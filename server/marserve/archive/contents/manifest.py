@@ -1,7 +1,7 @@
 """Reads `MAR-INF/MANIFEST.json`, what an archive says of itself (contract 8.2). Knows nothing of registrations.
 
-What is there is typed and judged here; what is missing is the registration's to fill in or to refuse, because its
-parameters may name it: `read_manifest` of an archive without a manifest gives an empty one.
+Present values are typed and judged here. The registration fills in missing values or refuses them, since its parameters
+may name them: `read_manifest` of an archive without a manifest gives an empty one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _UNREADABLE = "Failed to parse signature.json."  # the contract's words, kept fo
 class Manifest:
     """The manifest's keys, None where absent.
 
-    `document` is the whole parsed file, as handlers see it (`context.manifest`), None when the archive has none.
-    `has_model_entry` is False only for an explicit `"model": null`. `runtime` is the word as written; whether it is
-    one of `RUNTIMES` the registration decides, since it may name another. Names of files (`handler` without what
-    follows its first `:`) never lead outside of the archive.
+    `document` is the whole parsed file, as handlers see it (`context.manifest`), None if the archive has none.
+    `has_model_entry` is False only for an explicit `"model": null`. `runtime` is the word as written; the registration,
+    which may name another, checks that it is one of `RUNTIMES`. Names of files (`handler` up to its first `:`) never
+    lead outside of the archive.
     """
 
     created_on: str | None = None
@@ -110,7 +110,7 @@ def _read_file(path: Path) -> bytes | None:
 
 
 def _parse(data: bytes, *, exact_numbers: bool) -> dict[str, Any]:
-    """The JSON object in `data`; with `exact_numbers` its numbers are the texts that stand there."""
+    """The JSON object in `data`; with `exact_numbers` its numbers are kept as they are written, as text."""
     number = str if exact_numbers else None
     try:
         document = json.loads(data.decode("utf-8-sig"), parse_float=number, parse_int=number)

@@ -31,7 +31,7 @@ _MAX_BYTES = 1 << 18
 class ModelConfig:
     """What the model's configuration says, as `said` of `model_options.py`.
 
-    `document` is the whole file, for handlers (`context.model_yaml_config`), None when there is none or it is no YAML.
+    `document` is the whole file, for handlers (`context.model_yaml_config`); None without a file, or if it is not YAML.
     """
 
     said: Said = field(default_factory=dict)
@@ -40,7 +40,7 @@ class ModelConfig:
 
     @property
     def options(self) -> ModelOptions:
-        """What the configuration asks for, and the defaults for what it does not say."""
+        """The configuration's options, with the defaults for those that it does not set."""
         return ModelOptions(**self.said)
 
 
@@ -50,7 +50,7 @@ _HANDLER_KEYS = ("handler", "pt2", "micro_batching", "pippy", "deepspeed", "dali
 def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
     """Read the configuration that `manifest` names from the unpacked archive at `folder`.
 
-    No name gives an empty `ModelConfig`; a file that is missing, or no YAML, the same with a warning (contract 7).
+    No name gives an empty `ModelConfig`; a file that is missing, or not YAML, the same with a warning (contract 7).
     Raises BadArchive for YAML with application tags, alias bombs, over 256 KiB or nested more than 64 deep, and for
     a file name that leads outside of the archive.
     """

@@ -1,9 +1,9 @@
-"""Rewrites TorchScript files without what is only for debugging. Knows torch's zip layout, and no torch.
+"""Rewrites TorchScript files without debug records. Knows torch's zip layout, and no torch.
 
-`torch.jit.save` stores for each line of code where it came from, full paths of the machine included
-(`code/….debug_pkl`). torch loads and runs a file without them all the same; what is lost is the Python line in the
-traceback of an error inside of the model. Tensor records must begin at multiples of 64 bytes, so that torch can map
-them into memory: records are padded as torch does it, by an extra field.
+`torch.jit.save` stores the origin of each line of code, full paths of the machine included (`code/….debug_pkl`). torch
+loads and runs a file without these; only the Python line in the traceback of an error inside of the model is lost.
+Tensor records must begin at multiples of 64 bytes, so that torch can map them into memory: records are padded by an
+extra field, as torch does it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def strip_debug_records(source: BinaryIO, target: BinaryIO) -> list[str]:
     """Write the TorchScript file `source` to `target` without debug records; give the names left out.
 
-    Nothing is written, and the list is empty, when `source` is no TorchScript file or has none.
+    Nothing is written, and the list is empty, if `source` is not a TorchScript file or has no debug records.
     """
     try:
         records = ZipRecords(source, "the file", max_entries=1_000_000, max_directory_bytes=1 << 28)

@@ -50,9 +50,9 @@ _MOST_FILES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class WeightSize:
-    """`weights` are the bytes of what models load, `total` those of everything once it is unpacked.
+    """`weights` are the bytes of files that models load, `total` those of everything once it is unpacked.
 
-    `is_known` is False where the archive does not say (a tar, or no archive): both are then the file's own size.
+    `is_known` is False if the archive does not say (a tar, or no archive): both are then the file's own size.
     """
 
     weights: int
@@ -61,7 +61,7 @@ class WeightSize:
 
     @property
     def estimate(self) -> int:
-        """What loading will take at least: the weights, or everything where no member looks like weights."""
+        """What loading will take at least: the weights, or everything if no member looks like weights."""
         return self.weights or self.total
 
 
@@ -110,7 +110,7 @@ def _is_weights(name: str) -> bool:
 
 
 def _weigh_member(records: ZipRecords, file: BinaryIO, entry: Entry) -> int:
-    """A stored member can be looked into where it lies; of a packed one only its size is known."""
+    """The bytes of tensors in a stored member; for a compressed one its size."""
     if entry.method != STORED:
         return entry.size
     return _weigh_stored(file, records.find_data(entry), entry.size, entry.name)
@@ -152,7 +152,7 @@ def _weigh_safetensors(file: BinaryIO, begin: int, size: int) -> int:
 
 
 class Seekable(io.RawIOBase):
-    """What reads from a place in something of known size, as a file that can seek; how it reads, a subclass says."""
+    """A seekable file over something of known size; a subclass reads."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkflowManifest:
-    """The manifest's keys. `handler` is None where the workflow has no functions; `description` is often missing."""
+    """The manifest's keys. `handler` is None for a workflow without functions; `description` is often missing."""
 
     created_on: str
     archiver_version: str
@@ -32,8 +32,8 @@ class WorkflowManifest:
 def read_workflow_manifest(folder: Path) -> WorkflowManifest:
     """Read the manifest of the workflow's archive that was unpacked to `folder`.
 
-    Raises BadWorkflow: there is none, it is no JSON object, an entry is missing, is no text, or names a file outside of
-    the archive. Keys that nobody knows are ignored.
+    Raises BadWorkflow: it is missing or not a JSON object, an entry is missing, not text, or names a file outside of
+    the archive. Unknown keys are ignored.
     """
     document = _load(folder)
     workflow = document.get("workflow")

@@ -1,4 +1,4 @@
-"""What the pickles of an archive would do, found without doing it.
+"""What the pickles of an archive would do, found without running them.
 
 pickle_check    checks every pickle of an archive
 pickle_program  what one pickle would do

@@ -1,6 +1,6 @@
 """Checks every pickle of an unpacked archive against what may be in it, before anything opens one.
 
-Knows where torch keeps pickles and who reads them; what a pickle does, `pickle_program` finds out without doing it.
+Knows where torch keeps pickles and which reader opens them; `pickle_program` finds what a pickle does.
 
     TorchScript's own (`data.pkl`, `constants.pkl`, … of a zip file with `constants.pkl`): only torch's C++ reader
         opens them; `__torch__.*`, `torch.jit._pickle.*`, and the list below
@@ -59,7 +59,7 @@ _REBUILDERS = """
     parameter_with_state qtensor sparse_tensor tensor tensor_v2 tensor_v3 wrapper_subclass
 """
 
-#: What `torch.load(weights_only=True)` of torch 2.13 allows without being told more; a test compares them.
+#: What `torch.load(weights_only=True)` of torch 2.13 allows by default; a test compares them.
 PYTHON_GLOBALS = frozenset(
     [
         "_codecs.encode",
@@ -189,7 +189,7 @@ def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 class _Reader(Enum):
-    """Who opens a pickle."""
+    """The program that opens a pickle."""
 
     PYTHON = "python"
     SCRIPT = "torch's C++ reader"

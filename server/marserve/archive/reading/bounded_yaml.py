@@ -1,6 +1,6 @@
-"""Reads YAML that came from somebody else: plain data only, bounded in depth and in what its anchors expand to.
+"""Reads untrusted YAML: plain data only, bounded in depth and in what its anchors expand to.
 
-Knows nothing of what the keys mean. A file's own size is its reader's to bound, before it comes here.
+Knows nothing of what the keys mean. The caller bounds the file's own size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _MAX_NODES = 50_000  # with every alias counted as what it stands for
 
 
 def load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
-    """The one document in `data`; sentences about keys that stand twice go to `warnings`, with the file's `name`.
+    """The one document in `data`; sentences about repeated keys go to `warnings`, with the file's `name`.
 
-    Raises yaml.YAMLError, UnicodeError, ValueError or OverflowError where it is no YAML; BadArchive for tags that
+    Raises yaml.YAMLError, UnicodeError, ValueError or OverflowError if it is not YAML; BadArchive for tags that
     would build objects, anchors that contain themselves or expand beyond 50,000 values, more than 64 levels.
     """
     loader = _BoundedLoader(data, name, warnings)
@@ -33,12 +33,11 @@ def load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A value and where it stands: `line` and `column` of its first character, from 1; `end` is the column behind it.
+    """A value and its place: `line` and `column` of its first character, from 1; `end` is the column after it.
 
-    `key_line` is the line of the key that it belongs to, 0 where there is none.
-    The `value` of a map is `dict[str, Marked]`, its keys as they are written (`1.0` is the text, not a number), that
-    of a list `list[Marked]`. `text` is a scalar as it is written, empty for the rest. `is_plain`: without quotes, on
-    one line.
+    `key_line` is the line of the key that it belongs to, 0 without one. The `value` of a map is `dict[str, Marked]`,
+    its keys as they are written (`1.0` is the text, not a number), that of a list `list[Marked]`. `text` is a scalar as
+    it is written, else empty. `is_plain`: without quotes, on one line.
     """
 
     value: Any
@@ -50,7 +49,7 @@ class Marked:
     key_line: int = 0
 
     def plain(self) -> Any:
-        """The value alone, all the way down."""
+        """The value without places, recursively."""
         if isinstance(self.value, dict):
             return {key: value.plain() for key, value in self.value.items()}
         if isinstance(self.value, list):
@@ -113,7 +112,7 @@ class _BoundedLoader(yaml.SafeLoader):
         return node
 
     def _judge(self, root: yaml.Node) -> None:
-        """Refuse application tags, loops and bombs; note keys that stand twice. Each node is visited once."""
+        """Refuse application tags, loops and bombs; note repeated keys. Each node is visited once."""
         sizes: dict[int, int] = {}
         open_nodes: set[int] = set()
 

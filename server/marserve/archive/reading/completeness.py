@@ -1,7 +1,8 @@
-"""Whether an archive's file looks finished, before anybody opens it. Reads its two ends and nothing else.
+"""Whether an archive's file looks finished, before it is opened. Reads only its two ends.
 
-A zip file ends with a record that says where everything is, so one that is cut, or still being written, has none. Of
-a compressed tar only unpacking tells: its checksum. What looks finished may still be broken: the reader says so.
+A zip file ends with a record of its directory, which a file that is cut, or still being written, lacks. A compressed
+tar shows only by its checksum, when it is unpacked, whether it is finished. A file that looks finished may still be
+broken, which the reader finds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NOTHING_YET = b"\0\0\0\0"
 
 
 def why_incomplete(path: Path) -> str | None:
-    """What the file lacks, in a sentence without its path; None where it looks whole. Blocks."""
+    """What the file lacks, in a sentence without its path; None if it looks whole. Blocks."""
     limits = Limits()
     try:
         with open_regular(path) as file:
@@ -31,7 +32,7 @@ def why_incomplete(path: Path) -> str | None:
                 file, path.name, max_entries=limits.max_entries, max_directory_bytes=limits.max_names_bytes
             )
     except UnsafeArchive:
-        return None  # it is all there, and will be refused
+        return None  # it is complete, and will be refused
     except BadArchive as error:
         return error.message
     except IsADirectoryError:

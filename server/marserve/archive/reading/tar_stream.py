@@ -103,7 +103,7 @@ class TarStream:
         self._padding = 0
 
     def __iter__(self) -> Iterator[Member]:
-        """Give each member; the bytes of one that nobody read are skipped.
+        """Give each member; its bytes are skipped if they were not read.
 
         Raises UnsafeArchive for links, devices, pipes, sparse files and oversized extended headers, BadArchive for
         damage.

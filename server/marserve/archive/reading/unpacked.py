@@ -1,9 +1,9 @@
-"""Folders of unpacked archives, and how what was deleted from one is unpacked again.
+"""Folders of unpacked archives, and the restoring of files that were deleted from them.
 
-Cleaners of temporary folders delete what is old, file by file, while a server may use it for months. Each folder is
-noted with its archive, the archive's SHA-256 digest and the names in it. `restore` looks whether all names are there,
-and takes those that are missing from the archive, if its digest is the same. A file that is there is left alone, as a
-handler may have written it; one with another size or time than it was unpacked with is told in the log, once.
+Cleaners of temporary folders delete old files one by one, while a server may use them for months. Each folder is noted
+with its archive, the archive's SHA-256 digest and the names in it. `restore` checks that all names are there, and takes
+missing ones from the archive, if its digest is the same. A file that is there is left alone, since a handler may have
+written it; one whose size or time has changed since it was unpacked is logged once.
 
 Everything here blocks; threads may call it at the same time.
 """
@@ -33,9 +33,10 @@ MOST_NAMED = 5
 
 @dataclass(slots=True)
 class _Noted:
-    """What a folder was unpacked from; texts call it `label`. `names` are relative, a folder's before those in it.
+    """The origin of a folder, named `label` in messages. `names` are relative, a folder before its content.
 
-    Each file's name has the size and the time of the last change that it had, in nanoseconds; None for folders.
+    Each file's name has its size and the time of its last change in nanoseconds; None for folders. `told` are the
+    changed files that were logged.
     """
 
     archive: Path
@@ -58,8 +59,8 @@ class UnpackedArchives:
     def unpack(self, archive: Path, folder: Path, limits: Limits, label: str = "") -> str:
         """Unpack an archive into a new folder and note it; returns its SHA-256 digest. Raises as `reader.unpack`.
 
-        Texts call it `label`, the file's own name if there is none. The digest is computed meanwhile. It is empty if
-        the archive was replaced or changed meanwhile.
+        Messages name it by its `label`, else by the file's name. The digest is computed meanwhile; it is empty if the
+        archive was replaced or changed meanwhile.
         """
         before = state_of(archive.stat())
         digesting = _Digesting(self.digests, archive)
@@ -86,9 +87,9 @@ class UnpackedArchives:
             shutil.rmtree(folder, ignore_errors=True)
 
     def restore(self, folder: str) -> None:
-        """Unpack again what is missing from this folder; does nothing for one that was not unpacked here.
+        """Unpack files again that are missing from this folder; does nothing for one that was not unpacked here.
 
-        Raises BadArchive where that cannot be, with the reason, and OSError when reading or writing fails.
+        Raises BadArchive, with the reason, if that is not possible, and OSError if reading or writing fails.
         """
         noted = self._noted.get(folder)
         if noted is None:
@@ -106,7 +107,7 @@ class UnpackedArchives:
 
 
 class _Digesting:
-    """A file's digest: known, or computed beside the caller, or after it where the system gives no thread."""
+    """A file's digest: known, or computed in a thread, or by `wait` if the system gives no thread."""
 
     def __init__(self, digests: FileDigests, path: Path) -> None:
         self.is_vain = threading.Event()
@@ -142,7 +143,7 @@ def _look(folder: Path, names: Collection[str]) -> dict[str, tuple[int, int] | N
 
 
 def _tell_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, int] | None]) -> None:
-    """Warn of files that are not as they were unpacked, of each once. Python writes its `.pyc` files itself."""
+    """Warn of files that have changed since they were unpacked, once of each; not of Python's own `.pyc` files."""
     changed = [
         name
         for name, now in found.items()
@@ -192,7 +193,7 @@ def _unpack_again(digests: FileDigests, noted: _Noted, folder: Path, missing: Co
 
 
 def _compare(digests: FileDigests, noted: _Noted, what: str) -> None:
-    """Raise BadArchive where the archive is gone, or is not the one that was unpacked."""
+    """Raise BadArchive if the archive is gone, or is not the one that was unpacked."""
     if not noted.sha256:
         raise BadArchive(
             f"{what}, and cannot be unpacked again: {noted.archive} was changed while it was unpacked. "
@@ -213,9 +214,9 @@ def _compare(digests: FileDigests, noted: _Noted, what: str) -> None:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Raise BadArchive where another user has made the folder, or the one above it, after ours was deleted.
+    """Raise BadArchive if another user has made the folder, or its parent, after ours was deleted.
 
-    The names of both are no secret, and in a temporary folder everybody may make one; workers would run what is in it.
+    Their names are no secret, and any user may make a folder in a temporary one; workers would run its content.
     """
     for each in (folder.parent, folder):
         try:
@@ -230,7 +231,7 @@ def _refuse_strangers(folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder, as relative names; a folder comes before what is in it."""
+    """The content of a folder as relative names; a folder comes before its content."""
     names = []
     for where, folders, files in os.walk(folder):
         inner = os.path.relpath(where, folder)

@@ -142,7 +142,7 @@ class ModelExportUtils:
 
     @staticmethod
     def find_unique(files: Iterable[str], suffix: str) -> str | None:
-        """The one file with this ending, None where there is none. Raises CannotArchive where there are several."""
+        """The one file with this ending, None without one. Raises CannotArchive if there are several."""
         found = [name for name in files if name.endswith(suffix)]
         if len(found) > 1:
             raise CannotArchive(f"There are {len(found)} {suffix} files, and one can be used: {', '.join(found)}")
@@ -180,7 +180,7 @@ class ModelExportUtils:
 
     @staticmethod
     def make_dir(d: Text) -> None:
-        """Make a folder where it is missing, and those above it."""
+        """Make a folder if it is missing, and those above it."""
         os.makedirs(d, exist_ok=True)
 
     @staticmethod
