@@ -1,20 +1,20 @@
-"""What the server and an agent on another machine tell each other over one TCP connection. No I/O; that is elsewhere.
+"""The messages between the server and an agent on another machine, over one TCP connection. No I/O.
 
 A connection belongs to one worker. It carries records, all integers little-endian:
 
     offset  size
     0       1     kind: 1 DATA, 2 CONTROL, 3 PAGE, 4 FILE
-    1       4     n, bytes of what follows
-    5       n     DATA: bytes of the worker's own wire (`wire.py`), as they are; a frame may span records
+    1       4     n, bytes of the rest
+    5       n     DATA: bytes of the worker's own wire (`wire.py`), unchanged; a frame may span records
                   CONTROL: one message of this module as msgpack
-                  PAGE: 24 bytes, what the worker has on its page (`shared_page.py`): the batch it runs, since how many
-                  seconds (a double; both machines have clocks of their own), how many it has finished
+                  PAGE: 24 bytes of the worker's page (`shared_page.py`): the batch that it runs, since how many seconds
+                  (a double; the machines' clocks differ), how many it has finished
                   FILE: bytes of an archive, in order
 
-A DATA record is handed on as its bytes come, so that a large body is held once; the others are whole. Every length is
-checked against its bound before anything is kept: whoever reads gets `BadFrame` and closes.
+A DATA record is passed on as its bytes come, so that a large body is held once; other records are read whole. Every
+length is checked against its bound before anything is kept: the reader gets `BadFrame` and closes.
 
-What the server and the process that speaks with Ray tell each other travels in frames of `wire.py`.
+Messages between the server and the process that speaks with Ray use frames of `wire.py`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _BOUNDS = {
     FILE_KIND: MAX_FILE_PART_BYTES,
 }
 
-# Each side says something this often, in seconds. A server that has heard nothing for so long is without the agent; an
-# agent waits longer for the server, for what it loses by giving up is a loaded model.
+# Each side sends a beat this often. After `SILENT_S` without a message the server gives the agent up. An agent waits
+# longer for the server (`PATIENT_S`), since giving up costs it a loaded model.
 BEAT_S = 0.7
 SILENT_S = 2.1
 PATIENT_S = 6.0
-# How often it is looked whether the other side was heard.
+# How often each side checks when it last got a message.
 LOOK_S = 0.25
-# The name in the server's certificate: agents check it whatever address they connected to.
+# The name in the server's certificate: agents check this name, not the address that they connected to.
 SERVER_NAME = "marserve-server"
 
 M = TypeVar("M")
@@ -56,7 +56,7 @@ M = TypeVar("M")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First of all. `token` says which place this agent was put in; the rest is for people."""
+    """The first message. `token` identifies the place that this agent is for; the rest is for people."""
 
     token: str
     version: str
@@ -66,15 +66,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class WantArchive(msgspec.Struct, frozen=True, array_like=True, tag="want_archive"):
-    """The archive is nowhere on this node: send it, as FILE records."""
+    """The archive is not on this node: send it, as FILE records."""
 
     sha256: str
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """The worker's process is there. `needs_load` and `load_s` as in `pool.launchers.launched.Launched`.
+    """The worker's process was started. `needs_load` and `load_s` as in `pool.launchers.launched.Launched`.
 
-    `model_dir`, `import_paths` and `metrics_file` are what an order to load must name on this machine.
+    `model_dir`, `import_paths` and `metrics_file` are the paths on this machine for the order to load.
     """
 
     pid: int
@@ -88,7 +88,7 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class NotStarted(msgspec.Struct, frozen=True, array_like=True, tag="not_started"):
-    """There is no worker. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
+    """The worker could not be started. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
 
     cause: str
     detail: str
@@ -97,7 +97,7 @@ class NotStarted(msgspec.Struct, frozen=True, array_like=True, tag="not_started"
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True, tag="line"):
-    """The worker printed lines that have one level; `text` has a line end between two."""
+    """Lines of one level that the worker printed; `text` has them joined by line ends."""
 
     stream: str
     level: str
@@ -105,11 +105,11 @@ class Line(msgspec.Struct, frozen=True, array_like=True, tag="line"):
 
 
 class WireClosed(msgspec.Struct, frozen=True, array_like=True, tag="wire_closed"):
-    """The worker's own connection has ended; its process is on its way."""
+    """The worker's own connection has ended; its process is about to end."""
 
 
 class WorkerExited(msgspec.Struct, frozen=True, array_like=True, tag="worker_exited"):
-    """The worker's process is reaped: its wait status, None where it could not be had.
+    """The worker's process is reaped: its wait status, None if it could not be had.
 
     `was_killed_for_memory`: the kernel of its machine counted a kill for want of memory at that time.
     """
@@ -119,7 +119,7 @@ class WorkerExited(msgspec.Struct, frozen=True, array_like=True, tag="worker_exi
 
 
 class AgentBeat(msgspec.Struct, frozen=True, array_like=True, tag="agent_beat"):
-    """The agent is there; the worker holds so many bytes."""
+    """The agent is alive; the worker holds so many bytes."""
 
     memory_bytes: int
 
@@ -128,9 +128,9 @@ class AgentBeat(msgspec.Struct, frozen=True, array_like=True, tag="agent_beat"):
 
 
 class ArchiveRef(msgspec.Struct, frozen=True, array_like=True):
-    """An archive, by its content. `path` is where the server has it, `address` where it came from; empty: nowhere.
+    """An archive, by its digest. `path` is the server's file, `address` its origin; both may be empty.
 
-    `is_trusted` is the operator's word: its pickles may hold anything. `max_entries` and `max_total_bytes` bound it.
+    `is_trusted`: the operator allows any pickles in it. `max_entries` and `max_total_bytes` bound it.
     """
 
     sha256: str
@@ -143,9 +143,9 @@ class ArchiveRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
-    """Start a worker. `load` names paths of the server's machine; `metrics` is the content of its metrics file.
+    """Start a worker. `load` has paths of the server's machine; `metrics` is the content of its metrics file.
 
-    `environment` is added to what the agent's own workers inherit. `devices` says how many accelerators it may use.
+    `environment` is added to that of the agent's worker. `devices` says how many accelerators it may use.
     """
 
     worker_id: str
@@ -159,7 +159,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class ArchiveEnd(msgspec.Struct, frozen=True, array_like=True, tag="archive_end"):
-    """The whole archive was sent; or it was not, for this reason."""
+    """The whole archive was sent; with `reason` it was not."""
 
     reason: str = ""
 
@@ -186,13 +186,13 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
 
 
 class ServerBeat(msgspec.Struct, frozen=True, array_like=True, tag="server_beat"):
-    """The server is there, and its monotonic clock shows `now`."""
+    """The server is alive, and its monotonic clock shows `now`."""
 
     now: float
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """There is nothing more to do; or the server does not want this agent, for this reason."""
+    """The agent has no more work; with `reason` the server refuses it."""
 
     reason: str = ""
 
@@ -204,9 +204,9 @@ ToAgent = Start | ArchiveEnd | Signal | CancelItem | Hold | Resume | ServerBeat 
 
 
 class StoreAt(msgspec.Struct, frozen=True, array_like=True):
-    """Where an object store is, for addresses that begin with `prefix`; `options` are those of the setting `stores`.
+    """An object store for addresses that begin with `prefix`; `options` are those of the setting `stores`.
 
-    `has_secrets`: the server's credentials are needed there, which no node gets.
+    `has_secrets`: it needs the server's credentials, which are never sent to a node.
     """
 
     kind: str
@@ -216,9 +216,10 @@ class StoreAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AgentOrder(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent is given at its birth: where the server is, who may call itself so, and who it is itself.
+    """What an agent gets at its start: the server's address, its authority, and the agent's token and certificate.
 
-    Without certificates (PEM) the connection is plain. `cache` is the folder for archives, empty for its usual place.
+    Without certificates (PEM) the connection is not encrypted. `cache` is the folder for archives, empty for its usual
+    place.
     """
 
     host: str
@@ -240,9 +241,10 @@ class Connect(msgspec.Struct, frozen=True, array_like=True, tag="connect"):
 
 
 class PlaceAgent(msgspec.Struct, frozen=True, array_like=True, tag="place_agent"):
-    """Put an agent where there is room for it. Workers of one `pool` are spread over nodes, or packed onto few.
+    """Start an agent on a node with the resources for it.
 
-    `order` is an `AgentOrder` as msgpack. `memory_bytes` 0: none is reserved.
+    Workers of one `pool` are spread over nodes, or packed onto few. `order` is an `AgentOrder` as msgpack.
+    `memory_bytes` 0: none is reserved.
     """
 
     id: str
@@ -256,7 +258,7 @@ class PlaceAgent(msgspec.Struct, frozen=True, array_like=True, tag="place_agent"
 
 
 class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag="give_up"):
-    """End this agent, after `grace_s` seconds by force, and give its resources back; nothing if it has ended.
+    """End this agent, after `grace_s` seconds by force, and give its resources back. Ignored if it has ended.
 
     `is_node_unfit`: no worker can start on its node; others are preferred for a while.
     """
@@ -275,7 +277,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag="joined"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """There is no cluster to speak with, for this reason."""
+    """The cluster could not be joined, for this reason."""
 
     reason: str
 
@@ -316,14 +318,14 @@ def control(message: Any) -> bytes:
 
 
 def page_record(running: int, since_s: float, finished: int) -> bytes:
-    """The worker's words of its page, as a record."""
+    """The worker's part of its page, as a record."""
     return HEADER.pack(PAGE_KIND, PAGE.size) + PAGE.pack(running, since_s, finished)
 
 
 class RecordDecoder(Generic[M]):
-    """Fed bytes as they come, gives (kind, what it holds) in order: DATA in pieces, the others whole.
+    """Takes bytes as they come, and gives (kind, content) in order: DATA in pieces, the others whole.
 
-    `types` is the union of messages that may come from this peer: a CONTROL record's is given decoded.
+    `types` is the union of messages that may come from this peer: the content of a CONTROL record is decoded.
     """
 
     def __init__(self, types: Any) -> None:
@@ -373,7 +375,7 @@ class RecordDecoder(Generic[M]):
         return found
 
     def forget(self) -> None:
-        """Give back what is kept of an unfinished record: the connection has ended."""
+        """Drop what is kept of an incomplete record: the connection has ended."""
         self._kept = bytearray()
 
     def _read(self, kind: int, body: bytes) -> Any:

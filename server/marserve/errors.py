@@ -1,13 +1,13 @@
 """The tree of errors. Knows no HTTP and no gRPC: one table in each surface turns types into statuses.
 
 MarserveError
-  ClientError                            the client asked for, or sent, what cannot be used
+  ClientError                            the client asked for something that is not there, or sent something unusable
     BadInput                             its message says what was wrong
       BodyTooLarge, BadName
-      BadDesiredState                    a desired state says what cannot be; names each line
+      BadDesiredState                    a desired state that cannot be used; names each line
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired
-    ManagementClosed                     asked from another machine where management asks for no key
+    ManagementClosed                     a management call from another machine, while management needs no key
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
     DownloadNotFound
@@ -16,42 +16,42 @@ MarserveError
     LabelNotFound, VersionInUse, SwapUnderWay
     WorkflowNotFound, WorkflowConflict
     WatchNotFound                        no place is watched under that name
-    DesiredStateDecides                  a desired state is in force, and the call would change what it says
+    DesiredStateDecides                  a desired state is in force, and the call would change its models
     DesiredStateMoved, ApplyUnderWay, NothingToUndo
-    WouldUnload                          a document does not name models that are there, and did not bring them
+    WouldUnload                          a document would unload models that no document has named
     ShadowNotFound, RolloutNotFound
-    RolloutUnderWay                      the model has one already, or it cannot be told that in the state it is in
-  Unavailable                            come back later (`retry_after_s` says when, where it is known)
-    NoWorker                             no worker; and with it, for TorchServe's clients
+    RolloutUnderWay                      the model has one already, or its state does not allow the call
+  Unavailable                            come back later (`retry_after_s` says when, if it is known)
+    NoWorker                             no worker; for TorchServe's clients also these:
       QueueFull, NoTicket, SequencesFull, SequenceGone
     WaitTooLong, Draining, FingerprintRefused
       DrainedAway                        accepted, and not answered before the server ended
-    NoMemoryNow                          the model is not loaded, and those that are loaded are in use
-    WorkflowBusy                         a workflow, or one of its nodes, takes no more now
-  DeadlinePassed                         nobody waits any more
+    NoMemoryNow                          the model is not loaded, and the loaded models are in use
+    WorkflowBusy                         a workflow, or one of its nodes, takes no more requests now
+  DeadlinePassed                         the request's deadline passed before the answer
   ClientGone                             the client hung up; never sent, only counted
   RunFailed                              a worker had the request and could not answer it
     WorkerDied, OutOfMemory, HandlerFailed
     NodeFailed                           a node of a workflow gave no answer, however often it was tried
   LoadFailed                             workers of a version could not load the model
-    SwapFailed                           or it was not fit to take the place of another
+    SwapFailed                           the same, or a version was not fit to take another's place
   ApplyFailed                            a desired state could not be carried out, and the one before serves on
   WorkflowFailed                         nodes of a workflow could not be registered
-  NotEnoughDevices                       the server has too few for a worker of the model
+  NotEnoughDevices                       the server has too few devices for a worker of the model
   NotEnoughMemory                        the model would not fit beside those that stay; refused before it is loaded
-    NotEnoughDeviceMemory                the same of its accelerators
+    NotEnoughDeviceMemory                the same for its accelerators
   CleanUpTimedOut                        a worker did not end in time
   ArchiveExists                          a download would take the place of a file in the store
-  DownloadFailed                         an archive that may be fetched could not be
+  DownloadFailed                         an archive could not be fetched
     DigestMismatch
   BadArchive                             found while reading an archive; names it and the member
     UnsafeArchive, DependencyFailed
       RequirementsRefused, VenvNotMade
-    BadWorkflow                          a workflow's archive or spec says what cannot be
+    BadWorkflow                          a workflow's archive or spec cannot be used
       BadDag
   BadSettings                            found at start; names the key and where it stands
     InvalidSnapshot
-  BadFrame                               bytes on the wire that no honest peer sends
+  BadFrame                               bytes on the wire that break the protocol
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class MarserveError(Exception):
     """Base of everything that marserve raises on purpose.
 
     `cause` is the class of cause that clients see as `x-marserve-cause`, or None. `version_header` names the version
-    that it befell, where the client is to be told.
+    that failed, for a header of the answer; None for none.
     """
 
     cause: str | None = None
@@ -77,19 +77,19 @@ class MarserveError(Exception):
 
 
 class ClientError(MarserveError):
-    """The client asked for what is not there, or sent what cannot be used."""
+    """The client asked for something that is not there, or sent something that cannot be used."""
 
 
 class BadInput(ClientError):
-    """What the client sent cannot be used; the message says what and what would be right."""
+    """The client's input cannot be used; the message says what is wrong and what would be right."""
 
 
 class BadName(BadInput):
-    """A name that no model, version or workflow newly gets."""
+    """A name that no model, version or workflow may newly get."""
 
 
 class BodyTooLarge(BadInput):
-    """A request body over the limit, that of the setting which is named."""
+    """A request body over the limit of the named setting."""
 
     def __init__(self, limit_bytes: int, setting: str = "max_request_size") -> None:
         self.limit_bytes = limit_bytes
@@ -97,12 +97,12 @@ class BodyTooLarge(BadInput):
 
 
 def without_stop(text: object) -> str:
-    """A sentence, or an error's, to be gone on with: without the full stop at its end."""
+    """A sentence, or an error's text, without the full stop at its end, to go on with."""
     return str(text).rstrip().removesuffix(".")
 
 
 class BadDesiredState(BadInput):
-    """A desired state that cannot be meant. `problems` are sentences, each with its line; `name` is the document's."""
+    """A desired state that cannot be used. `problems` are sentences, each with its line; `name` is the document's."""
 
     def __init__(self, name: str, problems: list[str]) -> None:
         self.name, self.problems = name, problems
@@ -110,7 +110,7 @@ class BadDesiredState(BadInput):
 
 
 class DesiredStateDecides(ClientError):
-    """The server has the models of a desired state, and this call would change them. `remedy` is what to do instead."""
+    """A desired state is in force, and this call would change its models. `remedy` says what to do instead."""
 
     cause = "desired_state"
 
@@ -120,7 +120,7 @@ class DesiredStateDecides(ClientError):
 
 
 class DesiredStateMoved(ClientError):
-    """The document is not the one that the change was made from."""
+    """The document was changed after the one that the change was made from."""
 
     cause = "desired_state"
 
@@ -182,9 +182,9 @@ class MethodNotAllowed(ClientError):
 
 
 class InvalidToken(ClientError):
-    """The request has no key, a wrong one, or one that has expired: which of them it was is not said.
+    """The request has no key, a wrong one, or an expired one; the text does not say which.
 
-    `what` is `Authorization`, or `Authentication` where a new key was asked for, as TorchServe words it.
+    `what` is `Authorization`, or `Authentication` for a call for a new key, in TorchServe's words.
     """
 
     cause = "token"
@@ -194,7 +194,7 @@ class InvalidToken(ClientError):
 
 
 class ManagementClosed(ClientError):
-    """Management is for callers on this machine alone, and this one is elsewhere."""
+    """Management is open only to callers on this machine, and this caller is on another."""
 
     cause = "management_closed"
 
@@ -222,7 +222,7 @@ class VersionNotFound(ClientError):
 
 
 class ArchiveNotFound(ClientError):
-    """No archive can be taken from what the client named."""
+    """There is no archive that can be used under the name or address that the client gave."""
 
 
 class NotInStore(ArchiveNotFound):
@@ -251,7 +251,7 @@ class ArchiveExists(MarserveError):
 
 
 class DownloadFailed(MarserveError):
-    """An archive that may be fetched could not be. `reason` says why, in the sentence itself only with `is_told`."""
+    """An archive could not be fetched. `reason` says why; the client sees it only with `is_told`."""
 
     cause = "download_failed"
 
@@ -315,7 +315,7 @@ class ShadowNotFound(ClientError):
 
 
 class RolloutNotFound(ClientError):
-    """There is, and was, no roll-out of the model that the server remembers."""
+    """The model has no roll-out, and the server remembers none."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -323,13 +323,13 @@ class RolloutNotFound(ClientError):
 
 
 class RolloutUnderWay(ClientError):
-    """The model has a roll-out that this call would disturb, or one that cannot do what is asked as it stands now."""
+    """The model has a roll-out that this call would disturb, or whose state does not allow the call."""
 
     cause = "rollout"
 
 
 class VersionInUse(ClientError):
-    """A version that has a weight or a label cannot go unnoticed."""
+    """A version that has a weight or a label is not unregistered without `force`."""
 
     cause = "version_in_use"
 
@@ -369,7 +369,7 @@ class WorkflowNotFound(ClientError):
 
 
 class WorkflowArchiveNotFound(ArchiveNotFound):
-    """No workflow's archive can be taken from what the client named. `cause` is that of an `ArchiveNotFound`."""
+    """As `ArchiveNotFound`, for a workflow's archive; `cause` is one of its causes."""
 
     def __init__(self, message: str, cause: str | None = NotInStore.cause) -> None:
         self.cause = cause
@@ -393,9 +393,9 @@ class DefaultVersionInUse(ClientError):
 
 
 class Unavailable(MarserveError):
-    """Not now. `retry_after_s` is when trying again may pay, in seconds, or None.
+    """Not now. `retry_after_s` is after how many seconds another try may succeed, or None.
 
-    `retry_spread_s` is how much later clients may be told at most, where each has a moment of its own already.
+    `retry_spread_s` bounds the random delay that a surface adds, if each client has a moment of its own already.
     """
 
     retry_after_s: float | None = None
@@ -405,7 +405,7 @@ class Unavailable(MarserveError):
 class NoWorker(Unavailable):
     """The version has no worker that could ever take the request.
 
-    Its subclasses share TorchServe's one text for all three (its clients match on it); `cause` tells them apart.
+    Its subclasses share TorchServe's text, since its clients match on it; `cause` distinguishes them.
     """
 
     cause = "no_worker"
@@ -419,9 +419,9 @@ class NoWorker(Unavailable):
         death: str = "",
         awaited_device: str = "",
     ) -> None:
-        """`death` is the class of cause by which the last worker ended; without one there is no worker by choice.
+        """`death` is the class of cause of the last worker's end; empty if there is no worker by choice.
 
-        `awaited_device` says which devices are lost that its workers wait for.
+        `awaited_device` says which lost devices its workers wait for.
         """
         self.model, self.version, self.retry_after_s, self.death = model, version, retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
@@ -466,7 +466,7 @@ class SequencesFull(NoWorker):
 
 
 class SequenceGone(NoWorker):
-    """What a worker knew of the sequence is no more: its worker ended, or the sequence did. `cause` says which."""
+    """The sequence's state is gone: its worker ended, or the sequence did. `cause` says which."""
 
     def __init__(self, model: str, cause: str) -> None:
         super().__init__(model)
@@ -486,7 +486,7 @@ class WaitTooLong(Unavailable):
 
 
 class NoDescribeWorker(NoWorker):
-    """The version has no worker that could be asked to describe itself."""
+    """The version has no worker for a describe request."""
 
     def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
         super().__init__(model, version, retry_after_s=retry_after_s)
@@ -496,7 +496,7 @@ class NoDescribeWorker(NoWorker):
 
 
 class NoDescribeRoom(NoDescribeWorker):
-    """All workers are busy, and the queue is full or there is none; `cause` is that of the refusal behind it."""
+    """A describe request was refused since all workers are busy; `cause` is that of the refusal."""
 
     def __init__(self, model: str, cause: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(model, retry_after_s=retry_after_s)
@@ -504,7 +504,7 @@ class NoDescribeRoom(NoDescribeWorker):
 
 
 class CallHangs(Unavailable):
-    """The server stops, and a call into the system that this waits for does not come back. `what` says which."""
+    """The server stops, and a system call that the request waits for does not return. `what` says which."""
 
     cause = "hangs"
 
@@ -523,7 +523,7 @@ class Draining(Unavailable):
 
 
 class RolloutsUnread(Unavailable):
-    """The server starts, and has not read yet which roll-outs it goes on with."""
+    """The server starts, and has not read yet which roll-outs it continues."""
 
     cause = "rollouts_unread"
     retry_after_s = 1.0
@@ -533,7 +533,7 @@ class RolloutsUnread(Unavailable):
 
 
 class DrainedAway(Draining):
-    """The server is stopping, and had accepted this request, and has no more time for it."""
+    """The server is stopping, and has no more time for this request, which it had accepted."""
 
     def __init__(self) -> None:
         Unavailable.__init__(self, "The server is shutting down; the request was not answered in the time it had left.")
@@ -550,7 +550,7 @@ class FingerprintRefused(Unavailable):
 
 
 class NoMemoryNow(Unavailable):
-    """The model is not loaded, and the memory for it did not come free in time: others that are loaded are in use."""
+    """The model is not loaded, and its memory did not come free in time: the loaded models are in use."""
 
     cause = "no_memory"
 
@@ -596,7 +596,7 @@ class RunFailed(MarserveError):
 
 
 class WorkerDied(RunFailed):
-    """The worker ended, or was ended, with the request. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
+    """The worker ended while it had the request. `cause` is a name of `pool.worker_end.cause_of_death.Cause`."""
 
     def __init__(self, cause: str) -> None:
         self.cause = cause
@@ -613,7 +613,7 @@ class OutOfMemory(RunFailed):
 
 
 class HandlerFailed(RunFailed):
-    """The author's code raised, or returned what cannot be an answer.
+    """The author's code raised, or returned something that cannot be an answer.
 
     `code` is the status the contract gives it (503 unless the author chose another); `traceback` is for the log.
     """
@@ -626,7 +626,7 @@ class HandlerFailed(RunFailed):
 
 
 class NodeFailed(RunFailed):
-    """A node of a workflow gave no answer, or one that cannot be used. `cause` is that of what befell it."""
+    """A node of a workflow gave no answer, or one that cannot be used. `cause` is that of the node's error."""
 
     def __init__(self, workflow: str, node: str, cause: str | None = None, text: str | None = None) -> None:
         self.workflow, self.node, self.cause = workflow, node, cause
@@ -648,7 +648,7 @@ class LoadFailed(MarserveError):
 
 
 class SwapFailed(LoadFailed):
-    """A version did not take the place of another, which goes on answering. `why` is for the client, without paths."""
+    """A version did not take another's place, which goes on answering. `why` is for the client, without paths."""
 
     def __init__(self, model: str, version: str, old: str, why: str, *, reason: str = "", cause: str = "") -> None:
         super().__init__(
@@ -658,9 +658,9 @@ class SwapFailed(LoadFailed):
 
 
 class ApplyFailed(MarserveError):
-    """A desired state could not be carried out, and what was begun is undone. `failures` are sentences.
+    """A desired state could not be carried out, and its first steps were undone. `failures` are sentences.
 
-    `is_authors`: what is wrong stands in the document or in an archive, and trying again would not help.
+    `is_authors`: the fault is in the document or in an archive, so that another try would not help.
     """
 
     cause = "desired_state"
@@ -673,8 +673,8 @@ class ApplyFailed(MarserveError):
 class WorkflowFailed(MarserveError):
     """A workflow is not registered, because nodes of it could not be. `failures` are sentences, one a node.
 
-    `is_authors`: what is wrong stands in the archive or in the call, and trying again would not help. `reason` says why
-    workers could not load a node, for the log and for who manages the server.
+    `is_authors`: the fault is in the archive or in the call, so that another try would not help. `reason` says why
+    workers could not load a node, for the log and for operators.
     """
 
     def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
@@ -683,10 +683,10 @@ class WorkflowFailed(MarserveError):
 
 
 class NotEnoughMemory(MarserveError):
-    """A version, or a worker more of it, would not fit beside what stays; nothing was started. Sizes in bytes.
+    """A version, or one more worker of it, would not fit beside what stays; nothing was started. Sizes in bytes.
 
     `source` says how the need is known. `holders` are the versions that stay, as `name version`, largest first, with
-    what they hold; None where that is nothing for who asks (`for_clients`).
+    what they hold; None if clients must not see them (`for_clients`).
     """
 
     cause = "no_memory"
@@ -718,7 +718,7 @@ class NotEnoughMemory(MarserveError):
         return f"{text}{_held_by(self.holders)} {way_out}"
 
     def for_clients(self) -> NotEnoughMemory:
-        """The same for who asks for predictions: without the other models, and without what an operator would do."""
+        """The same for clients of inference: without the other models, and without advice for an operator."""
         return NotEnoughMemory(
             self.model,
             self.version,
@@ -731,10 +731,10 @@ class NotEnoughMemory(MarserveError):
 
 
 class NotEnoughDeviceMemory(NotEnoughMemory):
-    """A worker more of a version fits on none of its devices; nothing was started. Sizes in bytes.
+    """One more worker of a version fits on none of its devices; nothing was started. Sizes in bytes.
 
-    `devices` are those that it may use: number, what could be had of it, and how much it has. `holders` are workers of
-    this server on them, by version; None where that is nothing for who asks.
+    `devices` are those that it may use: number, how much could be had, and how much it has. `holders` are the versions
+    with workers on them; None if clients must not see them.
     """
 
     def __init__(
@@ -776,7 +776,7 @@ class NotEnoughDeviceMemory(NotEnoughMemory):
         )
 
     def for_clients(self) -> NotEnoughDeviceMemory:
-        """The same for who asks for predictions."""
+        """The same for clients of inference."""
         return NotEnoughDeviceMemory(
             self.model,
             self.version,
@@ -806,11 +806,11 @@ class CleanUpTimedOut(MarserveError):
 
 
 class BadArchive(MarserveError):
-    """The archive cannot be used. The message names what is wrong with it."""
+    """The archive cannot be used. The message says what is wrong with it."""
 
 
 class UnsafeArchive(BadArchive):
-    """The archive holds what must not be unpacked or opened; `member` is its name inside the archive."""
+    """The archive holds a member that must not be unpacked or opened; `member` is its name inside the archive."""
 
     def __init__(self, member: str, reason: str) -> None:
         self.member, self.reason = member, reason
@@ -828,7 +828,7 @@ class DependencyFailed(BadArchive):
 
 
 class RequirementsRefused(DependencyFailed):
-    """A requirements file asks for what is not allowed, or cannot be read. The message names the line."""
+    """A requirements file has something that is not allowed, or cannot be read. The message names the line."""
 
     cause = "requirements_refused"
 
@@ -852,11 +852,11 @@ class BadDag(BadWorkflow):
 
 
 class CannotArchive(MarserveError):
-    """No archive can be made of the files that were named. The message names the file or the value."""
+    """No archive can be made of the named files. The message names the file or the value."""
 
 
 class BadSettings(MarserveError):
-    """A setting is wrong. `key` is its name, `source` where it stands (`config.properties, line 14`, `--models`)."""
+    """A setting is wrong. `key` is its name, `source` its place (`config.properties, line 14`, `--models`)."""
 
     def __init__(self, message: str, key: str | None = None, source: str | None = None) -> None:
         self.key, self.source = key, source
@@ -864,11 +864,11 @@ class BadSettings(MarserveError):
 
 
 class InvalidSnapshot(BadSettings):
-    """A snapshot says what cannot be, or names an archive that is not in the store."""
+    """A snapshot that cannot be used, or names an archive that is not in the store."""
 
 
 class BadFrame(MarserveError):
-    """Bytes on the wire that no honest peer sends: wrong version, a length over its bound, no message in it."""
+    """Bytes on the wire that break the protocol: a wrong version, a length over its bound, no message."""
 
 
 def _mib(size_bytes: int) -> str:

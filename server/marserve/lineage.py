@@ -1,9 +1,9 @@
-"""Whose child a process is, though it has left its parent's process group; and ending those whose owner has ended.
+"""Finds processes that have left their owner's process group, and ends those whose owner has ended.
 
-A worker's processes go with its process group. One that left the group (`setsid`, a daemon) is found by what it has
-inherited: the variable `_MARSERVE_LINEAGE` of its environment (`SERVER/TEMPLATE/WORKER`, each a random word), or,
-forked without a new program, the mapping of its worker's page. Neither needs rights that the server has not. What was
-started with an empty environment, and what runs as another user, cannot be told and is not found.
+A worker's processes end with its process group. A process that left the group (`setsid`, a daemon) is found by what it
+has inherited: the variable `_MARSERVE_LINEAGE` of its environment (`SERVER/TEMPLATE/WORKER`, each a random word), and,
+forked without a new program, the mapping of its worker's page. Neither needs further rights. A process that was started
+with an empty environment, or runs as another user, is not found.
 
 Linux only: elsewhere nothing is found. Blocks for some milliseconds, so not for the event loop.
 """
@@ -19,16 +19,16 @@ from pathlib import Path
 
 VARIABLE = "_MARSERVE_LINEAGE"
 _MARK = f"{VARIABLE}=".encode()
-# A process may fork while the others are looked at; what is new is found by looking again.
+# How often processes are searched again, since one may fork during a search.
 _ROUNDS = 10
 _READ_BYTES = 65536
 _END_TIMEOUT_S = 1.0
 
 
 def end_families(lineages: Mapping[str, int]) -> list[int]:
-    """Kill every process of these lineages, and wait for their ends; returns the processes' numbers.
+    """Kill every process of these lineages except this one, and wait for their ends; returns the process ids.
 
-    `lineages` maps each to the inode of its worker's page, 0 for none. This process itself is left out.
+    `lineages` maps each to the inode of its worker's page, 0 for none.
     """
     ended: list[int] = []
     for _ in range(_ROUNDS):
@@ -40,7 +40,7 @@ def end_families(lineages: Mapping[str, int]) -> list[int]:
 
 
 def find_families(lineages: Mapping[str, int]) -> list[int]:
-    """The processes of these lineages, but for this one and those that have ended."""
+    """The living processes of these lineages, without this one."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -64,7 +64,7 @@ def _is_of(pid: int, lineages: Collection[str], inodes: Collection[str]) -> bool
 def _environment(pid: int) -> bytes:
     """A process's environment; empty if it has ended, or is another user's.
 
-    Read for every process of the machine, so by system calls alone: a path and a file object took twice as long again.
+    Read for every process of the machine, so by system calls: with a path and a file object it took far longer.
     """
     pieces = []
     try:
@@ -89,18 +89,18 @@ def _maps(pid: int, inodes: Collection[str]) -> bool:
 
 
 def _kill(pid: int, lineages: Mapping[str, int]) -> bool:
-    """Kill one process, if the number is still that of one of these; False if it had gone."""
+    """Kill one process if the number still belongs to one of these lineages; False if it had gone."""
     try:
         descriptor = os.pidfd_open(pid)
     except (OSError, AttributeError):
         return False
     try:
-        # Held by its descriptor, the process is looked at once more: numbers are used again.
+        # Numbers are used again, so the process is checked once more, now that its descriptor is held.
         if not _is_of(pid, lineages, {str(inode) for inode in lineages.values() if inode}):
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        ended = select.poll()  # select takes no descriptor beyond 1023, and a busy server has more
+        ended = select.poll()  # select takes no descriptor above 1023, and a busy server has more
         ended.register(descriptor, select.POLLIN)
         ended.poll(_END_TIMEOUT_S * 1000)
         return True

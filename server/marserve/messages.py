@@ -1,8 +1,8 @@
-"""What travels: requests and answers, and what server and worker tell each other. No I/O, no clock.
+"""Requests and answers, and the messages between server and worker. No I/O, no clock.
 
 The first half is the data plane: every surface (REST, gRPC, …) turns its encoding into a `Request` and gives the
-`Answer`, or the pieces of a stream, back through a `Receiver`. The second half is the talk between the server process
-and one worker; `wire.py` frames those messages, both ends import this page.
+`Answer`, or the pieces of a stream, back through a `Receiver`. The second half has the messages between the server
+process and one worker; `wire.py` frames them, and both ends import this file.
 
 All times are seconds. `deadline` and `started` are on the monotonic clock, which processes of one machine share.
 """
@@ -25,8 +25,8 @@ _encode = msgspec.msgpack.Encoder().encode
 def pack(message: Any) -> bytes:
     """A message as msgpack.
 
-    Text that UTF-8 cannot say (lone surrogates, which JSON may bring in) travels escaped, as `\\ud800`. Raises
-    TypeError for what no message holds, OverflowError for an integer of more than 64 bits.
+    Text that UTF-8 cannot encode (lone surrogates, which JSON may contain) is escaped, as `\\ud800`. Raises TypeError
+    for a value that no message holds, OverflowError for an integer of more than 64 bits.
     """
     try:
         return _encode(message)
@@ -35,7 +35,7 @@ def pack(message: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """The same value with text that UTF-8 can say, and with plain types where a subclass stood."""
+    """The same value with text that UTF-8 can encode, and with plain types for subclasses."""
     if isinstance(value, str):
         return str.encode(value, "utf-8", "backslashreplace").decode()
     if value is None or isinstance(value, bool | bytes | bytearray):
@@ -61,8 +61,8 @@ def _encodable(value: Any) -> Any:
 class Part(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One named input of a request: a raw body (named `body`), a form field, a file, a query parameter.
 
-    `content_type` is the value's own content type, None where none travels along (form fields without a file name,
-    query parameters, a raw body without one); handlers then see a `bytearray`.
+    `content_type` is the value's own content type, None if there is none (form fields without a file name, query
+    parameters, a raw body without one); handlers then see a `bytearray`.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Request(msgspec.Struct, frozen=True):
     """One inference request, as every surface makes it and as a pool takes it.
 
     `headers` are the client's, names in the case they came in. `server_headers` are the server's additions
-    (`url_path`, `explain`, `describe`), which win over client headers of that spelling. Of two parts of one name the
-    later wins. `deadline` is None where there is none. `names_version`: the client named the version itself.
-    `priority` is 0 (most urgent) to 9, None for the model's own. `is_inner`: it is a part of a request that was
-    accepted before (a node of a workflow), so it is taken while the server drains, and not counted once more.
-    `asked_version` is the version, or the label of one, that the client asks for beside the path; `metadata` is what
-    came with it and no handler sees, where a sticky key is looked for too. `is_rescued`: another version takes it where
-    this one cannot, so it does not wait for a worker that may not come.
+    (`url_path`, `explain`, `describe`), which win over client headers of that spelling. Of two parts with the same name
+    the later one wins. `deadline` is None without one. `names_version`: the client named the version itself. `priority`
+    is 0 (most urgent) to 9, None for the model's own. `is_inner`: it is a part of an accepted request (a node of a
+    workflow), so it is accepted while the server drains, and not counted again. `asked_version` is the version, or a
+    label, that the client asks for beside the path. `metadata` came with the request and is not shown to handlers; a
+    sticky key is looked for there, too. `is_rescued`: another version takes the request if this one cannot, so it does
+    not wait for a worker that may not come.
     """
 
     id: str
@@ -99,10 +99,10 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a handler answered to one request, or one piece of it.
+    """A handler's answer to one request, or one piece of it.
 
-    `headers` are those the handler set, content type included; names and values are checked by the surface.
-    An empty `reason` is an empty reason phrase.
+    `headers` are those that the handler set, content type included; the surface checks names and values. An empty
+    `reason` is an empty reason phrase.
     """
 
     body: bytes | bytearray
@@ -112,9 +112,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Receiver(Protocol):
-    """Who waits for a request's answer. Exactly one of these ends it: `on_answer`, a last `on_piece`, `on_error`.
+    """Takes a request's answer. Exactly one of these calls ends it: `on_answer`, a last `on_piece`, `on_error`.
 
-    All three are called on the event loop and must not block or raise. After the request was cancelled none is called.
+    All three are made on the event loop and must not block or raise. After a cancel no call is made.
     """
 
     def on_answer(self, answer: Answer) -> None:
@@ -128,7 +128,7 @@ class Receiver(Protocol):
 
 
 class Accepted(Protocol):
-    """A request that was taken, for the side that gave it: a pool's job, one that is followed, a workflow's execution.
+    """An accepted request, for the caller: a pool's job, a job that observers follow, a workflow's execution.
 
     All three calls may come at any time, any number of times.
     """
@@ -137,21 +137,21 @@ class Accepted(Protocol):
         """The client has gone: the receiver is not called any more."""
 
     def hold(self) -> None:
-        """The client does not keep up with its stream: have no more of it made."""
+        """The client does not keep up with its stream: have no further pieces made."""
 
     def resume(self) -> None:
         """The client has caught up."""
 
     @property
     def keeps_the_only_worker(self) -> bool:
-        """Whether it was cancelled, and the version's only worker still runs it: what comes after it waits."""
+        """Whether it was cancelled, and the version's only worker still runs it, so that later requests wait."""
 
 
 # ------------------------------------------------------------------------------------------- samples
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One sample input of a model: a file of its archive (a path inside it), or, where that is empty, a body."""
+    """One sample input of a model: a file of its archive (a path inside it), or, if that is empty, a body."""
 
     content_type: str | None = None
     file: str = ""
@@ -159,10 +159,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tolerance(msgspec.Struct, frozen=True, array_like=True):
-    """How far numbers of two answers may be apart and still count as alike; paths in `ignore` are not looked at.
+    """How far numbers of two answers may differ and still count as alike; paths in `ignore` are not compared.
 
-    As `marserve_handlers.batch_check.Tolerance`, which says what a path is. `is_given`: the numbers were chosen; else
-    checks of batches take them from the precision that the model computes in.
+    As `marserve_handlers.batch_check.Tolerance`, which says what a path is. `is_given`: the numbers were configured;
+    else checks of batches derive them from the precision that the model computes in.
     """
 
     relative: float = 1e-3
@@ -173,30 +173,30 @@ class Tolerance(msgspec.Struct, frozen=True, array_like=True):
 
 # ------------------------------------------------------------------------------------------- what fields may be
 
-# A message with other numbers or longer texts than these is refused as it is decoded: a worker may send anything.
+# A message with other numbers or longer texts is refused when it is decoded: a worker may send anything.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Status = Annotated[int, msgspec.Meta(ge=100, le=999)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-# How many sentences for describe a worker's handler may note.
+# How many warnings for describe a worker's handler may give.
 MAX_WARNINGS = 20
 Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
 Message = Annotated[str, msgspec.Meta(max_length=1 << 21)]
 Traceback = Annotated[str, msgspec.Meta(max_length=1 << 17)]
-# A worker adds up what one batch measured, and sends no more values than this at a time.
+# A worker adds up the measurements of one batch, and sends at most so many values at a time.
 MAX_METRIC_VALUES = 10_000
 
-# Modules that are slow to import; a template for models that cannot be forked after loading imports those it saw.
-# onnxruntime is left out: it starts a thread when it is imported (1.31), and then nothing could be forked.
+# Modules that are slow to import. For a model that cannot be forked after loading a template imports those that the
+# model uses. onnxruntime is left out: it starts a thread at its import (1.31), after which no fork would be safe.
 HEAVY_MODULES = ("torch", "transformers", "numpy", "PIL.Image")
 
 # ------------------------------------------------------------------------------------------- server to worker
 
 
 class Rank(msgspec.Struct, frozen=True, array_like=True):
-    """Which of the processes of a worker this one is, where a worker is a group of them (`parallelType`).
+    """This process's place in a worker that is a group of processes (`parallelType`).
 
     `is_mirrored`: every rank makes every call of the handler (`tp`, `pptp`), not rank 0 alone (`pp`). The ranks find
-    each other at `store_port` on loopback, whose listening socket rank 0 was given.
+    each other at `store_port` on loopback; rank 0 has its listening socket.
     """
 
     rank: int
@@ -206,19 +206,18 @@ class Rank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """Load this model. Everything the worker needs; it reads no settings and no archive of its own.
+    """Load this model. It has everything that the worker needs, which reads no settings and no archive itself.
 
-    `manifest` and `model_config` are the archive's documents as `documents.pack` writes them, None where it has none.
+    `manifest` and `model_config` are the archive's documents as `documents.pack` writes them, None if it has none.
     `handler` is the manifest's or the registration's word (`image_classifier`, `h.py`, `h:entry`). `threads` is how
     many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
-    `memory_limit_bytes` is how much the worker may allocate beyond what it was born with, 0 for no limit.
-    `warm_up` are the inputs that each worker runs once before it says that it is ready. `rank` is None but in a group.
-    `import_paths` come before everything else that is imported from; `packages` is the folder of the model's own
-    requirements, behind the archive and before everything installed, empty where there is none.
-    `metrics_file` lists the metrics that a handler may ask for by name; None: the two ready-made ones.
-    `is_continuous`: the handler says of each answer whether more follows. `is_concurrent`: it is called again while it
-    still runs. `cpus` are the processors that the worker is to stay on, none for those that it was started on.
-    `must_use_device`: a model that cannot compute on the device it was given is not loaded.
+    `memory_limit_bytes` is how much the worker may allocate beyond what it holds at its start, 0 for no limit.
+    `warm_up` are the inputs that each worker runs once before it is ready. `rank` is None except in a group.
+    `import_paths` come first on the import path; `packages` is the folder of the model's own requirements, after the
+    archive and before installed packages, empty if there is none. `metrics_file` lists the metrics that a handler may
+    use by name; None: the two ready-made ones. `is_continuous`: the handler says for each answer whether more follows.
+    `is_concurrent`: it is called again while it still runs. `cpus` are the processors that the worker keeps to, empty
+    for no restriction. `must_use_device`: a model that cannot compute on its device is not loaded.
     """
 
     model: str
@@ -249,10 +248,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One request of a batch; the bodies of its parts travel behind the metadata, in order.
+    """One request of a batch; the bodies of its parts follow the metadata, in order.
 
-    `parts` are (name, content type) pairs; none where the worker has the request already, and is called with it again.
-    `head` holds the headers as `pack_head` makes it: they are mostly those of the last request, and few handlers look.
+    `parts` are (name, content type) pairs; empty if the worker has the request already and is called with it again.
+    `head` holds the headers packed by `pack_head`: few handlers read them, and they mostly equal the last request's.
     """
 
     id: str
@@ -287,7 +286,7 @@ def _read_head(head: bytes) -> _Head:
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
-    """Requests to be handled together. `number` counts up from 1 for each worker."""
+    """Requests to be handled together. `number` counts from 1 for each worker."""
 
     number: int
     items: list[Item]
@@ -303,15 +302,15 @@ class Batches(msgspec.Struct, frozen=True, array_like=True, tag="batches"):
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
-    """Run these items alone and in batches and say whether the answers are alike. `number` as for a batch.
+    """Run these items alone and in batches, and report whether the answers are alike. `number` as for a batch.
 
-    Bodies as in `Batch`. With `wanted` they are items of a batch that was answered so (`Result`s, their bodies behind
-    those of the items): each is then run alone and compared with that, and `batch_size` is not used. After `limit_s`
-    seconds no further call of the handler is begun.
+    Bodies as in `Batch`. With `wanted` they are items of a batch that got these answers (`Result`s, their bodies after
+    those of the items): each item is then run alone and compared with its answer, and `batch_size` is not used. After
+    `limit_s` seconds no further call of the handler is begun.
 
     With `answers` there are no items, and `wanted` are pairs of answers to one request each, the primary's and the
-    shadow's: nothing is run, each pair is compared, within the tolerance or by the handler's own `compare`. At most ten
-    pairs: a difference of each is told, its `run` is `answers`, or `failed` where the comparison itself failed.
+    shadow's: nothing is run, and each pair is compared, within the tolerance or by the handler's own `compare`. At most
+    ten pairs: one difference is reported for each, with the `run` `answers`, or `failed` if the comparison failed.
     """
 
     number: int
@@ -326,7 +325,7 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
 class AskLengths(msgspec.Struct, frozen=True, array_like=True, tag="ask_lengths"):
     """Say how long these items are, by the handler's own `length_of`. Bodies as in `Batch`.
 
-    It goes before batch `number`, never alone. After `limit_s` seconds no further item is looked at.
+    It is sent before batch `number`, never alone. After `limit_s` seconds no further length is computed.
     """
 
     number: int
@@ -346,7 +345,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 
 class Preload(msgspec.Struct, frozen=True, array_like=True, tag="preload"):
-    """To a template that loads no model: import these modules, then forking workers that load for themselves."""
+    """To a template that loads no model: import these modules; workers that are forked load for themselves."""
 
     modules: list[str]
 
@@ -354,7 +353,7 @@ class Preload(msgspec.Struct, frozen=True, array_like=True, tag="preload"):
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
     """To a template: fork a worker; its descriptors come along as ancillary data (wire, stdout, stderr, page).
 
-    `more` further ones follow for a rank of a group. `lineage` is what the worker's own processes are told by.
+    `more` further ones follow for a rank of a group. `lineage` marks the worker's own processes (`lineage.py`).
     """
 
     worker_id: str
@@ -368,7 +367,7 @@ class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The worker is up and can be told to load."""
+    """The worker is up and waits for its order to load."""
 
     pid: int
     python: str
@@ -377,10 +376,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     """The model is loaded and the worker waits for batches. `warnings` are sentences for describe.
 
-    `warm_up_s` is how long the warm-up inputs took, 0 where there are none. `has_length_of`: the handler can be asked
-    how long an item is (`AskLengths`). `device_bytes` is the most that the runtime had taken of a device by then, 0
-    where it used none, or cannot say. `computes_on` is what the model runs on, empty where its handler does not say.
-    `warm_up_failure` is the one of `warnings` about the first warm-up inputs that were not answered, else empty.
+    `warm_up_s` is how long the warm-up inputs took, 0 without any. `has_length_of`: the handler can be asked how long
+    an item is (`AskLengths`). `device_bytes` is the most that the runtime has taken of a device so far, 0 if it used
+    none or cannot say. `computes_on` is what the model runs on, empty if its handler does not say. `warm_up_failure` is
+    the one of `warnings` about the first warm-up inputs that were not answered, else empty.
     """
 
     seconds: Seconds
@@ -401,9 +400,9 @@ class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
 
 
 class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):
-    """From a template: the model is loaded and forking is safe, or `refusals` says why not (empty: safe).
+    """From a template: the model is loaded. `refusals` are the reasons against forking it (empty: it is safe).
 
-    `preload` names the heavy modules the model's code brought in, for a template that only imports.
+    `preload` names the heavy modules that the model's code imported, for a template that only imports.
     """
 
     seconds: Seconds
@@ -412,7 +411,7 @@ class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):
 
 
 class Forked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
-    """From a template: the process id of the worker that was asked for by this id; 0 if the system would not fork."""
+    """From a template: the process id of the worker that was ordered under this id; 0 if the system would not fork."""
 
     worker_id: str
     pid: int
@@ -426,7 +425,7 @@ class Exited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """How one item of a batch ended; its body travels behind the metadata.
+    """How one item of a batch ended; its body follows the metadata.
 
     `error` is None for an answer. Otherwise it is a kind of `marserve_handlers.errors`: `handler`, `prediction`,
     `memory`, `expired`, `cancelled`, `too_large`, `bad_header`; `reason` is then the message for the client and
@@ -448,7 +447,7 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag="results"):
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
-    """The end of a batch whose handler raised, or returned what cannot be cut into answers, for all its items.
+    """The end of a batch whose handler raised for all its items, or did not return one answer for each.
 
     `kind` as in `Result.error`; `message` and `code` are for the client; `traceback` for the log only.
     """
@@ -462,7 +461,7 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
-    """One piece of a stream for each item of a running batch; bodies travel behind the metadata."""
+    """One piece of a stream for each item of a running batch; the bodies follow the metadata."""
 
     number: int
     results: list[Result]
@@ -471,8 +470,9 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     """The end of a `Check`: as `marserve_handlers.batch_check.Verdict`, bounded in size.
 
-    `differences` are (run, item, path, seen, wanted) of the first ones of `found`; `compared` counts compared answers.
-    `relative` and `absolute` are the bound that was used, `basis` what it was taken from; empty where nothing was run.
+    `differences` are (run, item, path, seen, wanted) for the first of `found`; `compared` counts compared answers.
+    `relative` and `absolute` are the bound that was used, `basis` says what it was derived from; empty if nothing was
+    run.
     """
 
     number: int
@@ -490,9 +490,10 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
 
 
 class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):
-    """The answer to `AskLengths`, before that of the batch behind it; `seconds` is the time inside the author's code.
+    """The answer to `AskLengths`, before the answer to its batch; `seconds` is the time inside the author's code.
 
-    One length an item, in order; fewer when the time was up. -1: the handler raised, or said no whole number from 0 on.
+    One length an item, in order; fewer if the time was up. -1: the handler raised, or did not return a whole number
+    from 0 on.
     """
 
     number: int
@@ -501,7 +502,7 @@ class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):
 
 
 class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step"):
-    """From a rank of a group: the ranks did not end a call of the handler alike, so the group is not to be trusted.
+    """From a rank of a group: the ranks did not end a call of the handler alike, so the group must be ended.
 
     `traceback` is that of the rank that raised.
     """
@@ -511,10 +512,9 @@ class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step")
 
 
 class DeviceLost(msgspec.Struct, frozen=True, array_like=True, tag="device_lost"):
-    """The worker's device answers its process no more, and the worker ends: nothing that it had begun is answered.
+    """The device is lost to the worker, which ends without answers to the batches that it had begun.
 
-    `number` is the batch whose failure showed it, 0 where none ran. `traceback` is that of the failure, empty where
-    there is none.
+    `number` is the batch whose failure showed it, 0 if none ran. `traceback` is that of the failure, empty without one.
     """
 
     number: int
@@ -523,13 +523,13 @@ class DeviceLost(msgspec.Struct, frozen=True, array_like=True, tag="device_lost"
 
 
 class Warned(msgspec.Struct, frozen=True, array_like=True, tag="warned"):
-    """Sentences for describe that a handler noted after its load, as when the first batch could not be compiled."""
+    """Warnings for describe that a handler gave after its load, as when the first batch could not be compiled."""
 
     warnings: Annotated[list[Sentence], msgspec.Meta(max_length=MAX_WARNINGS)]
 
 
 class DevicePeak(msgspec.Struct, frozen=True, array_like=True, tag="device_peak"):
-    """After a batch that was larger than any before: what the runtime has taken of a device at most, in bytes."""
+    """After a batch that was larger than any before: the most that the runtime has taken of a device, in bytes."""
 
     device_bytes: Count
 
@@ -546,9 +546,9 @@ class Metric(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
-    """Custom metrics of a batch, or of loading: before the message that ends it, and at most once.
+    """Custom metrics of a batch, or of the load; sent before the message that ends it, and at most once.
 
-    `dropped` counts values that the worker could not take.
+    `dropped` counts values that the worker could not send.
     """
 
     values: Annotated[list[Metric], msgspec.Meta(max_length=MAX_METRIC_VALUES)]
@@ -579,9 +579,9 @@ ToServer = (
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True, tag="share"):
-    """From rank 0 to the others: the items that the next calls are made of; bodies as in `Batch`.
+    """From rank 0 to the others: the items of the next calls; bodies as in `Batch`.
 
-    `is_once`: one call is made, which may have the bodies themselves.
+    `is_once`: only one call is made, so that it may use the bodies without a copy.
     """
 
     items: list[Item]
@@ -589,7 +589,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True, tag="share"):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """From rank 0 to the others: call the handler with these of the shared items. `number` counts up from 1."""
+    """From rank 0 to the others: call the handler with these of the shared items. `number` counts from 1."""
 
     number: int
     chosen: list[int]
@@ -605,7 +605,7 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="call_ended"):
 class AskDevice(msgspec.Struct, frozen=True, array_like=True, tag="ask_device"):
     """From rank 0 to a rank that makes no calls of its own (`pp`): is your device lost? A batch has failed.
 
-    `wait`: for its work, so that an error of a kernel that still runs is seen. `number` counts up from 1.
+    `wait`: wait for the device's work, so that an error of a running kernel is seen. `number` counts from 1.
     """
 
     number: int
@@ -613,7 +613,7 @@ class AskDevice(msgspec.Struct, frozen=True, array_like=True, tag="ask_device"):
 
 
 class DeviceTold(msgspec.Struct, frozen=True, array_like=True, tag="device_told"):
-    """The answer to rank 0. A rank whose device is lost has told the server before."""
+    """The answer to `AskDevice`. A rank whose device is lost has reported that to the server before."""
 
     number: int
     is_lost: bool

@@ -1,13 +1,12 @@
 """What Python packages may add to a server, and how they are found: endpoints, a place for snapshots, and notices.
 
-A package names what it brings as entry points (`pyproject.toml`, `[project.entry-points]`) of three groups:
+A package declares entry points (`pyproject.toml`, `[project.entry-points]`) of three groups:
 
     marserve.endpoints    a callable without parameters, often a class, that gives an `Endpoint`
     marserve.snapshots    the same for a `SnapshotStore`
     marserve.preemption   the same for a `PreemptionNotice`
 
-Whoever installs such a package beside the server has its code run in the server. Knows no server: `app` builds what
-uses these.
+The code of an installed package runs in the server. Knows no server: `app` builds the parts that use these.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class EndpointAnswer:
 class Endpoint(Protocol):
     """A route of its own: `/{pattern}` and all below it, for GET, PUT, POST and DELETE.
 
-    `listener` says which address has it, and `access` whose key it needs where tokens are on (`open`: none; a listener
-    that is both addresses at once has it once).
+    `listener` says which address serves it, `access` which key it needs if tokens are on (`open`: none). If both
+    addresses are one listener, it is served once.
     """
 
     pattern: str
@@ -94,12 +93,12 @@ class Endpoint(Protocol):
 
     def answer(self, call: EndpointCall) -> Awaitable[EndpointAnswer] | EndpointAnswer:
         """Answer one request. A coroutine runs on the server's event loop and must not block it; a plain function
-        runs in a thread. What it raises is logged, and answered with 500.
+        runs in a thread. An exception is logged, and answered with 500.
         """
 
 
 class SnapshotStore(Protocol):
-    """Where snapshots are kept in place of `logs/config`. `where` names it in the log.
+    """A place for snapshots instead of `logs/config`. `where` names it in the log.
 
     A name sorts by time: `20260131134453034-snapshot.cfg`. Both methods block, and raise OSError when they cannot.
     """
@@ -107,35 +106,36 @@ class SnapshotStore(Protocol):
     where: str
 
     def save(self, name: str, text: bytes) -> None:
-        """Keep a snapshot, complete or not at all. Raises FileExistsError for a name that is taken."""
+        """Keep a snapshot, whole or not at all. Raises FileExistsError for a name that is taken."""
 
     def newest(self) -> tuple[str, bytes] | None:
-        """The snapshot with the latest name, and that name; None where there is none."""
+        """The snapshot with the latest name, and that name; None without a snapshot."""
 
 
 class PreemptionNotice(Protocol):
-    """Whether this machine is to be taken away, as a cloud's metadata address tells. `where` names it in the log."""
+    """Whether this machine will be taken away, as a cloud's metadata address says. `where` names it in the log."""
 
     where: str
 
     def notice(self) -> str | None:
-        """What was announced, in a few words; None while nothing was. Asked every `preemption_interval` seconds, in a
-        thread of its own; it may block, and what it raises is logged, and it is asked again.
+        """What was announced, in a few words; None while nothing was. Called every `preemption_interval` seconds in a
+        thread of its own. It may block; an exception is logged, and it is called again.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledEndpoint:
-    """An endpoint, and what brought it: the entry point's name and its distribution."""
+    """An endpoint, and its origin: the entry point's name and its distribution."""
 
     endpoint: Endpoint
     origin: str
 
 
 def find_endpoints() -> list[InstalledEndpoint]:
-    """Every endpoint that installed packages bring, in order of their entry points' names.
+    """All endpoints of installed packages, in order of their entry points' names.
 
-    Raises BadSettings for one that cannot be loaded or is none, and for two with one pattern on one listener.
+    Raises BadSettings for one that cannot be loaded or is not an `Endpoint`, and for two with the same pattern on one
+    listener.
     """
     found: list[InstalledEndpoint] = []
     for point in _points(ENDPOINTS):
@@ -152,9 +152,9 @@ def find_endpoints() -> list[InstalledEndpoint]:
 
 
 def find_snapshot_store() -> SnapshotStore | None:
-    """The place for snapshots that an installed package brings, None for none.
+    """The place for snapshots of an installed package; None without such a package.
 
-    Raises BadSettings for one that cannot be loaded or is none, and where there are two.
+    Raises BadSettings for one that cannot be loaded or is not a `SnapshotStore`, and for several.
     """
     points = _points(SNAPSHOTS)
     if not points:
@@ -170,9 +170,9 @@ def find_snapshot_store() -> SnapshotStore | None:
 
 
 def find_preemption_notices() -> list[PreemptionNotice]:
-    """Who may know that this machine goes, of all installed packages, in order of their entry points' names.
+    """The notices of installed packages that this machine goes, in order of their entry points' names.
 
-    Raises BadSettings for one that cannot be loaded or is none.
+    Raises BadSettings for one that cannot be loaded or is not a `PreemptionNotice`.
     """
     found: list[PreemptionNotice] = []
     for point in _points(PREEMPTION):
@@ -184,7 +184,7 @@ def find_preemption_notices() -> list[PreemptionNotice]:
 
 
 def _points(group: str) -> list[EntryPoint]:
-    # One distribution may be found twice, in a folder and in an overlay of it: the first counts, as for imports.
+    # A distribution may be found twice, in a folder and in an overlay of it: the first one counts, as for imports.
     by_identity: dict[tuple[str, str], EntryPoint] = {}
     for point in entry_points(group=group):
         by_identity.setdefault((_distribution(point), point.name), point)
@@ -203,7 +203,7 @@ def _make(point: EntryPoint) -> Any:
     try:
         return point.load()()
     except Exception as error:
-        # A border: whatever a package raises when it is loaded, the operator reads which one it was.
+        # A package may raise anything when it is loaded: the operator gets its name.
         raise BadSettings(
             f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall it"
         ) from error

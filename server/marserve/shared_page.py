@@ -1,21 +1,22 @@
-"""The page that a worker and the server share: what a blocked worker can neither say nor hear.
+"""The page of memory that a worker and the server share, for news while the worker is blocked in a batch.
 
 The worker writes which batch it runs and since when; the server writes which items were cancelled. Every field is one
-aligned 8-byte word, written by one side only, so no lock is needed. Knows no processes: who maps the page passes it in.
+aligned 8-byte word, written by one side only, so no lock is needed. Knows no processes: the caller passes the mapped
+descriptor in.
 
-A worker may write any number anywhere in its page, so the server takes what it reads for a claim. What a worker cannot
-do is change the size of the memory: without seals, a handler that truncates the descriptor would make the server's next
-look at the page a SIGBUS, which ends the server.
+A worker may write any number anywhere in its page, so the server trusts none of them. But a worker cannot change the
+size of the memory: without seals a handler that truncates the descriptor would make the server's next look at the page
+a SIGBUS, which ends the server.
 
     word  written by
     0     worker     number of the batch being run, 0 between batches
     1     worker     when it began, seconds on the monotonic clock (a double)
     2     worker     batches finished
-    3     agent      how far the server's monotonic clock is ahead of this machine's, seconds (a double); 0 on its own
+    3     agent      how far the server's monotonic clock is ahead of this machine's, seconds (a double); 0 if the same
     8…    server     16 slots of 17 words: a batch number, then one bit an item (the first 1,024)
-    280   rank 0     in a group of ranks: the number of the handler's call that the next two words are about
-    281   rank 0     how often the handler has asked in it whether an item is cancelled
-    282…  rank 0     for each of the first 230 items: which of these questions was the first to be told yes, 0 for none
+    280   rank 0     in a group of ranks: the number of the handler's call that the next words belong to
+    281   rank 0     how often the handler has asked in that call whether an item is cancelled
+    282…  rank 0     for each of the first 230 items: the first of these questions with the answer yes, 0 without one
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ MAX_CANCEL_INDEX = (SLOT_WORDS - 1) * 64
 def create_page() -> int:
     """A descriptor of a fresh page of zeros, closed on exec unless passed on. The caller owns it.
 
-    On Linux its size is sealed for good. Raises OSError where the system has no descriptors left, or cannot seal.
+    On Linux its size is sealed for good. Raises OSError if the system has no descriptors left, or cannot seal.
     """
     if not hasattr(os, "memfd_create"):  # macOS: an unlinked file does the same, but has no seals
-        import tempfile  # for a quicker start elsewhere
+        import tempfile  # here for a quicker start on Linux
 
         descriptor, path = tempfile.mkstemp(prefix="marserve-page-")
         os.unlink(path)
@@ -81,12 +82,12 @@ class Page:
         self._words[2] += 1
 
     def count_finished(self) -> None:
-        """A batch has ended, while others run: of those `running` says the number that began last."""
+        """A batch has ended while others run; `running` keeps the number of the batch that began last."""
         self._words[2] += 1
 
     @property
     def clock_ahead_s(self) -> float:
-        """What to add to this machine's monotonic clock for the server's, seconds: 0 where they are one machine."""
+        """What to add to this machine's monotonic clock to get the server's, in seconds; 0 on the server's machine."""
         return self._doubles[3]
 
     def is_cancelled(self, number: int, index: int) -> bool:
@@ -105,7 +106,7 @@ class Page:
     # ------------------------------------------------------------------------------------- between ranks
 
     def begin_call(self, number: int) -> None:
-        """Rank 0 begins a call of the handler, in which nobody has asked for cancels yet."""
+        """Rank 0 begins a call of the handler: clear the questions of the call before."""
         self._words[CALL] = 0
         if self._words[QUESTIONS]:
             self._words[QUESTIONS] = 0
@@ -114,9 +115,9 @@ class Page:
         self._words[CALL] = number
 
     def note_answer(self, index: int, is_cancelled: bool) -> bool:
-        """Rank 0's handler asked whether item `index` is cancelled. Returns what all ranks are told.
+        """Note the answer to a question of rank 0's handler: is item `index` cancelled? Returns it, for all ranks.
 
-        Items beyond the page's room are never told to be cancelled.
+        For items beyond the page's room the answer is always no.
         """
         word = FIRST_YES + index
         is_told = is_cancelled and word < PAGE_BYTES // 8
@@ -127,9 +128,9 @@ class Page:
         return is_told
 
     def answer_of(self, number: int, question: int, index: int) -> bool | None:
-        """What rank 0's handler was told to its question of that number (from 1) in a call; None if it is still to ask.
+        """The answer to the question of that number (from 1) in a call of rank 0's handler; None before it was asked.
 
-        A cancelled item stays so, so that the first yes says all.
+        A cancelled item stays cancelled, so the first yes answers all later questions.
         """
         if self._words[CALL] != number or self._words[QUESTIONS] < question:
             return None
@@ -150,13 +151,13 @@ class Page:
         return self._words[2]
 
     def mirror(self, running: int, began: float, finished: int) -> None:
-        """What a worker on another machine has on its own page; `began` on this machine's clock."""
+        """Copy the state of a worker on another machine; `began` is on this machine's clock."""
         self._doubles[1] = began
         self._words[0] = running
         self._words[2] = finished
 
     def set_clock_ahead(self, seconds: float) -> None:
-        """Tell a worker on another machine than the server's how far that one's monotonic clock is ahead."""
+        """Write how far the server's monotonic clock is ahead, for a worker on another machine."""
         self._doubles[3] = seconds
 
     def cancel(self, number: int, index: int) -> None:

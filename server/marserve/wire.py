@@ -12,8 +12,8 @@ A frame, all integers little-endian:
     ...     m     metadata: one message of `messages.py` as msgpack
     ...     b     the bodies, raw, one after the other
 
-Bodies are never looked at and never re-encoded. Every length is checked against its bound before anything is kept, so
-that a peer gone wrong costs its connection and nothing else: whoever reads gets `BadFrame` and closes.
+Bodies are neither read nor encoded again. Every length is checked against its bound before anything is kept, so that a
+broken peer costs its connection only: the reader gets `BadFrame` and closes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ MAX_METADATA_BYTES_OF_TEMPLATE = 4 * 1024 * 1024
 
 # Below this a frame is joined and written in one piece; above, its bodies are written where they lie.
 JOIN_BELOW_BYTES = 64 * 1024
-# Of a body that a worker announces so much is allocated before its bytes are there. Above it the body grows with what
-# comes: a head alone costs no memory, and glibc moves blocks of this size (`allocator.BY_SERVER`) without copying them.
-# A worker believes its server and allocates all at once: there a block that grows may be copied, and is held twice.
+# How much of a body is allocated before its bytes have come. Beyond it the body grows with its bytes: a head alone
+# costs no memory, and glibc moves blocks of this size (`allocator.BY_SERVER`) without a copy. A worker trusts the
+# server and allocates everything at once: there a growing block may be copied, and is held twice then.
 ALLOCATED_AHEAD_BYTES = 4 * 1024 * 1024
 
 
 class _Lengths(dict[int, struct.Struct]):
-    """How the lengths of so many bodies are written; batches are mostly of a few sizes."""
+    """The format for the lengths of so many bodies, kept since batches mostly have a few sizes."""
 
     def __missing__(self, count: int) -> struct.Struct:
         made = struct.Struct(f"<{count}I")
@@ -67,8 +67,8 @@ Body = bytes | bytearray
 def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> list[bytes | bytearray | memoryview]:
     """Frame one message with its bodies: a list of buffers, to be written in order.
 
-    Small frames are one buffer (one write is cheaper than a copy is dear). Raises ValueError for a body of 4 GiB or
-    more, which the format cannot say, and for more than a peer would take; TypeError and OverflowError as `pack`.
+    Small frames are one buffer: a copy costs less than a second write. Raises ValueError for a body of 4 GiB or more,
+    which the format cannot express, and for more than a peer would accept; TypeError and OverflowError as `pack`.
     """
     metadata = pack(message)
     if len(metadata) > MAX_METADATA_BYTES:
@@ -89,7 +89,7 @@ def encode(message: Any, bodies: Sequence[bytes | bytearray | memoryview] = ()) 
 
 
 class Decoder(Generic[M]):
-    """Fed bytes as they come, gives whole messages with their bodies.
+    """Takes bytes as they come, and gives complete messages with their bodies.
 
     `types` is the union of messages that may come from this peer; `make` turns a memoryview into a body
     (`bytes` or `bytearray`). Bounds are those of this module unless given.
@@ -121,7 +121,7 @@ class Decoder(Generic[M]):
     def feed(self, data: bytes) -> list[tuple[M, list[Body]]]:
         """Take more bytes and return the messages that are now complete, oldest first.
 
-        Raises BadFrame; after that the decoder is of no use and the connection must be closed.
+        Raises BadFrame; after that the decoder cannot be used, and the connection must be closed.
         """
         messages: list[tuple[M, list[Body]]] = []
         filling = self._filling
@@ -162,7 +162,7 @@ class Decoder(Generic[M]):
         return messages
 
     def _cut(self, view: memoryview, at: int, end: int) -> tuple[M, list[Body], int] | None:
-        """One frame that begins at `at`, and where the next begins; None while it is not whole."""
+        """The frame that begins at `at`, and where the next begins; None while it is incomplete."""
         magic, version, metadata_bytes, count, total = HEADER.unpack_from(view, at)
         if magic != MAGIC:
             raise BadFrame(f"a frame begins with {magic!r}, not {MAGIC!r}")
@@ -197,18 +197,18 @@ class Decoder(Generic[M]):
         return message, bodies, body_at
 
     def forget(self) -> None:
-        """Give back what is kept of an unfinished frame: the connection has ended."""
+        """Drop what is kept of an incomplete frame: the connection has ended."""
         self._kept = bytearray()
         self._filling = None
 
     @property
     def is_between_frames(self) -> bool:
-        """Nothing of an unfinished frame is kept: the peer may close here."""
+        """Whether nothing of an incomplete frame is kept: the peer may close here."""
         return not self._kept and self._filling is None
 
 
 class _Filling(Generic[M]):
-    """A large frame whose bodies are on their way."""
+    """A large frame whose bodies are still coming."""
 
     def __init__(self, message: M, lengths: Sequence[int], allocated_ahead_bytes: int) -> None:
         self.message = message
@@ -261,10 +261,10 @@ def template_decoder() -> Decoder[ToServer]:
 
 
 def worker_decoder() -> Decoder[ToWorker]:
-    """A decoder for the worker's end: messages from the server, bodies as `bytearray` (what handlers are given)."""
+    """A decoder for the worker's end: messages from the server, bodies as `bytearray`, as handlers get them."""
     return Decoder(ToWorker, bytearray, allocated_ahead_bytes=MAX_BODY_BYTES)
 
 
 def rank_decoder() -> Decoder[ToRank]:
-    """A decoder for what the ranks of a group tell each other, bodies as `bytearray`."""
+    """A decoder for messages between the ranks of a group, bodies as `bytearray`."""
     return Decoder(ToRank, bytearray)
