@@ -1,19 +1,19 @@
 """The command lines: `marserve`, `torchserve`, `torch-model-archiver`. One file a command.
 
     models/       one model: register, scale, infer, …
-    changes/      many models, and what is shared out: apply, rollout, traffic, …
+    changes/      many models at once, and the split of requests: apply, rollout, traffic, …
     local/        without a server: archive, fetch, version
     server/       start, stop, status
     torchserve/   TorchServe's command lines, and `migrate`
-    platforms/    what containers start and ask
+    platforms/    what containers start, and their health check
     progress/     what is shown while a command waits
     container     the name by which images call `platforms/container.py`
     healthcheck   the name by which they call `platforms/healthcheck.py`
     command_list  all commands, in the order of `--help`
 
-Beside them is what commands share: `remote` and `credentials` (the server), `options`, `words` and `typed_settings`
-(what was typed), `output`, `versions` and `dry_run` (what is shown), `manual`, `source_date`. Ctrl-C ends each with
-status 130 and without a traceback; this file sees to that before other imports, and itself imports next to nothing.
+Commands share `remote` and `credentials` (the server), `options`, `words` and `typed_settings` (what was typed),
+`output`, `versions` and `dry_run` (what is shown), `manual` and `source_date`. Ctrl-C ends each command with status 130
+and without a traceback. This file sets that up before other imports, so it imports next to nothing itself.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 INTERRUPTED_STATUS = 130
-# What `sys.argv` begins with while a command is imported: the script's name, and `-m` for `python -m marserve.cli…`.
+# The first word of `sys.argv` while a command is imported: the script's name, or `-m` for `python -m marserve.cli…`.
 PROGRAMS = ("-m", "marserve", "torchserve", "torch-model-archiver", "torch-workflow-archiver")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once. An exception would be printed by whatever import it falls into, and may be lost there."""
+    """End at once. An exception inside an import might be lost, or printed with a traceback."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -43,7 +43,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED_STATUS)
 
 
-# Python leaves the signal ignored where the shell has it so, for a job in the background; then it stays so.
+# A shell ignores the signal for a job in the background, and Python leaves it so; then it stays ignored.
 if os.path.basename(sys.argv[0] if sys.argv else "") in PROGRAMS and (
     signal.getsignal(signal.SIGINT) is signal.default_int_handler
 ):
@@ -58,10 +58,10 @@ def main() -> None:
     if sys.argv[1:2] == ["--version"]:
         print(f"marserve {__version__}")
         sys.exit(0)
-    # Inside, so that the other two command lines do not load what this one draws tables with.
+    # Late, so that the other command lines do not load what this one draws tables with.
     from marserve.cli.command_list import COMMANDS, build_commands
 
-    # One that is not the first word (a wrong one) needs all of them.
+    # If the first word is no command, all of them are needed for the error.
     asked = [word for word in sys.argv[1:2] or _words_to_complete() if word in COMMANDS]
     is_help = sys.argv[1:] in ([], ["--help"]) and "_MARSERVE_COMPLETE" not in os.environ
     command = build_commands(asked or COMMANDS, are_listed_only=is_help)
@@ -70,9 +70,9 @@ def main() -> None:
 
 
 def _words_to_complete() -> list[str]:
-    """The command that a shell asks completions for: Tab is to answer before all commands are imported.
+    """The command that a shell asks completions for, so that Tab answers without importing all commands.
 
-    Any one where the shell asks for its script alone; empty where the command itself is not typed to its end.
+    Some command if the shell asks only for its completion script; empty if the command is still being typed.
     """
     asked = os.environ.get("_MARSERVE_COMPLETE", "")
     if asked.startswith("source_"):
@@ -86,9 +86,9 @@ def _words_to_complete() -> list[str]:
 
 
 class Interruptible:
-    """Lets Ctrl-C raise KeyboardInterrupt in a block that has to say or undo something; what leaves it is status 130.
+    """Lets Ctrl-C raise KeyboardInterrupt in a block that must catch it. If the block does not, the status is 130.
 
-    Does nothing in a process that is not a command: there the signal is not this package's.
+    Does nothing in a process that is no command: this package did not set the signal there.
     """
 
     def __enter__(self) -> None:
@@ -113,7 +113,7 @@ class Interruptible:
 
 
 def _leave_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
-    """Ctrl-C in a place that swallows exceptions (a weak reference's callback, a destructor) is not lost."""
+    """End on Ctrl-C where Python swallows exceptions: in a weak reference's callback or a destructor."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)
     sys.__unraisablehook__(unraisable)

@@ -13,7 +13,7 @@ import typer
 import marserve
 from marserve.cli.words import Command
 
-# Each command, and the module that has it. A server starts sooner without what the other commands import.
+# Each command and its module. Only the module of the called command is imported, so that a server starts sooner.
 COMMANDS = {
     "start": "server.start",
     "stop": "server.stop",
@@ -44,9 +44,9 @@ COMMANDS = {
 
 
 def build_commands(names: Iterable[str] = COMMANDS, *, are_listed_only: bool = False) -> typer.Typer:
-    """`marserve` with these commands, all if not given; only their modules are imported.
+    """`marserve` with these commands, by default all; only their modules are imported.
 
-    With `are_listed_only` none is: the commands have their docstrings, and cannot be run.
+    With `are_listed_only` no module is imported: the commands have their docstrings, and cannot be run.
     """
     made = typer.Typer(
         name="marserve",
@@ -68,7 +68,7 @@ def _imported(module: str, name: str) -> Callable[..., object]:
 
 
 def _listed(module: str, name: str) -> Callable[..., object]:
-    """A function with the docstring of the one in the module's source, or that one where there is no source."""
+    """A function with the docstring of the command in the module's source; the command itself if there is no source."""
     spec = find_spec(module)
     source = getattr(spec.loader, "get_source", lambda module: None)(module) if spec is not None else None
     if source is None:

@@ -1,7 +1,7 @@
-"""The key that a command sends: the one in `MARSERVE_TOKEN`, else, to a server on this machine, that of its key file;
-and whose certificate it believes.
+"""The key that a command sends, and the certificate that it trusts.
 
-Knows the shape of `key_file.json`. The file is read for every request, because keys are renewed while commands wait.
+The key is that of `MARSERVE_TOKEN`, else, for a server on this machine, that of its key file. The file
+`key_file.json` is read for every request, because keys are renewed while commands wait.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KEY_FILE = "key_file.json"
 
 
 class Credentials(httpx.Auth):
-    """Adds `Authorization` to requests where there is a key for an API of this kind.
+    """Adds `Authorization` to requests, if there is a key for an API of this kind.
 
-    `key_file` None is that of this folder's settings. A server elsewhere (not `is_local`) gets a key from the variable
-    only: a file of this folder says nothing about it, and must not be shown to it.
+    `key_file` is by default that of this folder's settings. A server on another machine (not `is_local`) only gets the
+    key of the variable: a key of this folder's file is not for it.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class Credentials(httpx.Auth):
 
 
 def local_trust(settings: Settings | None = None) -> ssl.SSLContext:
-    """Whom a command trusts at an https address of this machine: the very certificate that the settings (None: this
-    folder's) name, whatever host it is for; where they name none for their https addresses, any certificate, as at an
-    http address, because the server makes one up at its start; without settings, who the system trusts.
+    """What a command trusts at an https address of this machine.
+
+    That is exactly the certificate that the settings (None: this folder's) name, whatever its host. If they have https
+    addresses and name no certificate, it is any: the server makes one at its start. Else it is what the system trusts.
     """
     if settings is None:
         with contextlib.suppress(BadSettings):
@@ -66,7 +67,7 @@ def local_trust(settings: Settings | None = None) -> ssl.SSLContext:
     trust = ssl.create_default_context()
     if settings is None:
         return trust
-    with contextlib.suppress(OSError, BadSettings):  # what is wrong with it the server says at its start
+    with contextlib.suppress(OSError, BadSettings):  # the server reports a bad certificate at its start
         if settings.keystore is not None:
             named = read_keystore(settings.keystore, settings.keystore_pass, settings.keystore_type).chain_pem
         elif settings.certificate_file is not None:
@@ -87,5 +88,5 @@ def local_trust(settings: Settings | None = None) -> ssl.SSLContext:
 def _configured_file() -> Path:
     try:
         return load_as_typed({}).token_file
-    except BadSettings:  # an address was given, so nothing else of them counts
+    except BadSettings:  # an address was given, so a command works without them
         return Path(KEY_FILE)

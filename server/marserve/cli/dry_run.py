@@ -1,7 +1,6 @@
-"""Dry runs: how a command that changes something asks what would be, and shows it.
+"""Dry runs: a command that changes something asks the server what would change, and shows it.
 
-Knows what a server says of a dry run of its own. A server that does not know dry runs of a call would make it, so it is
-asked first whether it does.
+A server without dry runs would carry out the call. So it is first asked whether it has them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def as_dry(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def query(is_dry: bool) -> dict[str, str]:
-    """The parameters of a call that has dry runs in every server that has the call."""
+    """The parameters of a call that every server which has the call can dry-run."""
     return dict(DRY) if is_dry else {}
 
 
@@ -44,7 +43,7 @@ def rehearse(
     title: str = "Looking what would be",
     timeout_s: float | None = QUICK_S,
 ) -> None:
-    """Have the server say what a call would do, and show it. Raises CommandFailed where the call would fail."""
+    """Send a call as a dry run and show the answer. Raises CommandFailed if the call would fail."""
     _insist_on_dry_runs(server)
     asked = {**(parameters or {}), **DRY}
     told = while_showing(lambda: server.order(method, path, asked, timeout_s=timeout_s), look, output, title)
@@ -54,7 +53,7 @@ def rehearse(
 
 
 def lines_of(told: Mapping[str, Any]) -> list[str | Table]:
-    """What would be, for a person: the sentence, what is and what would be, memory, and what else there is to say."""
+    """A dry run's answer for a person: a sentence, a table of values now and then, memory, notes."""
     before, after = told.get("before") or {}, told.get("after") or {}
     rows = [
         [_words(name), _shown(before.get(name)), _shown(value)]
@@ -68,7 +67,7 @@ def lines_of(told: Mapping[str, Any]) -> list[str | Table]:
 
 
 def _insist_on_dry_runs(server: Management) -> None:
-    """Raise CommandFailed where the server would do what it is only to try: TorchServe, and a marserve before this."""
+    """Raise CommandFailed for a server without dry runs: TorchServe, or an earlier marserve."""
     answer = server.ask("OPTIONS", "/")
     try:
         call = answer.json()["paths"]["/models/{model_name}/{model_version}/set-default"]["put"]
@@ -81,7 +80,7 @@ def _insist_on_dry_runs(server: Management) -> None:
             "Leave --dry-run out, or update the server.",
         )
     if not knows:
-        server.order("GET", "/models", {"limit": 1})  # in its own words: no key, say
+        server.order("GET", "/models", {"limit": 1})  # to fail in the server's words: a missing key, say
         raise CommandFailed(f"The server at {server.address} does not say whether it knows dry runs; nothing was sent.")
 
 

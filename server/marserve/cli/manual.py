@@ -1,7 +1,7 @@
 """The manual page `marserve(1)`, written from the commands themselves, in man(7)'s macros.
 
 `python -m marserve.cli.manual > server/man/marserve.1` writes the page that wheels install; a test keeps it current.
-Knows the commands' names, helps and parameters. Knows nothing of what they do.
+It uses the commands' names, help texts and parameters.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _placeholder(argument: Any) -> str:
 
 
 def _value(option: Any) -> str:
-    """What is typed behind an option: its metavar, else its own name in capitals; nothing behind a flag."""
+    """What is typed after an option: its metavar, else its own name in capitals; nothing after a flag."""
     if option.is_flag:
         return ""
     return f" \\fI{_escaped(option.metavar or option.name.upper().replace('_', '-'))}\\fR"
@@ -121,7 +121,7 @@ def _terms(pairs: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """A help's paragraphs, which empty lines part."""
+    """The paragraphs of a help text, which are separated by empty lines."""
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text.replace("\b", "").strip())):
         if number:
             yield ".PP"
@@ -129,7 +129,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text as roff prints it as it is: a backslash, hyphens that can be typed, and no line that looks like a macro."""
+    """Text escaped for roff: backslashes, hyphens that can be typed, and lines that would look like a macro."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace("…", "...")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 

@@ -1,7 +1,7 @@
-"""What a command says, to a person or to a script, and with which status it ends.
+"""A command's output, for a person or for a script, and its exit status.
 
-Knows Rich, JSON and exit statuses. Knows nothing of servers: commands hand it finished values. Results go to standard
-output, everything else (progress, errors) to standard error, so that a pipe carries results alone.
+It knows nothing of servers: commands pass it finished values. Results go to standard output, progress and errors to
+standard error, so that a pipe carries only results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-# Rich is imported where something is printed: a server in front prints nothing by it, and would start 50 ms later.
+# Rich is imported when it prints something. A server in the foreground does not use it, and starts 50 ms sooner.
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for scripts.")]
 
@@ -35,7 +35,7 @@ _WIDEST = 100_000
 
 
 class CommandFailed(Exception):
-    """A command could not do what it was asked: `message` says what happened, `next_step` what may help.
+    """A command has failed: `message` says what happened, `next_step` what may help.
 
     `detail` goes into the JSON form (a server's error object, a process id); the text form shows its `reason`.
     """
@@ -48,21 +48,21 @@ class CommandFailed(Exception):
 
 
 class WrongArguments(CommandFailed):
-    """What was typed cannot be meant, or names what is not there: nothing was tried."""
+    """The arguments are wrong, or name something that does not exist. Nothing was tried."""
 
     status = CONFIGURATION_STATUS
 
 
 class Interrupted(CommandFailed):
-    """Ctrl-C ended the command, and what it had begun goes on: `message` says where."""
+    """Ctrl-C ended the command, but not what it had begun: `message` says where that goes on."""
 
     status = INTERRUPTED_STATUS
 
 
 class Step(NamedTuple):
-    """What a line of progress shows: a text, and how much of how much is done (None: unknown).
+    """A line of progress: a text, and how much of `total` is done (None: unknown).
 
-    `waits_for` is what the work cannot go on without, such as processors of a cluster; empty for nothing.
+    `waits_for` is what the work waits for, such as processors of a cluster; empty if it does not wait.
     """
 
     text: str
@@ -72,10 +72,9 @@ class Step(NamedTuple):
 
 
 class Output:
-    """One command's voice. As a context it turns errors into a sentence and an exit status.
+    """The output of one command. As a context it turns errors into a sentence and an exit status.
 
-    With `as_json` exactly one JSON document is printed, an object `{"error": {…}}` where the command failed; there is
-    no progress then.
+    With `as_json` it prints exactly one JSON document, `{"error": {…}}` if the command failed, and no progress.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -110,7 +109,7 @@ class Output:
         return not self.as_json and self._notes.is_terminal
 
     def progress(self) -> Progress:
-        """A line each with a bar, a text and the time passed; invisible if progress is not shown."""
+        """Lines with a bar, a text and the time passed; invisible if progress is not shown."""
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # late, for a start
 
         return Progress(
@@ -124,19 +123,19 @@ class Output:
         )
 
     def note(self, text: str) -> None:
-        """Say something beside the result; silent under `--json`."""
+        """Print a text to standard error; nothing under `--json`."""
         if not self.as_json:
             self._notes.print(escaped(text, keep="\n\t"), markup=False, soft_wrap=True)
 
     @property
     def can_ask(self) -> bool:
-        """Whether a question reaches a person who can answer it: a terminal at both ends, and no JSON asked for."""
+        """Whether a person can be asked: input and output are a terminal, and no JSON is wanted."""
         return self.shows_progress and sys.stdin is not None and sys.stdin.isatty()
 
     def ask(self, question: str, answers: Sequence[str], default: str, *lines: str | Table) -> str:
-        """Show the lines, ask, and return one of the answers. Only where `can_ask`. Raises KeyboardInterrupt.
+        """Show the lines, ask, and return one of the answers. Needs `can_ask`. Raises KeyboardInterrupt.
 
-        The end of the input, which a terminal's Ctrl-D makes, is the default.
+        The end of the input (Ctrl-D) gives the default.
         """
         for line in lines:
             self._notes.print(line, markup=False, soft_wrap=True) if isinstance(line, str) else self._notes.print(line)
@@ -152,7 +151,7 @@ class Output:
                 return found[0]
 
     def result(self, document: Any, *lines: str | Table) -> None:
-        """The command's result: `document` for scripts, or the lines and tables for a person."""
+        """Print the command's result: `document` for scripts, or the lines and tables for a person."""
         if self.as_json:
             typer.echo(json_escaped(json.dumps(document, ensure_ascii=False)))
             return
@@ -163,7 +162,7 @@ class Output:
                 self._print_table(line)
 
     def _print_table(self, drawn: Table) -> None:
-        """As wide as its words need: a name broken in two can be neither copied nor found by a script."""
+        """Print a table as wide as its words need: a name that is broken in two can be neither copied nor found."""
         from rich.measure import Measurement  # late, for a server's start
 
         console = self._results
@@ -189,8 +188,8 @@ class Output:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table without frames: a headline and one line a row; cells are taken literally, controls in them escaped."""
-    # Late: a server starts sooner without it.
+    """A table without frames: a headline and one line a row. Cells are literal text; control characters are escaped."""
+    # Late, for a server's start.
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
@@ -200,7 +199,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for number, column in enumerate(columns):
         cells = [column, *(row[number] for row in rows)]
         is_last = number == len(columns) - 1
-        # In a narrow terminal the last column alone is wrapped, and never inside of a word.
+        # In a narrow terminal only the last column is wrapped, and never inside a word.
         words = [word for cell in cells for word in cell.split()] if is_last else cells
         drawn.add_column(column, no_wrap=not is_last, min_width=max(map(cell_len, words), default=0))
     for row in rows:

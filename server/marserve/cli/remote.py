@@ -1,7 +1,7 @@
-"""A running server as the commands see it: where it is, and questions and orders by HTTP.
+"""A running server as the commands see it: its address, and requests to it over HTTP.
 
-Knows the paths of both APIs and TorchServe's error object. Knows nothing of terminals; all failures are CommandFailed,
-with what was tried and what may help.
+It knows the paths of both APIs and TorchServe's error object. All failures are CommandFailed, with what was tried and
+what may help.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ ConfigFile = Annotated[
 ]
 
 QUICK_S = 10.0
-"""How long an answer that needs no work may take, in seconds."""
+"""The time limit of a quick request, in seconds."""
 
 
 def find_address(which: Literal["inference", "management"], given: str | None, config: Path | None) -> str:
-    """The address given, else what the settings say as `marserve start` reads them: `http://…`, `https://…`, `unix:/…`.
+    """The given address, else that of the settings as `marserve start` reads them: `http://…`, `https://…`, `unix:/…`.
 
-    Raises BadSettings when it has to be looked up and the settings cannot be read, and when it is no address.
+    Raises BadSettings if it is no address, or if the settings are needed and cannot be read.
     """
     if given is not None:
         return _checked(given, f"--{which}")
@@ -63,22 +63,22 @@ def find_address(which: Literal["inference", "management"], given: str | None, c
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a health probe says: whether all is well, and the reasons, sentences."""
+    """A health probe's answer: whether all is well, and the reasons as sentences."""
 
     is_well: bool
     reasons: list[str]
 
 
 class Listener:
-    """One address of a server. Close it after use, or use it as a context.
+    """One listening address of a server. Close it after use, or use it as a context.
 
-    `settings` are those that the server has; None are this folder's. `transport` replaces the network in tests.
+    `settings` are the server's, by default this folder's. `transport` replaces the network in tests.
     """
 
     flag = "--management or --inference"
-    """The flag that gives a command the address."""
+    """The flag with which a command takes the address."""
     kind: ClassVar[Literal["inference", "management"]] = "management"
-    """Whose key is sent where the server asks for one."""
+    """The kind of key that is sent, if the server needs one."""
 
     def __init__(
         self, address: str, transport: httpx.BaseTransport | None = None, settings: Settings | None = None
@@ -99,9 +99,9 @@ class Listener:
         self._client.close()
 
     def ask(self, method: str, path: str, *, timeout_s: float | None = QUICK_S, **more: Any) -> httpx.Response:
-        """Send one request and return the whole answer, whatever its status; None waits as long as it takes.
+        """Send one request and return the whole answer, whatever its status. `timeout_s` None: no limit.
 
-        `more` is what httpx's `request` takes. Raises CommandFailed when there is no answer.
+        `more` are further arguments of httpx's `request`. Raises CommandFailed if there is no answer.
         """
         try:
             return self._client.request(method, path, timeout=httpx.Timeout(timeout_s, connect=QUICK_S), **more)
@@ -122,7 +122,7 @@ class Listener:
             ) from error
 
     def readiness(self) -> Probe:
-        """Whether requests should be sent to this server, and if not, why. Both listeners are asked."""
+        """Whether requests should be sent to this server, and if not, why. Both listeners have this probe."""
         return self._probe("/readyz")
 
     def _probe(self, path: str) -> Probe:
@@ -140,14 +140,14 @@ class Inference(Listener):
     kind = "inference"
 
     def is_alive(self) -> bool:
-        """Whether a marserve answers there; False without any answer."""
+        """Whether a server answers there."""
         try:
             return self.ask("GET", "/livez").status_code == 200
         except CommandFailed:
             return False
 
     def startup(self) -> Probe:
-        """Whether the models of the start were all tried, and which of them failed."""
+        """Whether all models of the start were tried, and which of them failed."""
         return self._probe("/startupz")
 
     def predict(
@@ -172,9 +172,9 @@ class Management(Listener):
         *,
         timeout_s: float | None = QUICK_S,
     ) -> Any:
-        """Send one question or order and return its JSON answer; None waits as long as it takes.
+        """Send one request and return its JSON answer. `timeout_s` None: no limit.
 
-        Raises CommandFailed when no server answers, or with the server's words when it refuses.
+        Raises CommandFailed if no server answers, and with the server's words if it refuses.
         """
         answer = self.ask(method, path, timeout_s=timeout_s, params=parameters)
         if answer.status_code >= 400:
@@ -193,11 +193,11 @@ class Management(Listener):
                 return
 
     def describe(self, model: str, version: str | None = "all") -> list[dict[str, Any]]:
-        """What the server says of all versions of a model, of one, or (None) of the default one."""
+        """The server's description of all versions of a model, of one, or (None) of the default version."""
         return list(self.order("GET", model_path(model, version)))
 
     def describe_all(self) -> list[dict[str, Any]]:
-        """Every version of every model; models that vanish meanwhile are left out."""
+        """Every version of every model; models that are unregistered meanwhile are left out."""
         found: list[dict[str, Any]] = []
         for name in self.model_names():
             try:
@@ -213,14 +213,14 @@ def model_path(model: str, version: str | None = None) -> str:
     return f"/models/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
 
 
-# A server whose `log_location` is not set writes no files: its logs are what it prints.
+# A server without `log_location` writes no files and prints its logs.
 SERVER_LOG = "ts_log.log in its log_location; without one, what it prints"
 
 
 def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFailed:
-    """A server's refusal in its own words, where it gave some, with the reason that it gave.
+    """A server's refusal in its own words, if any, with its reason.
 
-    Only of a failure (5xx) does its log say more under the request id: a refusal (4xx) is in no log.
+    Its log says more only about a failure (5xx), under the request id; a refusal (4xx) is not logged.
     """
     document = _json(answer)
     said = document if isinstance(document, dict) else {}
@@ -239,7 +239,7 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
 def _next_step(
     said: Mapping[str, Any], cause: str | None, reason: str | None, status: int, request_id: str | None
 ) -> str | None:
-    """What may help after a refusal; None where its own words say it. TorchServe's sentences do not."""
+    """What may help after a refusal; None if its own words say so. TorchServe's sentences do not."""
     kind = said.get("type")
     if arriving := said.get("arriving"):
         return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
@@ -256,7 +256,7 @@ def _next_step(
     return None
 
 
-# What may help, by the cause that the answer's header names.
+# What may help, by the cause in the answer's header.
 _AFTER = {
     AddressNotAllowed.cause: (
         "Name a pattern for it in the server's setting allowed_urls, or copy the archive into its model store."
@@ -304,12 +304,12 @@ def _client(
         auth = Credentials(kind, is_local=True, key_file=key_file)
         socket = transport or httpx.HTTPTransport(uds=parts.path, verify=False)
         return httpx.Client(base_url="http://localhost", transport=socket, auth=auth)
-    # A server that listens on every address is called by the nearest.
+    # A server that listens on all addresses is called on loopback.
     base = address.replace("//0.0.0.0", "//127.0.0.1", 1).replace("//[::]", "//[::1]", 1)
-    # A proxy of the environment leads to the world, not to this machine.
+    # A proxy of the environment does not lead to this machine.
     is_local = _is_loopback(urlsplit(base).hostname or "")
     auth = Credentials(kind, is_local=is_local, key_file=key_file)
-    # Reading the certificates that are trusted takes 30 ms, and this machine's plain HTTP passes no proxy.
+    # Plain HTTP to this machine needs no trusted certificates; reading them takes 30 ms.
     trust = (local_trust(settings) if parts.scheme == "https" else False) if is_local else True
     return httpx.Client(base_url=base, transport=transport, trust_env=not is_local, auth=auth, verify=trust)
 

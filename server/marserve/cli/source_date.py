@@ -1,4 +1,4 @@
-"""SOURCE_DATE_EPOCH, by which a build says which time it wants to be from (reproducible-builds.org)."""
+"""SOURCE_DATE_EPOCH, the time that a reproducible build gives to its files (reproducible-builds.org)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from marserve.errors import CannotArchive
 
 
 def read_source_date_epoch() -> int | None:
-    """The environment's SOURCE_DATE_EPOCH in seconds UTC, None where it is not set. Raises CannotArchive."""
+    """The environment's SOURCE_DATE_EPOCH in seconds UTC, None if it is not set. Raises CannotArchive."""
     word = os.environ.get("SOURCE_DATE_EPOCH", "").strip()
     if not word:
         return None

@@ -1,6 +1,6 @@
-"""The settings as a command reads them, with flags called in messages as they were typed.
+"""The settings as a command reads them; messages name flags as they were typed.
 
-Knows which settings have a flag of their own in `marserve`. Knows nothing of what they mean.
+It knows which settings have a flag of their own in `marserve`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ FLAGS = {
     "desired_state": "--desired-state",
     "workflow_store": "--workflow-store",
 }
-"""The settings with a flag of their own; all others are given with `--set`."""
+"""The settings with a flag of their own. All others are set with `--set`."""
 
 
 def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -> Settings:
-    """The settings of this folder and environment under these flags; `set_keys` were given with `--set`.
+    """The settings of this folder and environment, overridden by these flags; `set_keys` were given with `--set`.
 
-    Raises BadSettings. Its message, and the settings' warnings, name flags that there are.
+    Raises BadSettings. Its message, and the settings' warnings, name the flags of `marserve`.
     """
-    # The settings call every flag after its key, as TorchServe does.
+    # The settings name every flag after its key, as TorchServe does.
     spelled = {
         _as_settings_say(key): f"--set {key}" if key in set_keys or key not in FLAGS else FLAGS[key]
         for key in flags

@@ -1,7 +1,4 @@
-"""Model versions as a person reads them: rows of a table and lines of progress, from what describe says. Pure.
-
-Knows the members of the describe answer. Knows no HTTP and no terminal.
-"""
+"""Model versions for a person: rows of a table and lines of progress, made of describe's answers. Pure."""
 
 from __future__ import annotations
 
@@ -32,15 +29,15 @@ def is_ready(version: Description) -> bool:
 
 
 def has_failed(version: Description) -> bool:
-    """Whether waiting has no point: the server gave the version up, or its workers died and none has loaded it.
+    """Whether waiting is useless: the server gave the version up, or its workers died and none has loaded it.
 
-    (The server goes on trying for a while in the second case, and a model that loads at the second try is rare.)
+    In the second case the server tries again for a while, but a model rarely loads at the second try.
     """
     return version.get("state") == "failed" or (ready_workers(version) == 0 and "lastDeath" in version)
 
 
 def progress_of(version: Description) -> Step:
-    """`digits/1.0: 1 of 2 workers ready`, with the last death and what is waited for while some are missing."""
+    """`digits/1.0: 1 of 2 workers ready`; while workers are missing, also the last death and what they wait for."""
     ready, wanted = ready_workers(version), int(version["minWorkers"])
     text = f"{label(version)}: {ready} of {wanted} workers ready"
     death = last_death(version)
@@ -57,12 +54,12 @@ def _waits_for(worker: dict[str, Any]) -> str:
 
 
 def arrivals(described: Iterable[Description]) -> list[str]:
-    """A line for each archive that is fetched for these versions."""
+    """A line for each archive that is being fetched for these versions."""
     return [arriving_line(each) for version in described for each in version.get("arriving", ())]
 
 
 def arriving_line(arriving: dict[str, Any]) -> str:
-    """`http://host/m.mar is downloading: 12.5 of 50.0 MB`, as far as it is known."""
+    """`http://host/m.mar is downloading: 12.5 of 50.0 MB`, without unknown parts."""
     words = f"{arriving['url']} is {arriving['state']}"
     if arriving["state"] == "downloading":
         size = arriving.get("size")
@@ -71,7 +68,7 @@ def arriving_line(arriving: dict[str, Any]) -> str:
 
 
 def last_death(version: Description) -> str:
-    """Why a worker of the version last died, in one line; empty when none did."""
+    """Why a worker of the version last died, in one line; empty if none died."""
     death = version.get("lastDeath")
     if not death:
         return ""
@@ -83,7 +80,7 @@ def last_death(version: Description) -> str:
 
 
 def last_words(versions: Iterable[Description]) -> list[str]:
-    """All that is known of each version's last death: with the traceback, and what was printed last."""
+    """All that is known of each version's last death, with the traceback and the last printed lines."""
     lines: list[str] = []
     for version in versions:
         death = version.get("lastDeath")
@@ -98,7 +95,7 @@ def last_words(versions: Iterable[Description]) -> list[str]:
 
 
 def versions_table(versions: Iterable[Description]) -> Table:
-    """One row a version; a star marks the version that answers when none is asked for."""
+    """One row a version; a star marks the default version."""
     versions = list(versions)
     counts_memory = any("memory" in version for version in versions)
     has_traffic = any("trafficShare" in version or "labels" in version for version in versions)
@@ -122,13 +119,13 @@ def versions_table(versions: Iterable[Description]) -> Table:
 
 
 def _traffic(version: Description) -> str:
-    """The version's labels, and its share where its model has weights."""
+    """The version's labels, and its share if its model has weights."""
     share = [f"{100 * version['trafficShare']:.4g} %"] if "trafficShare" in version else []
     return ", ".join([*share, *version.get("labels", [])])
 
 
 def _memory(version: Description) -> str:
-    """What it holds, or in brackets what it would take: `412 MiB`, `(412 MiB)`."""
+    """The memory that it holds, or in brackets the memory that it would take: `412 MiB`, `(412 MiB)`."""
     memory = version.get("memory") or {}
     held, needed = int(memory.get("residentBytes", 0)), int(memory.get("neededBytes", 0))
     if held:
@@ -137,7 +134,7 @@ def _memory(version: Description) -> str:
 
 
 def deaths(versions: Iterable[Description]) -> list[str]:
-    """A line for each version that lost a worker: too long for a cell."""
+    """A line for each version that lost a worker; a cell is too short for it."""
     lines = [
         f"{label(version)}: a worker died {_time(version)}: {death}"
         for version in versions
@@ -147,13 +144,13 @@ def deaths(versions: Iterable[Description]) -> list[str]:
 
 
 def remarks(versions: Iterable[Description]) -> list[str]:
-    """A line for each of describe's warnings, such as a warm-up that failed or a sample that is missing."""
+    """A line for each of describe's warnings, such as a failed warm-up or a missing sample."""
     lines = [f"{label(version)}: {warning}" for version in versions for warning in version.get("warnings", ())]
     return ["", *lines] if lines else []
 
 
 def failed_certificates(versions: Iterable[Description]) -> list[str]:
-    """A line for each version whose batches were found not to be answered as single requests."""
+    """A line for each version whose batches were not answered as single requests."""
     lines = []
     for version in versions:
         batching = version.get("batching") or {}
@@ -189,7 +186,7 @@ def workers_table(versions: Iterable[Description]) -> Table:
 
 
 def waiting_workers(versions: Iterable[Description]) -> list[str]:
-    """A line for each version with workers that wait for a device that is lost."""
+    """A line for each version with workers that wait for a lost device."""
     lines = []
     for version in versions:
         reasons = {str(worker["waitsFor"]) for worker in version["workers"] if _waits_for_device(version, worker)}
@@ -198,7 +195,7 @@ def waiting_workers(versions: Iterable[Description]) -> list[str]:
 
 
 def _waits_for_device(version: Description, worker: Description) -> bool:
-    """Whether it waits here, not on a cluster."""
+    """Whether it waits for a device of this machine, not on a cluster."""
     return bool(worker.get("waitsFor") and version.get("lostDevices"))
 
 
@@ -218,7 +215,7 @@ def _time(dead: Description) -> str:
 
 
 def _next_start(worker: Description) -> str:
-    """When a worker is started again that waits for it; empty for one that does not."""
+    """When a waiting worker is started again; empty for other workers."""
     at = worker.get("nextStart")
     if not at:
         return ""
@@ -226,7 +223,7 @@ def _next_start(worker: Description) -> str:
 
 
 def _status(worker: Description) -> str:
-    """What a person calls it: TorchServe has no word for a worker that waits, or is given up."""
+    """The status for a person: TorchServe has no word for a worker that waits or is given up."""
     if not worker.get("nextStart"):
         return "waiting" if worker.get("waitsFor") and worker["status"] == "LOADING" else str(worker["status"])
     return "given up" if worker["status"] == "UNLOADING" else "waiting"

@@ -1,6 +1,6 @@
-"""Reads a command's words as people type them: several values behind one flag, and a flag where a value should be.
+"""Reads a command's words as people type them: several values after one flag, and a flag in place of a value.
 
-Typer takes the word behind an option for its value, whatever it is: `--model-store --foreground` would be a folder.
+Typer takes any word after an option for its value: in `--model-store --foreground` the second word would be a folder.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def _spelled_out(several: Sequence[str], words: Sequence[str]) -> Iterator[str]:
 
 
 def _wants(option: Any) -> str:
-    """What an option takes, as its help says."""
+    """The value of an option, as its help names it."""
     return f"it takes a value, {option.metavar}" if option.metavar else "it takes a value"

@@ -66,7 +66,7 @@ def order(
     headers: Any = None,
     parameters: Mapping[str, str] | None = None,
 ) -> Any:
-    """Send an order that may take as long as models load, and show how far it is; its answer."""
+    """Send an order that may take as long as models load, show its progress, and return its answer."""
 
     def send() -> httpx.Response:
         return server.ask(method, path, timeout_s=None, content=data, headers=headers or {}, params=parameters or {})
@@ -90,7 +90,7 @@ def order(
 
 
 def outcome_lines(outcome: dict[str, Any]) -> list[Any]:
-    """What became of it, for a person."""
+    """The outcome, for a person."""
     if not outcome["steps"]:
         return ["Nothing to do: the models are as the document says."]
     shown = plan_lines({"isEmpty": False, "steps": outcome["steps"]})

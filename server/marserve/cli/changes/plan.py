@@ -56,7 +56,7 @@ def plan(
 
 
 def read_document(file: Path) -> bytes:
-    """The document's text, once it is known to be one. Raises CommandFailed with each line that is wrong."""
+    """The text of a checked document. Raises CommandFailed with each line that is wrong."""
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -70,7 +70,7 @@ def read_document(file: Path) -> bytes:
 
 
 def ask_for_plan(server: Management, data: bytes | None, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A server's plan for a document, or for the one that it was started with."""
+    """A server's plan for a document; for the one that it was started with if `data` is None."""
     answer = server.ask(
         "POST", "/desired-state/plan", timeout_s=PLAN_LIMIT_S, content=data or b"", params=parameters or {}
     )
@@ -107,7 +107,7 @@ def plan_lines(document: dict[str, Any]) -> list[str | Table]:
 
 
 def _problem_lines(document: Mapping[str, Any]) -> list[str]:
-    """Archives that are not there: status 1, as applying it would have."""
+    """Archives that are missing: with any, applying would end with status 1, and so does the plan."""
     problems = document.get("problems")
     return ["Applying it would fail:", *(f"  {problem}" for problem in problems)] if problems else []
 
@@ -118,7 +118,7 @@ def named(versions: Sequence[Mapping[str, str]]) -> str:
 
 
 def _unnamed_lines(document: Mapping[str, Any]) -> list[str]:
-    """What has to be decided first: versions that no document has named so far."""
+    """The versions that no document has named so far, about which the user must decide first."""
     lines = []
     if adopted := document.get("adopted"):
         lines.append(f"Added to the document, and unchanged: {named(adopted)}.")

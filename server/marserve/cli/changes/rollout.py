@@ -133,7 +133,7 @@ def _given(pause: bool, resume: bool, abort: bool, promote: bool) -> list[tuple[
 
 
 def _follow(server: Management, path: str, model: str, output: Output) -> dict[str, Any]:
-    """Show how far it is until it has ended. New events are notes, so that a log file has them too."""
+    """Show the progress until the roll-out has ended. New events are notes, so that a log file has them too."""
     told: dict[str, Any] = server.order("GET", path)
     seen = 0
     try:
@@ -178,7 +178,7 @@ def _event_row(event: dict[str, Any]) -> list[str]:
 
 
 def _event(event: dict[str, Any]) -> str:
-    """As in the table, without the day: a reader who follows knows it."""
+    """As in the table, without the day."""
     at, what = _event_row(event)
     return f"{at.rpartition(' ')[2]}  {what}"
 

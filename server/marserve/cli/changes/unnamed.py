@@ -1,7 +1,7 @@
-"""Asks what becomes of versions that a document would unload and that no document has named.
+"""Asks whether to unload or adopt versions that no document has named, when a document would unload them.
 
-`--prune` and `--adopt-existing` are the two answers; a person is shown the plan and asked, a script has to give one of
-them. Adopting writes the document's file, with its comments where that can be.
+`--prune` and `--adopt-existing` are the two answers. A person is shown the plan and asked; a script must give one of
+them. Adopting writes the document's file, and keeps its comments if possible.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ AdoptExisting = Annotated[
     bool, typer.Option("--adopt-existing", help="Keep versions that came by calls: add them to the document.")
 ]
 Plan = Callable[[Mapping[str, str]], dict[str, Any]]
-"""Asks the server for the plan, with these parameters."""
+"""Gets the plan from the server, with these parameters."""
 
 CONFLICT = 409
 
 
 def read_answer(prune: bool, adopt: bool) -> dict[str, str]:
-    """The two flags as a server takes them. Raises BadSettings for both at once."""
+    """The two flags as parameters of the call. Raises BadSettings for both at once."""
     if prune and adopt:
         raise BadSettings("--prune and --adopt-existing contradict each other; give one of them", source="--prune")
     return {"prune": "true"} if prune else {"adopt": "true"} if adopt else {}
@@ -42,9 +42,9 @@ def read_answer(prune: bool, adopt: bool) -> dict[str, str]:
 def with_consent(
     send: Callable[[Mapping[str, str]], Any], plan: Plan, output: Output, answer: dict[str, str], what: str
 ) -> Any:
-    """Send an order; where the server will not unload what no document names, ask, and send it with the answer.
+    """Send an order. If the server refuses to unload versions that no document names, ask and send it with the answer.
 
-    `what` begins the sentence about the versions: the document's file, or `Going back`. Raises CommandFailed where no
+    `what` begins the sentence about the versions: the document's file, or `Going back`. Raises CommandFailed if no
     person can be asked.
     """
     try:
@@ -72,7 +72,7 @@ def with_consent(
         again = plan({})
         if again.get("unnamed") == unnamed:
             return send({word: "true"})
-        # Calls went on while the question stood there, and the answer was not about those.
+        # Other calls have changed the plan while the question was open.
         shown = again
         if not shown.get("unnamed"):
             return send({})
@@ -82,10 +82,10 @@ ANSWERS = ("prune", "adopt", "cancel")
 
 
 class AdoptingFile:
-    """The document's file, as it is before it is added to."""
+    """The document's file before versions are added to it."""
 
     def __init__(self, file: Path, data: bytes) -> None:
-        """`data` is what was read of it. Raises CommandFailed if that is not its content any more, and for a pipe."""
+        """`data` is what was read of it. Raises CommandFailed if its content has changed since, and for a pipe."""
         if not file.is_file():
             raise WrongArguments(
                 f"{file} is not a regular file, so what the server has cannot be added to it.",
@@ -101,7 +101,7 @@ class AdoptingFile:
             raise CommandFailed(f"{file} was changed meanwhile. Nothing was changed on the server.", "Apply it again.")
 
     def write(self, document: str) -> None:
-        """Have the file say what the server has been given. Raises CommandFailed, with the document."""
+        """Write the applied document to the file. Raises CommandFailed, with the document."""
         try:
             self._place.write(added_to(self._found.data, read(document.encode())), self._found.tag)
         except MarserveError as error:
@@ -113,9 +113,9 @@ class AdoptingFile:
 
 
 def added_to(text: bytes, wanted: DesiredState) -> bytes:
-    """The text of a document with what `wanted` has more: with its own lines and comments where that says the same.
+    """The text of a document with what `wanted` has besides; its lines and comments are kept if possible.
 
-    Models that it does not name are added below its last one. Everything else is written anew, in canonical form.
+    New models are added below the last one. If that does not give `wanted`, all is written anew, in canonical form.
     """
     if text.lstrip().startswith(b"{"):
         return (json.dumps(wanted.document(), indent=2, ensure_ascii=False) + "\n").encode()
@@ -129,7 +129,7 @@ def added_to(text: bytes, wanted: DesiredState) -> bytes:
 
 
 def _with_models_below(text: str, wanted: DesiredState) -> bytes | None:
-    """The text with further models below the last one; None where its models are not written as a block."""
+    """The text with further models below the last one; None if its models are not written as a block."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
         return None
@@ -143,7 +143,7 @@ def _with_models_below(text: str, wanted: DesiredState) -> bytes | None:
         return None
     lines = text.splitlines(keepends=True)
     at = models.end_mark.line if models.end_mark.column == 0 else len(lines)
-    # Comments and blank lines behind the last model belong to what follows them.
+    # Comments and blank lines after the last model belong to what follows them.
     while at and (not lines[at - 1].strip() or lines[at - 1].lstrip().startswith("#")):
         at -= 1
     if at and not lines[at - 1].endswith("\n"):

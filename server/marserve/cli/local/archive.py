@@ -36,15 +36,15 @@ from marserve.model_options import BY_KEY
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
-# What the built-in handlers load: by itself, and with a model file.
+# Files that built-in handlers load by themselves, and with a model file.
 _PROGRAMS = (".pt", ".pt2", ".onnx", ".so")
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# It opens programs by TorchScript alone.
+# This handler opens only TorchScript programs.
 _TORCHSCRIPT_HANDLER, _TORCHSCRIPT = "densenet_handler", (".pt", ".pth")
-# What it loads is its script's to choose.
+# The script of this handler chooses what it loads.
 _SCRIPT_HANDLER = "sagemaker_script"
 _SCRIPTS = ("code/inference.py", "inference.py")
-# Their models are named in the configuration, or the script loads them.
+# Handlers that need no file: the configuration names their models, or the script loads them.
 _NEED_NO_FILE = ("vllm_handler", "trt_llm_handler", _SCRIPT_HANDLER)
 
 
@@ -138,7 +138,7 @@ def archive(
 
 
 def _rehearse(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool) -> None:
-    """Say what would go into the archive. Raises CannotArchive for what is there already."""
+    """Say what would go into the archive. Raises CannotArchive if it exists already."""
     refuse_existing(path, force=force)
     for warning in warnings:
         output.note(f"Warning: {warning}")
@@ -159,12 +159,12 @@ def _rehearse(output: Output, plan: Plan, warnings: list[str], path: Path, force
 
 
 def _default_handler(serialized_file: Path | None) -> str:
-    """The handler for files that hold a whole program, tensors in and tensors out; weights alone name none."""
+    """The handler for a file with a whole program, tensors in and tensors out; None for weights alone."""
     if serialized_file is not None and serialized_file.is_file():
         if serialized_file.suffix in (".onnx", ".pt2"):
             return _TENSOR_HANDLER
         with serialized_file.open("rb") as file:
-            # TorchScript: the name of its constants stands in the directory of the zip file, near its end.
+            # TorchScript: the zip file's directory, near its end, names the constants.
             if file.read(4) == b"PK\x03\x04":
                 file.seek(-min(serialized_file.stat().st_size, 1 << 20), os.SEEK_END)
                 if b"/constants.pkl" in file.read():
@@ -176,7 +176,7 @@ def _default_handler(serialized_file: Path | None) -> str:
 
 
 def _foresee(plan: Plan) -> list[str]:
-    """What a server would say of these files: configuration it does not use, pickles it refuses."""
+    """Warnings that a server would give for these files: unused configuration, refused pickles."""
     warnings: list[str] = []
     if plan.spec.config_file is not None:
         warnings += _judge_config(plan.spec.config_file)
@@ -196,7 +196,7 @@ def _foresee(plan: Plan) -> list[str]:
 
 
 def _check_handler(spec: ArchiveSpec) -> None:
-    """Refuse a handler that is not there, and a built-in one with a file that it cannot load. Raises CannotArchive."""
+    """Raise CannotArchive for a missing handler, and for a built-in one with a file that it cannot load."""
     if spec.runtime == "LSP":
         return
     module = spec.handler.partition(":")[0]
@@ -221,7 +221,7 @@ def _check_handler(spec: ArchiveSpec) -> None:
 
 
 def _check_export_path(export_path: Path) -> None:
-    """Refuse a folder whose own folder is missing: more likely a slip than a wish."""
+    """Raise CannotArchive if the folder's parent is missing: that is more likely a typing error."""
     if not export_path.absolute().parent.is_dir():
         raise CannotArchive(
             f"The export path {export_path} cannot be made: there is no folder {export_path.parent}. Create that first."
@@ -229,7 +229,7 @@ def _check_export_path(export_path: Path) -> None:
 
 
 def _judge_config(path: Path) -> list[str]:
-    """What a server would not use of the configuration. Raises CannotArchive when it would use none of it."""
+    """Warnings for parts of the configuration that a server ignores. Raises CannotArchive if it would ignore all."""
     config = parse_model_config(path.read_bytes(), path.name)
     if config.document is None:
         why = "; ".join(config.warnings).removeprefix(f"{path.name} is not used: ")
@@ -238,7 +238,7 @@ def _judge_config(path: Path) -> list[str]:
 
 
 def _raised(config: ModelConfig, document: dict[str, Any]) -> list[str]:
-    """A sentence for each number that counts as a larger one (contract 7.1: `batchSize: 0` is 1)."""
+    """A sentence for each number that a server raises to its least value (contract 7.1: `batchSize: 0` is 1)."""
     sentences = []
     for key, option in BY_KEY.items():
         value, effective = document.get(key), config.said.get(option.attribute)

@@ -1,6 +1,6 @@
-"""`marserve fetch`: brings archives from where they are kept into a folder, without a server. For init containers.
+"""`marserve fetch`: downloads archives into a folder, without a server. For init containers.
 
-What is typed is allowed; redirects, digests, credentials and bounds are those of the settings, as in a server.
+Typed addresses are allowed. The settings decide redirects, digests, credentials and bounds, as in a server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Wanted:
 
     @property
     def shown(self) -> str:
-        """The address without what it keeps secret."""
+        """The address without its secrets."""
         return hide_query(self.address)
 
 
@@ -60,11 +60,11 @@ def fetch(
             _refuse_unmakeable(to)
         else:
             _make(to)
-        # A folder that would only be made stands in for one that is there: settings insist on a model store.
+        # The settings need a model store that exists; `to` may not exist yet.
         store = next(folder for folder in (to, *to.absolute().parents) if folder.is_dir())
         settings = load_as_typed({"model_store": str(store)} | ({} if config is None else {"ts_config": str(config)}))
         if dry_run:
-            settings = replace(settings, download_cache=None)  # one would be made, and swept
+            settings = replace(settings, download_cache=None)  # else it would be made and swept
         downloads = DownloadList()
         fetcher = build_fetcher(_allowing(settings, wanted), settings.max_archive_bytes, downloads)
         if dry_run:
@@ -98,7 +98,7 @@ def _read(address: str) -> Wanted:
 
 
 def _refuse_one_name_twice(wanted: Sequence[Wanted]) -> None:
-    """Of two archives of one name only the first could be put there."""
+    """Raise CommandFailed for two archives of one name, as the folder can hold only one."""
     first: dict[str, Wanted] = {}
     for one in wanted:
         other = first.setdefault(one.target.file_name, one)
@@ -117,7 +117,7 @@ def _make(folder: Path) -> None:
 
 
 def _refuse_unmakeable(folder: Path) -> None:
-    """Raise CommandFailed where `_make` would: by what is nearest on the way to a folder that is not there."""
+    """Raise CommandFailed if `_make` would fail, judged by the nearest folder that exists."""
     if os.path.isdir(folder):
         return
     nearest = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
@@ -132,14 +132,14 @@ def _unmakeable(folder: Path, why: str) -> CommandFailed:
 
 
 def _allowing(settings: Settings, wanted: Sequence[Wanted]) -> Settings:
-    """With what was typed among the allowed addresses, and the digests beside it."""
+    """The settings with the typed addresses allowed, and with their digests."""
     typed = [re.escape(one.target.url) for one in wanted]
     typed += [re.escape(replace(one.target, path=one.target.path + BESIDE).url) for one in wanted]
     return replace(settings, allowed_urls=(*settings.allowed_urls, *typed))
 
 
 def _fetch(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
-    """Fetch one archive. Raises CommandFailed with what the origin, the digest or the disk said."""
+    """Fetch one archive. Raises CommandFailed for errors of the origin, the digest or the disk."""
     said = {"address": one.shown, "name": one.target.file_name}
     try:
         fetched = fetcher.fetch(one.address, folder)
@@ -157,7 +157,7 @@ def _fetch(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
 
 
 def _rehearse(output: Output, fetcher: Fetcher, wanted: Sequence[Wanted], folder: Path) -> None:
-    """Say what would come: origins are asked what they have, and nothing is fetched. Raises CommandFailed."""
+    """Say what would be fetched: origins are asked, and nothing is fetched. Raises CommandFailed."""
     seen = while_showing(
         lambda: [_look(fetcher, one, folder) for one in wanted], list, output, "Asking where they are kept"
     )

@@ -1,4 +1,4 @@
-"""`marserve version`: this program's version and those of what it would run models with."""
+"""`marserve version`: the versions of this program and of the runtimes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def version(as_json: AsJson = False) -> None:
 
 
 def _installed(distribution: str) -> str | None:
-    """Its version by its metadata: importing torch only to ask would take seconds."""
+    """The version in its metadata; importing torch to ask would take seconds."""
     try:
         return installed_version(distribution)
     except PackageNotFoundError:

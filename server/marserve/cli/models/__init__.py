@@ -1,13 +1,13 @@
 """Commands for one model of a running server.
 
-register     bring an archive into it
-unregister   take a model or version out
-swap         another archive in the place of a version
+register     register an archive
+unregister   remove a model or version
+swap         another archive in place of a version
 scale        how many workers
 tune         how batches are formed
 set_default  which version answers
 models       list and describe
 infer        send one file, print the answer
 check        whether batches are answered as single requests are
-watches      watched places, and looking now
+watches      watched places, and a look at once
 """

@@ -12,7 +12,7 @@ from marserve.cli.options import Version
 from marserve.cli.output import FAILED_STATUS, AsJson, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
 
-# Each sample is run several times; what is slower than this is better tried with fewer.
+# Each sample is run several times; a check that takes longer needs fewer samples.
 LIMIT_S = 600.0
 
 

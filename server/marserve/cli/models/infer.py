@@ -75,13 +75,13 @@ def _next_step(answer: httpx.Response, model: str) -> str | None:
     )
 
 
-# Causes of errors that the model log has, mostly with a traceback: the handler raised, and its worker lives.
+# Causes of errors that are in the model log, mostly with a traceback: the handler raised, and its worker lives.
 OF_THE_HANDLER = ("handler", "out_of_memory")
 MODEL_LOG = "model_log.log in its log_location; without one, what it prints"
 
 
 def _plain(answer: httpx.Response) -> Any:
-    """The body as JSON holds it: itself, or text, or base64 in an object where it is neither."""
+    """The body for JSON: itself if it is JSON, else text, else base64 in an object."""
     try:
         return answer.json()
     except ValueError:

@@ -93,7 +93,7 @@ def register(
 def _rehearse(
     server: Management, output: Output, parameters: Mapping[str, str | int], download: AwaitedDownload
 ) -> None:
-    """The archive is fetched for the look, which may take long."""
+    """Show the dry run. The server fetches the archive for it, which may take long."""
     url = parameters["url"]
     try:
         rehearse(

@@ -32,7 +32,7 @@ def scale(
             asked = {"min_worker": workers, "max_worker": workers if maximum is None else maximum}
             rehearse(server, output, "PUT", model_path(model, version), asked)
             return
-        # Asked first: a name that does not exist is then said before anything is shown.
+        # First, so that an unknown name is an error before anything is shown.
         target = server.describe(model, version)[0]
         parameters: dict[str, str | int] = {
             "min_worker": workers,

@@ -27,7 +27,7 @@ def set_default(
         if dry_run:
             rehearse(server, output, "PUT", path)
             return
-        # Where it is written into a desired state, it waits for changes of that which are under way.
+        # If the server adopts it into its desired state, it waits for a change of that which is under way.
         answer = while_showing(
             lambda: server.order("PUT", path, timeout_s=None), list, output, f"Making {model}/{version} the default"
         )

@@ -51,7 +51,7 @@ def swap(
     }
     parameters = {name: value for name, value in given.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
-        server.describe(model)  # asked first: a name that does not exist is said before anything is shown
+        server.describe(model)  # first, so that an unknown name is an error before anything is shown
         try:
             told = while_showing(
                 lambda: server.order("POST", f"{model_path(model)}/swap", parameters, timeout_s=None),

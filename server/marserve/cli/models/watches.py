@@ -57,7 +57,7 @@ def _overview(listed: list[dict[str, Any]]) -> Any:
 
 
 def _remarks(described: dict[str, Any]) -> list[str]:
-    """Why an archive may not have appeared."""
+    """Reasons why an archive may not have appeared."""
     told = [f"The system tells of no changes: {described['noNotices']}"] if described.get("noNotices") else []
     return [*told, *(f"Not finished: {each['key']}: {each['reason']}" for each in described["unfinished"])]
 

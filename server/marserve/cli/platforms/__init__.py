@@ -1,7 +1,7 @@
-"""What containers and platforms start and ask.
+"""The programs of containers: what they start, and their health check.
 
 container      the first program of a container
 first_process  a minimal init
 sagemaker      how SageMaker starts a container
-healthcheck    what an image's `HEALTHCHECK` runs
+healthcheck    the program of an image's `HEALTHCHECK`
 """

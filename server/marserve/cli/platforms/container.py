@@ -1,7 +1,8 @@
-"""The first program of a container: what the arguments of `docker run` start, and looking after it until it ends.
+"""The first program of a container: starts what the arguments of `docker run` name, and runs it to its end.
 
-TorchServe's image takes `serve` or a shell's command line, leaves the server in the background and sleeps beside it for
-ever (contract §10.7). Here a server stays in front, signals reach it, and the container ends with it, with its status.
+TorchServe's image takes `serve` or a shell's command line, starts the server in the background and then sleeps for ever
+(contract §10.7). Here the server stays in the foreground and gets the signals. The container ends with the server, and
+with its status.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ SERVE = "serve"
 TOKENS_OFF = "MARSERVE_DISABLE_TOKEN_AUTHORIZATION"
 
 _OPERATOR = re.compile(r"[$`]|^(?:&&?|\|\|?|;|>>?|<)$")
-# What `torchserve` does instead of starting a server.
+# Flags with which `torchserve` starts no server.
 _NO_START = frozenset(("--stop", "--version", "-v", "--help", "-h"))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run what these arguments, else this process's, ask for; exit with its status."""
+    """Run the command of these arguments, else of this process's; exit with its status."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     environment = with_defaults(words, os.environ)
     try:
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BadSettings as error:
         print(f"marserve: {error.message}", file=sys.stderr)
         sys.exit(2)
-    # Late: the functions above are asked by the health check as well.
+    # Late: the health check imports this module for the functions below.
     from marserve.cli.platforms.first_process import CannotRun, look_after
 
     try:
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def with_defaults(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what is started: `serve` switches tokens off, as TorchServe's does, unless they are set."""
+    """The environment for the command. `serve` turns tokens off, as TorchServe's does, unless the variable is set."""
     made = dict(environment)
     if is_serve(arguments):
         made.setdefault(TOKENS_OFF, "true")
@@ -58,14 +59,14 @@ def with_defaults(arguments: Sequence[str], environment: Mapping[str, str]) -> d
 
 
 def is_serve(arguments: Sequence[str]) -> bool:
-    """Whether the container is to do what its image does by itself."""
+    """Whether the arguments are the image's own: none, or `serve`."""
     return not arguments or arguments[0] == SERVE
 
 
 def platform_command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str] | None:
-    """The command where `serve` is SageMaker's word and not TorchServe's; None elsewhere.
+    """The command if SageMaker gave the word `serve`; None if it is TorchServe's, and for other arguments.
 
-    Raises BadSettings for what SageMaker's variables and folders cannot mean.
+    Raises BadSettings for SageMaker's variables and folders that cannot be used.
     """
     words = sagemaker_arguments(environment) if is_serve(arguments) and len(arguments) < 2 else None
     return None if words is None else ["marserve", *words]
@@ -74,8 +75,8 @@ def platform_command(arguments: Sequence[str], environment: Mapping[str, str]) -
 def command_of(arguments: Sequence[str], folder: Path) -> list[str]:
     """The command to run for these arguments of a container that works in `folder`.
 
-    A server is kept in front. One word with spaces, and words that only a shell understands, are a command line, as
-    for TorchServe's image.
+    A server runs in the foreground. One word with spaces, and words with a shell's operators, are a shell's command
+    line, as for TorchServe's image.
     """
     if is_serve(arguments):
         return ["torchserve", *server_flags(arguments, folder)]
@@ -96,9 +97,9 @@ def is_server(command: Sequence[str]) -> bool:
 
 
 def refuse_unwritable(environment: Mapping[str, str], can_write: Callable[[str], bool]) -> None:
-    """Raise BadSettings where `TEMP` is a folder that this user may not write, as of a group that the image knows not.
+    """Raise BadSettings if this user may not write the folder `TEMP`, as with a group that the image does not know.
 
-    Without it the server would say the same of folders that were not chosen here.
+    Without this check the server would name folders that were not chosen here.
     """
     folder = environment.get("TEMP")
     if folder and Path(folder).is_dir() and not can_write(folder):
@@ -112,7 +113,7 @@ def refuse_unwritable(environment: Mapping[str, str], can_write: Callable[[str],
 
 
 def server_flags(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The flags of the server that `serve` starts; what follows the word goes before what the image would say."""
+    """The flags of the server that `serve` starts. Flags after the word have precedence over the image's."""
     given = list(arguments[1:])
     config = folder / "config.properties"
     names_one = any(flag.partition("=")[0] == "--ts-config" for flag in given)

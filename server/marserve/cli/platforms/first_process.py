@@ -1,8 +1,8 @@
-"""A minimal init: runs one command, passes signals on, reaps whatever is left to it, ends with the command's status.
+"""A minimal init: runs one command, passes signals on, reaps orphans, and ends with the command's status.
 
-It is process 1 of a container, or else what orphans below it are given to, so it works the same outside of one. Knows
-nothing of settings or HTTP. A server that the command left behind counts as part of the command: it gets the signals
-too, and when it ends so does the command, so that no container goes on without its server.
+It is process 1 of a container. Outside of one it makes itself the subreaper of its orphans and works the same. A server
+that the command leaves behind counts as part of the command: it gets the signals too, and when it ends the command is
+ended, so that no container goes on without its server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marserve.cli.server.pid_file import MARSERVE_WORD, TORCHSERVE_WORD, PidFile
 PR_SET_CHILD_SUBREAPER = 36
 NAME_BYTES = 15  # what the kernel keeps of a process's name
 
-# All except those about this process itself, and those that no process can catch.
+# Not passed on: signals about this process itself, and signals that no process can catch.
 _OWN = {signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT}
 _OWN |= {signal.SIGSYS, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGKILL, signal.SIGSTOP}
 _PASSED_ON = frozenset(signal.valid_signals() - _OWN)
@@ -29,7 +29,7 @@ _SERVERS = frozenset(word[:NAME_BYTES] for word in _WORDS)
 
 
 class CannotRun(Exception):
-    """The command cannot be started; `status` is what a shell would end with."""
+    """The command cannot be started; `status` is that of a shell."""
 
     def __init__(self, program: str, error: OSError) -> None:
         self.status = 127 if isinstance(error, FileNotFoundError) else 126
@@ -37,9 +37,9 @@ class CannotRun(Exception):
 
 
 def look_after(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the command to its end and return its status; of one that a signal killed, 128 and the signal's number.
+    """Run the command to its end and return its status; 128 plus the signal's number if a signal killed it.
 
-    Where the command leaves a server behind, that server's status. Raises CannotRun.
+    If the command leaves a server behind, it is that server's status. Raises CannotRun.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -52,7 +52,7 @@ def look_after(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 class _Family:
-    """The command, and what it leaves behind."""
+    """The command, and the servers that it leaves behind."""
 
     def __init__(self, command: int) -> None:
         self._command: int | None = command
@@ -72,7 +72,7 @@ class _Family:
         return self._status if self._server_status is None else self._server_status
 
     def _find_servers(self) -> set[int]:
-        """The servers that were left to this process and still run."""
+        """The servers among this process's children, besides the command."""
         self._servers |= {pid for pid in _children() if pid != self._command and _is_server(pid)}
         return self._servers
 
@@ -90,7 +90,7 @@ class _Family:
             if found is None:
                 return
             pid = found.si_pid
-            # Of one that has ended its name is still there, its command line no more.
+            # A process that has ended still has its name, but no command line.
             was_server = pid != self._command and (pid in self._servers or _name(pid) in _SERVERS)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             status = code if code >= 0 else 128 - code
@@ -99,12 +99,12 @@ class _Family:
                 self._command, self._status = None, status
             elif was_server:
                 self._server_status = status
-                # Whatever waits beside it (`tail -f /dev/null`) would wait for ever.
+                # A command that only waits (`tail -f /dev/null`) would wait for ever.
                 self._pass_on(signal.SIGTERM)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int | signal.Signals]) -> int:
-    """The command's process, with the signals that it would have had. Raises CannotRun."""
+    """Start the command with the signal mask that it would have had. Raises CannotRun."""
     has_terminal = sys.stdin is not None and os.isatty(0)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -130,7 +130,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], mask: set[int
 
 
 def _take_terminal() -> None:
-    """Let Ctrl-C reach the command alone, and not this process too, which would pass it on a second time."""
+    """Let Ctrl-C reach only the command: this process would pass it on a second time."""
     os.setpgid(0, 0)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def _take_terminal() -> None:
 
 
 def _children() -> list[int]:
-    """Children of this process, none where there is no /proc."""
+    """Children of this process; empty without /proc."""
     own = str(os.getpid())
     return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == own]
 
@@ -152,12 +152,12 @@ def _parent(stat: Path) -> str:
 
 
 def _is_server(pid: int) -> bool:
-    """Whether the process runs and shows a server's word, which it does from its first instant."""
+    """Whether the process runs and has a server's word in its command line, as servers do from their first instant."""
     return any(PidFile(Path(os.devnull), word).is_server(pid) for word in _WORDS)
 
 
 def _name(pid: int) -> str:
-    """What the kernel calls a process, also one that has ended and was not reaped; empty if there is none."""
+    """The kernel's name of a process, also of one that has ended and was not reaped; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").rstrip("\n")
     except OSError:

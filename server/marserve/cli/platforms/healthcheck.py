@@ -1,8 +1,8 @@
-"""What an image's `HEALTHCHECK` runs: asks the container's own server whether it is ready (`/readyz`).
+"""The program of an image's `HEALTHCHECK`: asks the container's own server whether it is ready (`/readyz`).
 
-Finds the address as the server does, from the arguments of the container's first process, the environment and the
-files. Ends with status 0 when the server is ready, else 1, and says why on standard output. Loads no HTTP library: it
-is run every few seconds.
+It finds the address as the server does: from the arguments of the container's first process, the environment and the
+files. It ends with status 0 if the server is ready, else with 1, and prints why. It runs every few seconds, so it loads
+no HTTP library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROGRAM = "marserve.cli.container"
 
 
 def main() -> NoReturn:
-    """Ask, say the answer, exit."""
+    """Ask the server, print the answer, exit."""
     try:
         is_ready, sentence = ask(inference_address(container_arguments(FIRST_PROCESS), os.environ, Path.cwd()))
     except BadSettings as error:
@@ -48,9 +48,9 @@ def container_arguments(command_line: Path) -> list[str]:
 
 
 def inference_address(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Address:
-    """Where the server that these arguments start answers predictions. Raises BadSettings.
+    """The inference address of the server that these arguments start. Raises BadSettings.
 
-    A shell's command line is not looked into: its server is taken to be where the settings of `folder` say.
+    A shell's command line is not parsed: its server is expected where the settings of `folder` say.
     """
     command = platform_command(arguments, environment) or command_of(arguments, folder)
     program = Path(command[0]).name
@@ -60,7 +60,7 @@ def inference_address(arguments: Sequence[str], environment: Mapping[str, str], 
 
 
 def _flags(words: Sequence[str]) -> dict[str, object]:
-    """The flags that decide about the address, and the store, without which there are no settings."""
+    """The flags that decide the address, and the model store's, which the settings need."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     reader.add_argument("--ts-config", "--config")
     reader.add_argument("--model-store")
@@ -101,14 +101,14 @@ def _connection(address: Address) -> http.client.HTTPConnection:
     host = _reachable(address.host)
     if not address.is_tls:
         return http.client.HTTPConnection(host, address.port, timeout=TIMEOUT_S)
-    # It asks itself, and sends nothing: whose certificate it is makes no difference.
+    # The container asks itself and sends no secrets, so the certificate does not matter.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return http.client.HTTPSConnection(host, address.port, timeout=TIMEOUT_S, context=context)
 
 
 def _reachable(host: str) -> str:
-    """Where to call a server that listens on `host`: all addresses include loopback."""
+    """The host at which to call a server that listens on `host`: loopback if it listens on all addresses."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

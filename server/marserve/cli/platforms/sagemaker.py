@@ -1,7 +1,7 @@
 """How SageMaker starts a container, `docker run IMAGE serve`, as arguments of `marserve`.
 
-Knows SageMaker's variables and folders, and what a model may look like in them. What `marserve` makes of the arguments,
-and where else a setting may come from, is not known here: what a variable of marserve's own says is left to it.
+It knows SageMaker's variables and folders, and the forms that a model may have in them. A setting that has a variable
+of marserve's own in the environment is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marserve.errors import BadSettings, without_stop
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
 SCRIPT_HANDLER = "sagemaker_script"
-# As the toolkit: what a script requires is there before it is imported.
+# Installed before the script is imported, as by SageMaker's toolkit.
 SCRIPT_REQUIREMENTS = "code/requirements.txt"
 SCRIPT_MODEL, SCRIPT_VERSION = "model", "1.0"
 # SageMaker kills 30 s after SIGTERM.
@@ -29,7 +29,7 @@ _SETTINGS = {
     "SAGEMAKER_MAX_REQUEST_SIZE": "max_request_size",
     "SAGEMAKER_MAX_RESPONSE_SIZE": "max_response_size",
 }
-# What the toolkit says of the model that it makes of a script.
+# The toolkit's variables for the model that it makes of a script.
 _SCRIPT_SETTINGS = {
     "SAGEMAKER_TS_MIN_WORKERS": "minWorkers",
     "SAGEMAKER_TS_MAX_WORKERS": "maxWorkers",
@@ -41,16 +41,16 @@ _LOG_LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error", "50"
 
 
 def sagemaker_arguments(environment: Mapping[str, str], base: Path = Path("/opt/ml")) -> list[str] | None:
-    """The arguments of `marserve` that serve as SageMaker expects; None where nothing says that this is SageMaker.
+    """The arguments with which `marserve` serves as SageMaker expects; None outside of SageMaker.
 
-    It is where `SAGEMAKER_BIND_TO_PORT`, `SAGEMAKER_MULTI_MODEL` or the folder `model` of `base` is there. Raises
-    BadSettings for a variable that cannot be used, and for a folder that holds files and no model.
+    `SAGEMAKER_BIND_TO_PORT`, `SAGEMAKER_MULTI_MODEL` or the folder `model` in `base` show that it is SageMaker. Raises
+    BadSettings for a variable that cannot be used, and for a folder with files but without a model.
     """
     base = Path(environment.get("SAGEMAKER_BASE_DIR") or base)
     is_multi_model = serves_many_models(environment)
     if not (is_multi_model or "SAGEMAKER_BIND_TO_PORT" in environment or (base / "model").is_dir()):
         return None
-    # Late: elsewhere a container has no use for them, and should be up soon.
+    # Late: other containers do not need it, and start sooner.
     from marserve.settings import KEYS
 
     settings: dict[str, object] = {
@@ -72,7 +72,7 @@ def sagemaker_arguments(environment: Mapping[str, str], base: Path = Path("/opt/
 
 
 def serves_many_models(environment: Mapping[str, str]) -> bool:
-    """Whether this is a multi-model endpoint: SageMaker's own variable says it, or its plug-in's for TorchServe."""
+    """Whether this is a multi-model endpoint, by SageMaker's own variable or by that of its plug-in for TorchServe."""
     return any(
         environment.get(name, "").lower() not in ("", "false")
         for name in ("SAGEMAKER_MULTI_MODEL", "SAGEMAKER_MULTI_MODE")
@@ -80,8 +80,8 @@ def serves_many_models(environment: Mapping[str, str]) -> bool:
 
 
 def _addresses(environment: Mapping[str, str], is_multi_model: bool) -> dict[str, object]:
-    """One port for what SageMaker calls. The rest is of this machine alone, and on ports that no other process was
-    given: the containers of an endpoint share their addresses.
+    """One port for SageMaker's calls. All other addresses are of this machine alone, on ports that belong to this
+    container: the containers of an endpoint share their addresses.
     """
     port = _number(environment, "SAGEMAKER_BIND_TO_PORT", 1, 65534) or DEFAULT_PORT
     front = f"http://0.0.0.0:{port}"
@@ -102,7 +102,7 @@ def _addresses(environment: Mapping[str, str], is_multi_model: bool) -> dict[str
 
 
 def _safe_ports(environment: Mapping[str, str], taken: int, count: int) -> list[int]:
-    """So many ports of the range that SageMaker says is this container's; none where it says nothing."""
+    """`count` ports of the range that SageMaker gave this container; none if it gave no range."""
     said = environment.get("SAGEMAKER_SAFE_PORT_RANGE")
     if not said:
         return []
@@ -130,7 +130,7 @@ def _number(environment: Mapping[str, str], variable: str, least: int = 1, most:
 
 
 def _many_models(environment: Mapping[str, str], base: Path) -> dict[str, object]:
-    """None at first: SageMaker loads and unloads them, from folders of its own."""
+    """Settings without models at first: SageMaker loads and unloads them, from folders of its own."""
     _refuse_script_settings(environment, "a multi-model endpoint has many")
     settings: dict[str, object] = {
         "load_models": "",
@@ -144,8 +144,8 @@ def _many_models(environment: Mapping[str, str], base: Path) -> dict[str, object
 
 
 def _one_model(environment: Mapping[str, str], folder: Path) -> dict[str, object]:
-    """The model in `folder`: one unpacked there, archives, or a script with its weights. Without any it is the image's
-    own settings that say what is loaded.
+    """The model in `folder`: an unpacked one, archives, or a script with its weights. If it is empty, the image's own
+    settings say what is loaded.
     """
     try:
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
@@ -158,7 +158,7 @@ def _one_model(environment: Mapping[str, str], folder: Path) -> dict[str, object
     if not entries:
         _refuse_script_settings(environment, f"{folder} holds none")
         return {}
-    # A model that cannot be loaded ends the container at once, and its log says why.
+    # A model that cannot be loaded ends the container at once, and the log says why.
     settings: dict[str, object] = {"model_store": folder, "strict_start": "true"}
     archives = list(_archives(entries))
     if _is_unpacked(folder) or archives:

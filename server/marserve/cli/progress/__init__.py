@@ -1,5 +1,5 @@
-"""What a command shows while it waits.
+"""Progress of a command that waits.
 
-wait_progress  waits for a server while showing what happens there
-downloads      how far a download is, and ending it
+wait_progress  waits for a server and shows what happens there
+downloads      the progress of a download, and its end
 """

@@ -1,4 +1,4 @@
-"""A download that a command waits for: how far it is, and ending it. Knows the members of `GET /downloads`."""
+"""A download that a command waits for: its progress, and cancelling it. Knows the members of `GET /downloads`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNDER_WAY = ("waiting", "downloading")
 
 
 class AwaitedDownload:
-    """The download that a registration's `url` makes the server begin, among those that are not there yet."""
+    """The download that the server begins for a registration's `url`: of that address, and not listed before."""
 
     def __init__(self, server: Management, url: str) -> None:
         self._server = server
@@ -23,15 +23,15 @@ class AwaitedDownload:
             try:
                 self._url = hide_query(split_digest(url)[0])
             except BadTarget:
-                return  # the server says what is wrong with it
+                return  # the server will refuse the address
             self._before = {each["id"] for each in self._list()}
 
     def steps(self) -> list[Step]:
-        """Its line of progress while it is under way; none otherwise."""
+        """Its line of progress while it is under way; empty otherwise."""
         return [step_of(each) for each in self._under_way()]
 
     def cancel(self) -> bool:
-        """End it; False where it is not under way (any more)."""
+        """Cancel it; False if it is not under way, or not any more."""
         ended = False
         for each in self._under_way():
             try:
@@ -52,11 +52,11 @@ class AwaitedDownload:
         try:
             return list(self._server.order("GET", "/downloads")["downloads"])
         except CommandFailed:
-            return []  # an older server, or one that is gone, as the order itself will show
+            return []  # an older server, or one that has gone; the order itself will fail then
 
 
 def step_of(download: dict[str, Any]) -> Step:
-    """`m.mar: 12.5 of 50.0 MB, 25.0 MB/s`, as far as it is known."""
+    """`m.mar: 12.5 of 50.0 MB, 25.0 MB/s`, without unknown parts."""
     have, size = int(download["bytes"]), download.get("size")
     if download["state"] == "waiting":
         return Step(f"{download['name']}: waiting for its origin")

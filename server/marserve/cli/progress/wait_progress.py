@@ -1,6 +1,6 @@
-"""Waits for a server while showing what happens there.
+"""Waits for a server and shows what happens there.
 
-Knows threads and the clock. Knows nothing of what is waited for: the caller passes the work and how to describe it.
+The caller passes the work, and a function that describes its progress.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from marserve.cli.output import CommandFailed, Output, Step
 T = TypeVar("T")
 
 LOOK_EVERY_S = 0.2
-"""How often the display is brought up to date, in seconds."""
+"""How often the display is refreshed, in seconds."""
 NOTE_AFTER_S = 2.0
 
 
 def while_showing(work: Callable[[], T], look: Callable[[], Sequence[Step]], output: Output, title: str) -> T:
-    """Do `work` and return its result or raise its error; meanwhile show the steps that `look` gives.
+    """Do `work` and return its result or raise its error; meanwhile show the steps that `look` returns.
 
-    A `look` that fails, or has nothing to say, shows the title. Where no terminal shows the steps, what the work waits
-    for is noted once, after `NOTE_AFTER_S`; under `--json` `look` is never called.
+    The title is shown while `look` fails or returns nothing. Without a terminal only what the work waits for is noted,
+    once, after `NOTE_AFTER_S`. Under `--json` `look` is never called.
     """
     if output.as_json:
         return work()
     working: Future[T] = Future()
-    # A daemon, so that Ctrl-C ends the command and not only its display.
+    # A daemon, so that Ctrl-C ends the command and not just its display.
     threading.Thread(target=_run, args=(work, working), daemon=True).start()
     if not output.shows_progress:
         return _note_waits(working, look, output)
@@ -59,7 +59,7 @@ def _note_waits(working: Future[T], look: Callable[[], Sequence[Step]], output: 
 
 
 class Lines:
-    """The lines of a progress display, as many as there are things to show at the moment."""
+    """The lines of a progress display."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,11 +1,11 @@
 """The server of this machine: start, stop, status.
 
 start          bring a server up
-start_behind   behind the command, until its models are loaded
-start_dry_run  what a start would do
+start_behind   start it in the background, and wait until its models are loaded
+start_dry_run  say what a start would do
 foreground     run it in this process
 background     start it as a process of its own session
-stop           have it finish, and wait for its end
+stop           end it after its accepted requests
 status         whether it runs and is ready
-pid_file       which process is the running server
+pid_file       the file with the process id of the running server
 """

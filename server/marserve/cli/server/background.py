@@ -1,7 +1,4 @@
-"""Starts a server as a process of its own session, which outlives the command that started it.
-
-Knows how Python is called. Knows nothing of settings, readiness or PID files.
-"""
+"""Starts a server as a process of its own session, which outlives the command that started it."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ def start_server(
 ) -> subprocess.Popen[bytes]:
     """Run `python -m module arguments…` in a new session; the caller owns the process.
 
-    `word` stands in its command line from its first instant (as an option that Python ignores), so that a PID file is
-    believed before the server has set its own title. Output goes where the caller's goes by default.
+    `word` is in its command line from the first instant (as an option that Python ignores), so that its PID file counts
+    before the server has set its own title. Output goes where the caller's goes by default.
     """
-    # -P: a file json.py in the working directory is the user's, and not the standard library's.
+    # -P: else a user's file json.py in the working directory would replace the standard library's.
     command = [sys.executable, "-P", "-X", word, "-m", module, *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True)

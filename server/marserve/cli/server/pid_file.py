@@ -1,9 +1,7 @@
-"""The file that says which process is the running server, and whether that process still is one.
+"""The file with the process id of the running server, and the check whether that process still is one.
 
-Knows processes by their id and command line. Knows nothing of settings, signals' meaning or HTTP.
-
-A process id alone proves nothing (the kernel hands it out again), so a running server carries a word in its command
-line, `org.pytorch.serve.ModelServer` or `marserve.server`, and an id counts only while that process shows it.
+The kernel reuses process ids. So a running server has a word in its command line, `org.pytorch.serve.ModelServer` or
+`marserve.server`, and an id counts only while its process has that word.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ MARSERVE_WORD = "marserve.server"
 
 
 class AlreadyRunning(Exception):
-    """The file names a server that runs; `pid` is its process."""
+    """The file belongs to a running server, the process `pid`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -30,9 +28,9 @@ class AlreadyRunning(Exception):
 
 
 class PidFile:
-    """One server's file: at most one living process holds it.
+    """One server's file: at most one running process holds it.
 
-    `word` is what the command line of such a process contains.
+    `word` is the word in the command line of such a process.
     """
 
     def __init__(self, path: Path, word: str) -> None:
@@ -47,7 +45,7 @@ class PidFile:
             return None
 
     def running_pid(self) -> int | None:
-        """The process id of the server that holds the file now, None without one."""
+        """The process id of the server that holds the file now, or None."""
         pid = self.written_pid()
         return pid if pid is not None and self.is_server(pid) else None
 
@@ -56,10 +54,10 @@ class PidFile:
         return pid > 0 and self.word in _command_line(pid)
 
     def claim(self, pid: int) -> bool:
-        """Put `pid` into the file; returns True when a dead server's file had to be removed first.
+        """Put `pid` into the file; returns True if a dead server's file had to be removed first.
 
-        Raises AlreadyRunning when another server holds the file, BadSettings when it cannot be written. The file
-        appears with its content or not at all, so that a reader never sees half of it.
+        Raises AlreadyRunning if another server holds the file, BadSettings if it cannot be written. The file appears
+        with its content or not at all, so that a reader never sees half of it.
         """
         try:
             return self._claim(pid)
@@ -85,16 +83,16 @@ class PidFile:
                     removed_orphan |= self.remove_orphan(pid)
 
     def remove_orphan(self, own_pid: int) -> bool:
-        """Remove the file of a server that is gone; returns whether there was one.
+        """Remove the file of a server that has ended; returns whether there was one.
 
-        Raises AlreadyRunning when the file's server runs, unless that is process `own_pid`.
+        Raises AlreadyRunning if the file's server runs, unless that is process `own_pid`.
         """
         try:
             file = self.path.open("rb")
         except FileNotFoundError:
             return False
         with file:
-            # Two commands may find the same orphan: the slower must not remove the faster one's new file.
+            # Two commands may find the same orphan; the slower one must not remove the faster one's new file.
             lock(file.fileno())
             if not is_at(self.path, file.fileno()):
                 return False
@@ -107,7 +105,7 @@ class PidFile:
             return True
 
     def release(self, pid: int) -> None:
-        """Remove the file if it still names `pid`: a successor's file stays."""
+        """Remove the file if it still holds `pid`; a successor's file stays."""
         if self.written_pid() == pid:
             self.path.unlink(missing_ok=True)
 
@@ -124,7 +122,7 @@ def marserve_pid_file(management_address: str) -> PidFile:
 
 
 def _temporary_folder() -> Path:
-    """The system's. Raises BadSettings where there is none that can be written: a read-only root, say."""
+    """The system's. Raises BadSettings if none can be written, as under a read-only root."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -140,6 +138,6 @@ def _command_line(pid: int) -> str:
     except OSError:
         if Path("/proc/self").exists():
             return ""
-    # No /proc (macOS): ask ps.
+    # Without /proc (macOS), `ps` knows.
     asked = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return asked.stdout

@@ -86,14 +86,14 @@ def start(
         pid_file = marserve_pid_file(str(loaded.management_address))
         try:
             if dry_run:
-                # Late: what a start would do is looked up with parts that a start behind does not load.
+                # Late: it imports parts that a start in the background does not need.
                 from marserve.cli.server.start_dry_run import rehearse_start
 
                 rehearse_start(loaded, pid_file, output)
                 return
             if foreground:
                 raise typer.Exit(serve(loaded, pid_file, watch))
-            # Late: a server in front asks no other server, and starts sooner without an HTTP client.
+            # Late: a server in the foreground needs no HTTP client, and starts sooner without one.
             from marserve.cli.server.start_behind import start_behind
 
             start_behind(loaded, _as_arguments(flags, pairs), pid_file, timeout, output)

@@ -1,6 +1,6 @@
-"""Starts a server as a process behind the command, and waits until its models are loaded or one cannot be.
+"""Starts a server in the background, and waits until its models are loaded or one of them cannot be.
 
-Knows the server's APIs, its console log and how progress is shown. What was typed is `start.py`'s.
+It knows the server's APIs and its console log; `start.py` reads the flags.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from marserve.settings import Settings
 from marserve.settings.report import sources_report
 
 CONSOLE_LOG = "console.log"
-"""What a server in the background says on standard error, in its log folder: nothing, unless it breaks."""
+"""Standard error of a server in the background, a file in its log folder. It is empty unless the server breaks."""
 
 SERVER_LOG = "ts_log.log"
-# A server that looks for devices answers probes alone (`app/early_probes.py`), with this status. Then it closes these
-# listeners and opens its own: so many times in a row it may be alive and give no answer.
+# While a server looks for devices it answers only probes (`app/early_probes.py`), with this status. Then it closes
+# those listeners and opens its own. Meanwhile it may be alive and fail to answer, at most so many times in a row.
 NOT_READY, MOST_MISSED = 503, 10
 
 
 def start_behind(
     settings: Settings, arguments: Sequence[str], pid_file: PidFile, timeout_s: float, output: Output
 ) -> None:
-    """Start a process of its own for the server, and wait until its models are loaded or one cannot be.
+    """Start the server as a process of its own, and wait until its models are loaded or one of them cannot be.
 
     `arguments` are those of a `marserve start` with these settings. Raises AlreadyRunning, BadSettings, CommandFailed
-    and, when the wait is interrupted, Interrupted.
+    and, if the wait is interrupted, Interrupted.
     """
     running = pid_file.running_pid()
     if running is not None:
@@ -50,7 +50,7 @@ def start_behind(
                 f"Another server answers at {front.address} already.",
                 "Stop it, or start this one with another --inference-address.",
             )
-        # No process reads its standard output, so it writes files even where a server in front would not.
+        # No process reads its standard output, so it writes log files even if a server in the foreground would not.
         logs = settings.log_location or settings.working_directory / "logs"
         warnings = [*settings.warnings, *settings.notes]
         for warning in warnings:
@@ -60,8 +60,8 @@ def start_behind(
             output.note(line)
         began = time.time()
         process = _spawn(arguments, logs)
-        # Written here too, so that `marserve stop` finds a server that is not waited for any longer. Where that cannot
-        # be, the server says why itself, and ends.
+        # Written here too, so that `marserve stop` finds the server if this wait is interrupted. If that fails, the
+        # server itself says why and ends.
         with contextlib.suppress(AlreadyRunning, BadSettings):
             pid_file.claim(process.pid)
         try:
@@ -112,7 +112,7 @@ def _indent(lines: Sequence[str]) -> list[str]:
 
 
 def _spawn(arguments: Sequence[str], logs: Path) -> subprocess.Popen[bytes]:
-    """The server's process. What it says before its logs are open, and Python's last words, go to the console log."""
+    """The server's process. The console log gets what it prints before its logs are open, and Python's last words."""
     try:
         logs.mkdir(parents=True, exist_ok=True)
         console = (logs / CONSOLE_LOG).open("wb")
@@ -140,11 +140,10 @@ def _wait_until_settled(
     logs: Path,
     began: float,
 ) -> list[Description]:
-    """Wait until each version has loaded or failed; returns how all versions then are. `deadline` is monotonic.
+    """Wait until each version has loaded or failed; returns the versions as they then are. `deadline` is monotonic.
 
-    `began` is when the process was started, in seconds since the epoch.
-
-    Raises CommandFailed when the server ends meanwhile, or when time is up (it goes on loading then).
+    `began` is when the process was started, in seconds since the epoch. Raises CommandFailed if the server ends, or if
+    the time is up; then it goes on loading.
     """
     with output.progress() as progress:
         lines = Lines(progress)
@@ -178,7 +177,7 @@ def _wait_until_settled(
 
 
 def _missed(failure: CommandFailed, missed: int) -> int:
-    """How many times in a row there was no answer. Raises the failure, unless the server has not begun to listen."""
+    """How often in a row there was no answer. Raises the failure unless the server may not listen yet."""
     code = failure.detail.get("code")
     if code == NOT_READY:
         return 0
@@ -188,7 +187,7 @@ def _missed(failure: CommandFailed, missed: int) -> int:
 
 
 def _still_runs(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process runs, after a moment in which it may have ended."""
+    """Whether the process still runs after `LOOK_EVERY_S`."""
     try:
         process.wait(timeout=LOOK_EVERY_S)
     except subprocess.TimeoutExpired:
@@ -197,7 +196,7 @@ def _still_runs(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _log_of_end(logs: Path, began: float) -> Path:
-    """The log that says why a server ended: its own, else, before that was open, what it printed."""
+    """The log that says why a server ended: its own, or the console log if it ended before its own was open."""
     own = logs / SERVER_LOG
     try:
         return own if own.stat().st_mtime >= began - 1 else logs / CONSOLE_LOG

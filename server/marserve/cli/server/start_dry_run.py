@@ -1,6 +1,6 @@
-"""`marserve start --dry-run`: what a start would do, by the settings and the files that it would find.
+"""`marserve start --dry-run`: what a start would do, by the settings and files that it would find.
 
-Knows settings, the model store and addresses. Nothing is started, written or fetched.
+Nothing is started, written or fetched.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from marserve.store.sources.local import LocalStore
 
 
 def rehearse_start(settings: Settings, pid_file: PidFile, output: Output) -> None:
-    """Say what would listen where, which models would be loaded, and which source set what.
+    """Say which addresses would listen, which models would be loaded, and which source set what.
 
-    Raises AlreadyRunning, BadSettings for folders that cannot be used, and CommandFailed for what else would keep the
-    server, or a model, from starting.
+    Raises AlreadyRunning, BadSettings for folders that cannot be used, and CommandFailed for anything else that would
+    keep the server or a model from starting.
     """
     refuse_unusable(settings)
     running = pid_file.running_pid()
@@ -67,7 +67,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str | Table]:
 
 
 def _models(settings: Settings) -> Iterator[dict[str, Any]]:
-    """What `load_models` names, unless something else decides; with `reason` where it cannot be had."""
+    """The models of `load_models`, unless something else decides; with `reason` if one cannot be loaded."""
     if settings.desired_state is not None or settings.model_snapshot is not None or not settings.load_models:
         return
     store = LocalStore(settings.model_store, roots=settings.model_roots)

@@ -1,4 +1,4 @@
-"""`marserve status`: whether a server runs, is ready, and how its models are."""
+"""`marserve status`: whether a server runs and is ready, and the state of its models."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def status(
 
 
 def _describe_all(back: Management, readiness: Probe) -> list[dict[str, Any]]:
-    """Every version; none of a server that answers probes alone so far (`app/early_probes.py`)."""
+    """Every version; empty while a server answers only probes (`app/early_probes.py`)."""
     try:
         return back.describe_all()
     except CommandFailed as failure:
@@ -79,7 +79,7 @@ def _describe_all(back: Management, readiness: Probe) -> list[dict[str, Any]]:
 
 
 def _show_readiness(output: Output, front: Inference) -> None:
-    """The status by the inference address alone: without models."""
+    """Show the status by the inference address alone, without models."""
     readiness = front.readiness()
     facts = [
         ("state", "ready" if readiness.is_well else "not ready"),

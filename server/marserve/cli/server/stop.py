@@ -1,4 +1,4 @@
-"""`marserve stop`: lets the server of this machine finish what it has accepted, and waits for its end."""
+"""`marserve stop`: has the server of this machine answer its accepted requests and end, and waits for its end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stop(
 
 
 def _rehearse(output: Output, address: str, pid: int, timeout_s: float, kill: bool) -> None:
-    """Say which server would end, and what it has to answer before, if it reports that.
+    """Say which server would end, and how many requests it would answer first, if it reports that.
 
     Raises CommandFailed if it may not be stopped.
     """
@@ -70,7 +70,7 @@ def _rehearse(output: Output, address: str, pid: int, timeout_s: float, kill: bo
 
 
 def _look(address: str) -> tuple[dict[str, Any], str]:
-    """What the server has to answer now, for a script and for a person; a stop needs neither its answer nor its key."""
+    """The requests that the server has to answer, for a script and for a person; or the reason why it does not tell."""
     try:
         with Management(address) as server:
             versions = server.describe_all()
@@ -87,7 +87,7 @@ def _look(address: str) -> tuple[dict[str, Any], str]:
 
 
 def _refuse_foreign(address: str) -> None:
-    """Raise when a server answers there although `marserve start` of this machine and user did not start it."""
+    """Raise CommandFailed if a server answers there that this user's `marserve start` on this machine did not start."""
     with Management(address) as server:
         try:
             server.order("GET", "/models", {"limit": 1})

@@ -47,7 +47,7 @@ def migrate(
 
 
 def _survey(output: Output, folder: Path, show_all: bool) -> None:
-    # Late: archives are read, and a start is tried, with parts of the server that other commands do not need.
+    # Late: reading archives and trying a start need parts of the server that other commands do not import.
     from marserve.app.trial import try_start
     from marserve.cli.torchserve.torchserve import parser, settings_of_command
     from marserve.migration.findings import as_document, counts

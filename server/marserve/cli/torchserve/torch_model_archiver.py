@@ -1,7 +1,7 @@
 """`torch-model-archiver`: TorchServe's command line for making archives (contract 9.2), with its flags and statuses.
 
-Silent when all is well, exit 0. One line `ERROR - …` and exit 1 where TorchServe's prints a traceback; usage errors
-exit 2. Work happens in a private file beside the archive, never in a folder that another user may own.
+Success is silent, with status 0. Errors are one line `ERROR - …` with status 1, where TorchServe prints a traceback;
+usage errors have status 2. It works in a private file beside the archive, never in a folder that another user may own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from marserve.errors import CannotArchive
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the archive that the arguments (this process's where there are none) describe; gives the exit status."""
+    """Make the archive that the arguments (by default this process's) describe; returns the exit status."""
     arguments = build_parser(Path).parse_args(argv)
     try:
         check_export_path(arguments.export_path)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(path: Callable[[str], object]) -> argparse.ArgumentParser:
-    """The flags; `path` makes a value of a path's text."""
+    """The flags; `path` converts a path's text."""
     parser = argparse.ArgumentParser(prog="torch-model-archiver", description="Make a model archive.")
     add = parser.add_argument
     add("--model-name", required=True, help="Name of the model and of the archive.")

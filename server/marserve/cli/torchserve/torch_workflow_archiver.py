@@ -1,7 +1,7 @@
 """`torch-workflow-archiver`: TorchServe's command line for making workflow archives (contract 9.3).
 
-Silent when all is well, exit 0. One line `ERROR - …` and exit 1 for what cannot be archived; usage errors exit 2. What
-servers would refuse about the spec is a warning: the archive is made all the same.
+Success is silent, with status 0. Errors are one line `ERROR - …` with status 1; usage errors have status 2. A spec that
+servers would refuse is a warning, and the archive is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marserve.workflows.spec import parse_spec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the archive that the arguments (this process's where there are none) describe; gives the exit status."""
+    """Make the archive that the arguments (by default this process's) describe; returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
         with Interruptible():  # it removes what it has not finished

@@ -1,9 +1,9 @@
 """`torchserve`: TorchServe's command line, with its flags, texts and exit statuses.
 
-Knows argparse, the PID file and what TorchServe prints. What the flags mean is said in `marserve.settings`.
+It knows TorchServe's flags and texts, and the PID file. `marserve.settings` says what the flags mean.
 
-One thing differs on purpose: with `--foreground` the server's own exit status is passed on, where TorchServe hides it,
-so that a supervisor of the server learns that it failed.
+One thing differs on purpose: `--foreground` ends with the server's own exit status, which TorchServe hides, so that a
+supervisor sees that the server failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from marserve.errors import BadSettings
 from marserve.machine.start_watch import StartWatch
 
 TORCHSERVE_VERSION = "0.12.0"
-"""The TorchServe whose contract this keeps: what its tools compare is this and not marserve's own version."""
+"""The version of TorchServe whose contract this keeps. Its tools compare this one, not marserve's own."""
 
 STOP_WAITS_S = 60.0
 LOOK_EVERY_S = 0.1
@@ -94,7 +94,7 @@ def _start(flags: argparse.Namespace, words: Sequence[str], pid_file: PidFile) -
 
 
 def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: PidFile, watch: StartWatch) -> int:
-    # Late: `--version` and `--stop` need none of these, and they are asked more often than a server is started.
+    # Late: `--version` and `--stop`, which are called more often, do not need these.
     from marserve.cli.server.background import start_server
     from marserve.cli.server.foreground import serve
     from marserve.plugins import find_snapshot_store
@@ -110,13 +110,13 @@ def _start_checked(flags: argparse.Namespace, words: Sequence[str], pid_file: Pi
         _say(error.message)
         return 1
     process = start_server("marserve.cli.torchserve", [*words, "--foreground"], TORCHSERVE_WORD)
-    # Written here too, so that a `torchserve --stop` that follows at once finds it.
+    # Written here too, so that an immediate `torchserve --stop` finds it.
     pid_file.claim(process.pid)
     return 0
 
 
 def _missing_path(flags: argparse.Namespace) -> str | None:
-    """What is wrong with the folders and files named, in TorchServe's words and order."""
+    """An error if a named folder or file is missing, in TorchServe's words and order."""
     if flags.log_config and not Path(flags.log_config).is_file():
         return f"--log-config file not found: {flags.log_config}"
     if flags.cpp_log_config and not Path(flags.cpp_log_config).is_file():
@@ -128,7 +128,7 @@ def _missing_path(flags: argparse.Namespace) -> str | None:
 
 
 def settings_of_command(words: Sequence[str]) -> dict[str, object]:
-    """The settings that the words of a command give, by their keys. Raises ValueError for no such command."""
+    """The settings, by key, that a command line of `torchserve` gives. Raises ValueError if it is none."""
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return _as_settings(parser().parse_args(list(words)))
@@ -137,7 +137,7 @@ def settings_of_command(words: Sequence[str]) -> dict[str, object]:
 
 
 def _as_settings(flags: argparse.Namespace) -> dict[str, object]:
-    """The flags as settings, those alone that were given."""
+    """The given flags as settings."""
     given: dict[str, object] = {
         "ts_config": flags.ts_config,
         "model_store": flags.model_store,
@@ -153,7 +153,7 @@ def _as_settings(flags: argparse.Namespace) -> dict[str, object]:
 
 
 def _stop(pid_file: PidFile, wait: bool) -> int:
-    """Ask the server to end. TorchServe's status is 0 whatever was found."""
+    """Ask the server to end. The status is 0 in any case, as TorchServe's."""
     written = pid_file.written_pid()
     if written is None:
         _say("TorchServe is not currently running.")
