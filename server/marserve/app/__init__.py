@@ -4,15 +4,15 @@ server           a server's life: start, serve, end
 building/        the parts, made of the settings
 listeners        HTTP listeners: bound first, accepting once ready
 grpc_ports       the gRPC ports
-look             the look at the machine that a start begins with
-early_probes     answers probes during that
+look             reads what the machine has, at the start
+early_probes     answers probes meanwhile
 draining         how the server ends
-hanging_calls    gives up calls that never return, at the end
+hanging_calls    at the end, gives up calls that never return
 last_resort      ends a process whose end hangs
 preemption       notices that the machine is taken away
 service_manager  tells systemd
 places           the folders that a server writes
-trial            a start tried, with nothing served
+trial            tries a start without serving
 """
 
 from marserve.app.building.cannot_start import CannotStart

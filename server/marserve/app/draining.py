@@ -1,8 +1,8 @@
-"""How the server ends: who asked for it, how much time is left, and in which order.
+"""The end of a server: the request to stop, the time limits, and the order.
 
-Readiness falls, requests are answered for `drain_delay` more, new ones are refused, accepted ones are answered for at
-most `drain_timeout`, what is left is refused by name, listeners close, connections end. A second signal ends every
-wait. What runs below (pools, workers, templates) is ended by who made it.
+Readiness falls. Requests are taken for `drain_delay` more, then new ones are refused, and accepted ones are answered
+for at most `drain_timeout`. The rest is refused, and the log names it. Listeners close, connections end. A second
+signal ends every wait. Pools, workers and templates are ended by the stack of `building/parts.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marserve.app")
 
-# After the drain, how long connections may take to end that have no answer under way.
+# How long connections without an answer under way may take to end after the drain.
 CLOSE_CONNECTIONS_S = 5.0
-# How many requests that are given up the log names, for each version.
+# How many refused requests the log names, for each version.
 MOST_NAMED = 20
 
 
 class Stop:
-    """Whether the server is to end, in a hurry, and because something failed."""
+    """Whether the server is to end, whether in a hurry, and whether because something failed."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -42,7 +42,7 @@ class Stop:
         self._signals = 0
 
     def on_signal(self, number: int) -> None:
-        """The first signal asks for the end, a second one for haste."""
+        """Ask for the end at the first signal, and end all waits at the second."""
         self._signals += 1
         if self._signals == 1:
             log.info("%s: draining", signal.Signals(number).name)
@@ -52,12 +52,12 @@ class Stop:
             self._hurry.set()
 
     def on_notice(self, sentence: str) -> None:
-        """The machine is to go: ask for the end. A signal that follows is the first one, and hurries nobody."""
+        """The machine is to go: ask for the end. A signal that follows counts as the first one and ends no waits."""
         log.warning("%s: draining", sentence)
         self.asked.set()
 
     def on_notice_signal(self, number: int) -> None:
-        """As `on_notice`, by the signal that a setting names."""
+        """As `on_notice`, for the signal that a setting names."""
         self.on_notice(f"{signal.Signals(number).name}: this machine is to go")
 
     def on_crash(self, why: str) -> None:
@@ -68,7 +68,7 @@ class Stop:
         self.asked.set()
 
     async def unless_hurried(self, work: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
-        """Wait for `work`, at most `limit_s`, unless a second signal came; None if it was not finished."""
+        """Wait for `work`, at most `limit_s` and until a second signal; None if it has not ended by then."""
         task = asyncio.ensure_future(work)
         hurry = asyncio.ensure_future(self._hurry.wait())
         done, _ = await asyncio.wait([task, hurry], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -82,17 +82,17 @@ class Stop:
 async def drain(
     parts: Parts, stop: Stop, listeners: Sequence[Listener], grpc_listeners: Sequence[GrpcListener]
 ) -> None:
-    """Answer what was accepted, refuse what comes; a second signal ends every wait."""
+    """Answer accepted requests, refuse new ones; a second signal ends every wait."""
     settings, registry, loop = parts.settings, parts.registry, asyncio.get_running_loop()
     registry.begin_drain()
     for listener in listeners:
         listener.send_clients_away()
-    await parts.rollouts.stop()  # before anything ends: that would be no verdict on a version
+    await parts.rollouts.stop()  # first, so that failures of the end count against no version
     await stop.unless_hurried(asyncio.sleep(settings.drain_delay))
     registry.refuse_new()
     until = loop.time() + settings.drain_timeout
-    # From here on gRPC's clients are told to go: their connections would bring them back here for ever.
-    # They get what is refused at the end as well, so a little more time than that takes.
+    # From here on gRPC's clients get a GOAWAY, as their connections would bring them back here for ever. They have a
+    # little more time than the drain, so that they also get the refusals at its end.
     grace_s = settings.drain_timeout + CLOSE_CONNECTIONS_S
     leaving = asyncio.ensure_future(wait_for_all([listener.stop(grace_s) for listener in grpc_listeners]))
     try:
@@ -117,7 +117,7 @@ async def drain(
 async def finish_accepted(
     data_plane: DataPlane, workflows: Workflows, timeout_s: float, now: Callable[[], float] = time.monotonic
 ) -> int:
-    """Wait for what was accepted; returns how many requests are left. Workflows first: their nodes are models."""
+    """Wait for accepted requests; returns how many are left. Workflows go first: their nodes are models."""
     end = now() + timeout_s
     workflows.refuse_new()
     left = await workflows.drain(timeout_s)
@@ -125,7 +125,7 @@ async def finish_accepted(
 
 
 def give_up_accepted(data_plane: DataPlane, workflows: Workflows, why: str) -> None:
-    """Refuse what was accepted and is not answered, and say by name in the log what that was."""
+    """Refuse accepted requests that are not answered, and log their names."""
     for workflow, ids in workflows.refuse_accepted():
         log.warning("Workflow %s: %s refused, %s: %s", workflow, _count(len(ids), "request"), why, _name(ids))
     for model, version, requests in data_plane.refuse_accepted():
@@ -157,7 +157,7 @@ async def _wait(task: asyncio.Future[Any]) -> None:
 
 
 async def _wait_for_connections(connections: ConnectionTable, until: float) -> None:
-    """Wait until all are gone; after a while only for those whose clients still take an answer, `until` a time."""
+    """Wait until all have closed; after a while only, and until `until`, for those with an answer under way."""
     loop = asyncio.get_running_loop()
     patient_until = loop.time() + CLOSE_CONNECTIONS_S
     while len(connections) and (loop.time() < patient_until or (connections.answering and loop.time() < until)):

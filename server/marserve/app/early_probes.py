@@ -1,6 +1,6 @@
-"""Answers probes while a vendor's tool keeps the server from listening.
+"""Answers probes while a slow vendor's tool delays the start.
 
-`/livez` is 200, so that an orchestrator does not kill a server that is starting; everything else is 503. The addresses
+`/livez` is 200, so that an orchestrator does not kill a server that is starting; all other paths are 503. The addresses
 are released before the listeners bind them.
 """
 
@@ -18,9 +18,9 @@ from marserve.app.building.cannot_start import cannot_bind
 from marserve.app.listeners import HANDSHAKE_S, apis_by_address, bind
 from marserve.settings import Address, Settings
 
-# A probe's request is short, and comes at once.
+# A probe's request is short and arrives at once.
 HEAD_BYTES, HEAD_S = 8192, 5.0
-# Connections that an address answers at a time; others are closed at once.
+# The most connections of an address at a time; others are closed at once.
 MOST_CONNECTIONS = 64
 END_S = 1.0
 
@@ -38,7 +38,7 @@ class EarlyProbes:
         self._reading: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> EarlyProbes:
-        """Bind every address of the server and answer there."""
+        """Bind every address of the server and answer probes."""
         try:
             for address, names in apis_by_address(self._settings):
                 try:
@@ -46,7 +46,7 @@ class EarlyProbes:
                 except OSError as error:
                     raise cannot_bind(address, error, *(f"{name.lower()}_address" for name in names)) from error
                 start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server
-                # Without TLS here: a connection counts from its beginning, its handshake included.
+                # TLS begins later, so that a connection counts from its beginning, handshake included.
                 server = await start(partial(self._accept, address), sock=sock, limit=HEAD_BYTES)
                 self._servers.append(server)
         except BaseException:
@@ -57,7 +57,7 @@ class EarlyProbes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Release the addresses, and wait for what was being read: cancelled with the loop it would log a traceback."""
+        """Release the addresses, and wait for open requests: cancelled with the loop they would log a traceback."""
         self._close()
         if self._reading:
             await asyncio.wait(self._reading, timeout=END_S)

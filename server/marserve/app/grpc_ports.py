@@ -1,4 +1,4 @@
-"""The gRPC ports, where the libraries for them are installed. They are imported here alone, and only when asked for."""
+"""Binds the gRPC ports, if their libraries are installed. These are imported only here, and only if needed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ log = logging.getLogger("marserve.app")
 
 
 def import_grpc() -> None:
-    """Import grpcio as this server needs it, before a plug-in may import it otherwise. `bind_grpc` says what fails."""
+    """Import grpcio as this server needs it, before a plug-in may import it otherwise. `bind_grpc` logs failures."""
     with contextlib.suppress(Exception):
-        from marserve.api.grpc import library  # noqa: F401 - imported for what it does
+        from marserve.api.grpc import library  # noqa: F401 - imported for its effect
 
 
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
-    """Bind the gRPC ports; none, and a line in the log, without the libraries that they need. Raises CannotStart."""
+    """Bind the gRPC ports. Without their libraries it binds none and logs a line. Raises CannotStart."""
     settings = parts.settings
     import_grpc()
     try:
         from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
-    except Exception as error:  # packages that do not fit one another raise errors of their own
+    except Exception as error:  # packages that do not fit each other raise errors of their own
         if not is_the_packages("grpc", error):
             raise
         log.warning(
@@ -91,7 +91,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
 
 
 def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
-    """What binding the gRPC ports would raise now, of each; nothing without the libraries that they need."""
+    """The errors that binding the gRPC ports would raise now; empty without their libraries."""
     try:
         from marserve.api.grpc.listener import GrpcAddress, check_free
     except Exception as error:

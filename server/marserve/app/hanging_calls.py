@@ -1,7 +1,7 @@
-"""Gives up, once the server is to end, the calls in threads that a file system does not answer.
+"""Gives up calls in threads that a file system does not answer, once the server is to end.
 
-What waits for such a call (a registration, the start itself) ends with an error that names it, so that the server ends
-in order. A call that was begun after the signal has the time that the end has.
+A task that waits for such a call (a registration, the start itself) gets an error that names it, so that the server
+ends in order. A call that began after the signal has as much time as the end.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from marserve.machine.threads import DaemonThreads
 log = logging.getLogger("marserve.app")
 
 LOOK_EVERY_S = 0.25
-# For so long a call may stand still.
+# A call may hang for so long.
 STILL_S = 5.0
-# A start has nothing yet that must end in order.
+# During the start, nothing yet has to end in order.
 STILL_AT_START_S = 1.0
 
 
 async def give_up_hanging(threads: DaemonThreads, stop: Stop, is_up: asyncio.Event) -> None:
-    """From the moment that the end is asked for; never returns."""
+    """Wait for the request to end, then give up hanging calls; never returns."""
     await stop.asked.wait()
     asked = time.monotonic()
     limit_s = STILL_S if is_up.is_set() else STILL_AT_START_S

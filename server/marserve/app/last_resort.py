@@ -1,8 +1,8 @@
-"""Ends the process when its orderly end takes longer than it may: a thread hangs, or the event loop does.
+"""Ends the process when its orderly end takes too long, because a thread or the event loop hangs.
 
-A file system that does not answer keeps a system call for ever, and the thread that made it cannot be ended. Waited for
-is the signal itself, not what the event loop makes of it; one that hangs so that no signal interrupts it is seen by the
-signal that waits for it. Workers end with the process.
+A system call on a file system that does not answer may never return, and its thread cannot be ended. So this waits for
+the signal itself, not for the event loop's handling of it. If the main thread hangs so that no signal interrupts it,
+the pending signal shows that. Workers end with the process.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import time
 from marserve.machine.hanging import pending_signals
 
 STATUS = 1
-# How often it is looked whether a signal waits for the main thread. Twice in a row: that does not hear it.
+# How often pending signals of the main thread are checked. If one is pending twice in a row, that thread hangs.
 LOOK_EVERY_S = 1.0
-# After a second signal, which asks for haste.
+# The limit after a second signal.
 HURRIED_S = 10.0
-# Its thread does nothing that could take longer.
+# How long `close` waits for the thread, which does nothing that takes longer.
 CLOSE_LIMIT_S = 1.0
 
 
 class LastResort:
-    """Ends this process `limit_s` after the first signal, or `HURRIED_S` after the second, if it is still there."""
+    """Ends this process `limit_s` after the first signal, or `HURRIED_S` after the second, if it still runs."""
 
     def __init__(self, limit_s: float, *, hurried_s: float = HURRIED_S) -> None:
-        """Raises RuntimeError where the system gives no thread."""
+        """Raises RuntimeError if the system cannot start a thread."""
         self._limit_s, self._hurried_s = limit_s, hurried_s
-        # A queue of this kind may be put into by a signal handler, whatever it interrupted.
+        # A signal handler may put into a SimpleQueue, whatever it interrupted.
         self._signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._wait, name="last-resort", daemon=True)
         self._thread.start()
 
     def on_signal(self) -> None:
-        """A signal asked for the end."""
+        """Begin to count the time: a signal asked for the end."""
         self._signals.put(True)
 
     def close(self) -> None:
-        """The process has ended what it had to, or goes on with other things. The thread has ended then."""
+        """Do not end the process any more; the thread has ended when this returns."""
         self._signals.put(False)
         self._thread.join(CLOSE_LIMIT_S)
 
@@ -64,5 +64,5 @@ class LastResort:
             elif now + self._hurried_s < until:
                 until, limit_s = now + self._hurried_s, self._hurried_s
         said = f"marserve ends now: its orderly end was to take {limit_s:g} s at most, and something in it hangs\n"
-        os.write(2, said.encode())  # the log's file may be what hangs
+        os.write(2, said.encode())  # not to the log, whose file may be what hangs
         os._exit(STATUS)

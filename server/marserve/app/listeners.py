@@ -1,6 +1,6 @@
 """The HTTP listeners: addresses bound before anything is begun, connections accepted once the server is ready.
 
-Knows sockets and uvicorn. What a listener answers is `building/routes.py`'s.
+It knows sockets and uvicorn; `building/routes.py` makes the routes.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from marserve.app.building.routes import Routers, build_routes, own_access
 from marserve.settings import Address, Settings
 
 BACKLOG = 2048
-# Linux: a socket filter that drops what opens a connection, SYN without ACK in byte 13 of a TCP header, and lets pass
-# what goes on with one: (code, jump if true, jump if false, value), linux/filter.h and asm/socket.h.
+# Linux: a socket filter that drops packets which open a connection (SYN without ACK in byte 13 of the TCP header) and
+# lets all others pass. Each line is (code, jump if true, jump if false, value); see linux/filter.h and asm/socket.h.
 SO_ATTACH_FILTER = 26
 DROP_NEW = [(0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF)]
-# Long enough for what is half opened to arrive, and for the loop to take it in; who knocks meanwhile waits a second.
+# Long enough for half-open connections to complete, and for the loop to accept them. A client that connects meanwhile
+# tries again after a second.
 ACCEPT_REST_S = 0.005
-# So long at most for all that waits to be taken in. How many do is what a listening socket has as `tcpi_unacked`.
+# The limit for accepting all that wait. A listening socket reports their number as `tcpi_unacked`.
 MOST_ACCEPT_S = 1.0
 # How many turns of the loop lie between asyncio's accept and the first bytes read: task, connection made, reader, read.
 TURNS_UNTIL_READ = 5
 TCP_INFO_UNACKED = 24
 # How long a client may take to agree on TLS.
 HANDSHAKE_S = 10.0
-# How long whoever listens on a socket's file may take to show that it does.
+# How long a server on a socket's file may take to accept a connection.
 STALE_SOCKET_S = 1.0
 
 
@@ -88,9 +89,9 @@ class Listener:
             )
 
     def send_clients_away(self) -> None:
-        """Answer as before, and ask each client to connect anew: what spreads requests will find it another server.
+        """Answer as before, but ask each client to connect anew: the load balancer will find it another server.
 
-        So nobody holds a connection here when requests are refused.
+        So no client has a connection here when requests are refused.
         """
         cast("type[HttpConnection]", self.config.http_protocol_class).listener.is_leaving = True
         for connection in list(self.state.connections):
@@ -118,14 +119,14 @@ class Listener:
 
     @property
     def _waiting(self) -> int:
-        """How many connections the system has accepted that nobody has taken in; 0 where it does not tell."""
+        """How many connections the system has accepted and the loop has not; 0 if the system does not report it."""
         if sys.platform != "linux" or self.address.scheme == "unix":
             return 0
         facts = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_UNACKED + 4)
         return int.from_bytes(facts[TCP_INFO_UNACKED:], sys.byteorder)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self.server is not None:
             self.server.close()
         self.sock.close()
@@ -134,9 +135,9 @@ class Listener:
 
 
 def bind_listeners(parts: Parts) -> list[Listener]:
-    """Bind every address that is asked for; equal addresses are one listener with all their routes.
+    """Bind every address of the settings; equal addresses become one listener with all their routes.
 
-    Raises CannotStart; no socket is left open then.
+    Raises CannotStart, and then leaves no socket open.
     """
     listeners: list[Listener] = []
     try:
@@ -164,7 +165,7 @@ def apis_by_address(settings: Settings) -> list[tuple[Address, list[str]]]:
 
 
 def taken_addresses(settings: Settings) -> Iterator[CannotStart]:
-    """What binding the addresses would raise now, of each. Nothing is left open, made or removed."""
+    """The errors that binding the addresses would raise now. Nothing is left open, made or removed."""
     for address, names in apis_by_address(settings):
         try:
             if address.scheme == "unix":
@@ -224,7 +225,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
 
 
 def bind(address: Address) -> socket.socket:
-    """A socket that is bound to `address` and does not listen yet. Raises OSError."""
+    """A socket bound to `address` that does not listen yet. Raises OSError."""
     if address.scheme == "unix":
         assert address.path is not None
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -247,9 +248,9 @@ def bind(address: Address) -> socket.socket:
 
 
 def reaches_this_machine_alone(address: Address) -> bool:
-    """Whether only loopback reaches a listener of this address, whatever its host is called.
+    """Whether a listener of this address is on loopback only, whatever its host's name.
 
-    False for a socket's file, and for a host without an address: binding it will say so.
+    False for a socket's file, and for a host without an address, which binding will report.
     """
     if address.scheme == "unix":
         return False
@@ -263,7 +264,7 @@ def reaches_this_machine_alone(address: Address) -> bool:
 def _guard(
     address: Address, names: list[str], routers: Routers, parts: Parts, surface: InferenceSurface
 ) -> Callable[[ASGIApp], ASGIApp] | None:
-    """What every request to a listener's routes passes; None for nothing."""
+    """Wraps a listener's routes with its checks; None without any."""
     settings = parts.settings
     guard: Callable[[ASGIApp], ASGIApp] | None = None
     if names != ["Metrics"]:
@@ -289,13 +290,13 @@ def _resolve(address: Address) -> tuple[Any, ...]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens on (contract §6.3). Raises OSError for a server's, and for what is none."""
+    """Remove a stale socket file (contract §6.3). Raises OSError if a server listens on it, or if it is no socket."""
     _check_stale(path)
     path.unlink(missing_ok=True)
 
 
 def _check_path(path: Path) -> None:
-    """Raise OSError where no socket can be made at this path, without making one."""
+    """Raise OSError if no socket can be made at this path, without making one."""
     _check_stale(path)
     if not path.parent.is_dir():
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -304,7 +305,7 @@ def _check_path(path: Path) -> None:
 
 
 def _check_stale(path: Path) -> None:
-    """Raise OSError where somebody listens on this file, or where it is no socket."""
+    """Raise OSError if a server listens on this file, or if it is no socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is a file that is no socket")
@@ -313,6 +314,6 @@ def _check_stale(path: Path) -> None:
             client.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
         return
-    except (TimeoutError, BlockingIOError):  # who listens has more callers than it takes
+    except (TimeoutError, BlockingIOError):  # a server listens, but its backlog is full
         pass
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

@@ -1,4 +1,4 @@
-"""The look at the machine that a start begins with: bounded, answering probes meanwhile, ended by a signal."""
+"""Reads what the machine has, at the start. It takes bounded time, answers probes meanwhile, and ends at a signal."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from marserve.settings import Settings
 
 log = logging.getLogger("marserve.app")
 
-# Most machines are looked at in less; probes are answered from then on.
+# Probes are answered after so long; most machines take less.
 PROBES_AFTER_S = 1.0
-# NVIDIA's library is asked after the tools, and may hang as they may.
+# NVIDIA's library comes after the tools; it may hang, as they may.
 LIBRARY_S = 5.0
 
 
 async def look_at_machine(
     settings: Settings, stop: Stop, tls: ssl.SSLContext | None = None, *, limit_s: float = LOOK_S
 ) -> Machine | None:
-    """What the machine has; None where a signal came first. Waits `limit_s` for tools, a little more for a library.
+    """What the machine has; None if a signal came first. Waits `limit_s` for tools, a little more for a library.
 
-    `tls` is spoken on https addresses while probes are answered.
+    `tls` is for probes on https addresses.
 
-    Raises CannotStart for devices that cannot be read or are not there, where the entry is strict about it.
+    Raises CannotStart for devices that are missing or cannot be read, if the entry is strict about it.
     """
     tools = Tools(limit_s)
     is_strict = settings.entry == "marserve"
@@ -53,7 +53,7 @@ async def look_at_machine(
     except BadSettings as error:
         raise CannotStart(str(error)) from error
     finally:
-        looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, or asyncio logs it
+        looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, else asyncio logs it
     sentence = "Accelerators cannot be read: NVIDIA's library does not answer"
     if is_strict:
         raise CannotStart(

@@ -1,8 +1,6 @@
-"""The folders that a server writes and the store that it reads: whether it can, asked before anything is begun.
+"""Checks, before anything is begun, that the server can write its folders and read its store.
 
-Makes and writes nothing.
-
-Folders of logs, keys and sockets say so themselves, when they are opened.
+It makes and writes nothing. Folders of logs, keys and sockets are checked when these are opened.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ WRITTEN = ("temporary_folder", "state_folder", "download_cache", "environment_fo
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Raise BadSettings for the first folder that the settings name and the server cannot write, or read, and for
-    limits of this process that are too low for a server.
+    """Raise BadSettings for the first folder of the settings that the server cannot write or read, and for limits of
+    this process that are too low for a server.
     """
     if limit := too_low():
         raise BadSettings(limit)
@@ -43,7 +41,7 @@ def refuse_unusable(settings: Settings) -> None:
 
 
 def why_unwritable(folder: Path) -> str | None:
-    """Why nothing can be written into this folder, which need not be there yet; None where it can."""
+    """Why this folder, which may not exist yet, cannot be written; None if it can."""
     for place in (folder, *folder.parents):
         try:
             if not place.exists():
@@ -62,6 +60,6 @@ def why_unwritable(folder: Path) -> str | None:
 def _wrong(settings: Settings, name: str, what: str) -> BadSettings:
     origins = settings.origins.get(name)
     shown = origins[-1].text.strip() if origins else str(getattr(settings, name))
-    # A flag is called after its key, so that saying both says nothing more.
+    # A flag has the name of its key, so the key alone is enough.
     where = origins[-1].where if origins and not origins[-1].where.startswith("--") else None
     return BadSettings(f"{name} is {shown!r}, {what}", key=name, source=where)

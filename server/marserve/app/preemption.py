@@ -1,7 +1,7 @@
-"""Notices that this machine is to be taken away: a file that appears, an installed plug-in that was told, a signal.
+"""Notices that this machine is to be taken away: a file that appears, an installed plug-in that reports it, a signal.
 
-Each but the signal is asked again and again in a thread of its own, which the server's end does not wait for: what
-answers slowly, or never, keeps nobody. The first notice is told once.
+A thread for each file and plug-in polls it. The server's end does not wait for these threads, so a notice that answers
+slowly or never delays nothing. Only the first notice is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FileNotice:
         self._path = path
 
     def notice(self) -> str | None:
-        """That it has appeared. Raises OSError where that cannot be seen."""
+        """A sentence once the file has appeared, else None. Raises OSError if that cannot be seen."""
         try:
             self._path.stat()
         except FileNotFoundError:
@@ -38,7 +38,7 @@ class FileNotice:
 
 
 class Preemption:
-    """Asks all notices every `interval_s`, from `start` to `stop`; `tell` is called on the event loop, at most once."""
+    """Polls all notices every `interval_s`, from `start` to `stop`. Calls `tell` on the event loop, at most once."""
 
     def __init__(self, notices: Sequence[PreemptionNotice], interval_s: float, tell: Callable[[str], None]) -> None:
         self._notices = notices
@@ -47,14 +47,14 @@ class Preemption:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Begin to ask, on the running event loop's behalf."""
+        """Begin to poll; `tell` is called on the running event loop."""
         loop = asyncio.get_running_loop()
         for notice in self._notices:
             log.info("Asks every %g s whether this machine is to go: %s", self._interval_s, notice.where)
             threading.Thread(target=self._ask, args=(notice, loop), name="preemption", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more; a question under way is not waited for."""
+        """Stop polling, without waiting for a call under way."""
         self._is_over.set()
 
     def _ask(self, notice: PreemptionNotice, loop: asyncio.AbstractEventLoop) -> None:
@@ -63,7 +63,7 @@ class Preemption:
             try:
                 announced = notice.notice()
             except Exception as error:
-                # A border: whatever a plug-in raises, the server serves on and asks again.
+                # A plug-in may raise anything; the server goes on and polls it again.
                 if not has_failed:
                     log.warning(
                         "%s could not be asked (%s: %s); asked again", notice.where, type(error).__name__, error
@@ -103,7 +103,7 @@ def find_notices(settings: Settings) -> list[PreemptionNotice]:
 
 
 def notice_signal(settings: Settings) -> signal.Signals | None:
-    """The signal that says the same, None where none is set. Raises CannotStart where the system has no such signal."""
+    """The signal that means the same; None if none is set. Raises CannotStart if the system has no such signal."""
     name = settings.preemption_signal
     if name == "none":
         return None

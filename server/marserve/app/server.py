@@ -1,8 +1,8 @@
 """A server's life: start, serve, end.
 
-Order of the start: sockets are bound first (a taken port is found before anything else is begun), the models of the
-start are read and loaded, or have had their time for it, then connections are accepted. Order of the end: what
-`draining.py` does, then workers and templates end and are reaped, logs are written out.
+The start binds sockets first, so that a taken port is found before anything else is begun. It reads and loads the
+models of the start, for a bounded time, and then accepts connections. The end is what `draining.py` does; then workers
+and templates end and are reaped, and logs are written out.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ from marserve.telemetry.logs.logs import Logs, configure_logs
 
 log = logging.getLogger("marserve.app")
 
-# Connections are accepted at the latest this long after the start, though models of the start are still being loaded.
+# Connections are accepted after so long, even if models of the start are still being loaded.
 LOAD_MODELS_FIRST_S = 1.0
 # How long the last snapshot may take.
 LAST_SNAPSHOT_S = 10.0
-# How long workers may take to end and be reaped, with all that a process of a handler's may still do.
+# How long workers, and processes that handlers started, may take to end and be reaped.
 LAST_WORKERS_S = 15.0
-# So long after all of that has had its time the process is ended whatever hangs in it.
+# When all of these limits are over by so much, the process is ended whatever hangs in it.
 LAST_RESORT_AFTER_S = 5.0
-# Threads for what blocks. Python's own number, on two cores six, is less than downloads and archives being unpacked may
-# have at a time, and then whatever else needs one would wait for them: the end of a worker that died, for one.
+# Threads for blocking calls. Python's own number (six on two cores) is fewer than downloads and archives that are
+# unpacked may use at a time, and then other calls would wait for them, such as the end of a dead worker.
 BLOCKING_THREADS = 32
-# So many are begun at the start: a server that meets a limit on threads later goes on with them.
+# So many are begun at the start, so that a server that later meets a limit on threads can go on.
 READY_THREADS = 4
 
 
 def run(settings: Settings, watch: StartWatch | None = None) -> int:
-    """Serve until a signal says stop. Returns the exit status: 0 after an orderly stop, 1 when the start failed, or a
-    worker crashed whose model's `onCrash` is `fail`.
+    """Serve until a signal to stop. Returns the exit status: 0 after an orderly stop, 1 if the start failed or a worker
+    of a model with `onCrash: fail` crashed.
 
     `watch` watches the start, and is closed when the server is up.
 
-    What kept it from starting is said in one sentence on standard error. Raises BadSettings for folders that
-    cannot be written; nothing was started then.
+    A failed start is one sentence on standard error. Raises BadSettings, before anything is started, for folders that
+    cannot be written.
     """
     refuse_unusable(settings)
     logs = configure_logs(
@@ -89,9 +89,9 @@ def run(settings: Settings, watch: StartWatch | None = None) -> int:
         _run_loop()(server.serve())
     except CannotStart as error:
         log.error("%s", error)
-        print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - what the operator reads
+        print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - for the operator
         return 1
-    except RuntimeError as error:  # the loop ends its threads, which are daemons, by one more thread
+    except RuntimeError as error:  # the loop needs one more thread to end its threads, which are daemons
         if not server.has_ended:
             raise
         log.warning("The event loop was not closed: %s", error)
@@ -102,22 +102,22 @@ def run(settings: Settings, watch: StartWatch | None = None) -> int:
 
 
 def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """What runs the server's coroutine: uvloop, else Python's own loop, which is slower and serves all the same."""
+    """The runner of the server's coroutine: uvloop's, else Python's own, which is slower."""
     try:
         from uvloop import run as run_on_uvloop
-    except Exception as error:  # one that is broken raises what it likes
+    except Exception as error:  # a broken uvloop may raise anything
         log.warning("The server runs on asyncio's own loop, which is slower: uvloop cannot be used (%s)", reason(error))
         return asyncio.run
     return run_on_uvloop
 
 
 def longest_stop_s(settings: Settings) -> float:
-    """How long the end may take, from the signal to the last process, in seconds."""
+    """How long the end may take, from the signal to the end of the last process, in seconds."""
     return settings.drain_delay + settings.drain_timeout + CLOSE_CONNECTIONS_S + LAST_SNAPSHOT_S + LAST_WORKERS_S
 
 
 async def tell_left_out(logs: Logs) -> None:
-    """Have the logs say now and then how many records of clients were left out; never returns."""
+    """Have the logs report regularly how many records caused by clients were left out; never returns."""
     while True:
         await asyncio.sleep(TELL_EVERY_S)
         logs.tell_left_out(time.monotonic())
@@ -140,15 +140,15 @@ class Server:
         self._logs = logs
         self._stop = Stop()
         self.has_ended = False
-        """Whether all that was begun has ended in its order."""
+        """Whether all parts that were begun have ended in order."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended because of a model: one that crashed with `onCrash: fail`, or `strict_start` missed one."""
+        """Whether a model ended the server: it crashed with `onCrash: fail`, or failed to load under `strict_start`."""
         return self._stop.has_failed
 
     async def serve(self) -> None:
-        """From start to end. Raises CannotStart; nothing is left behind then."""
+        """Run from start to end. Raises CannotStart, and then leaves nothing behind."""
         loop = asyncio.get_running_loop()
         threads = DaemonThreads(BLOCKING_THREADS, "blocking", ready=READY_THREADS)
         loop.set_default_executor(threads)
@@ -210,9 +210,9 @@ class Server:
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
         await self._wait_for_models(parts.registry, reading)
-        gc.collect()  # before anybody is let in: it holds everything up
-        gc.freeze()  # what the start made stays: collections on the hot path need not look at it again
-        gc.enable()  # who started this may have put it off until now
+        gc.collect()  # before connections are accepted, as it stops everything
+        gc.freeze()  # objects of the start stay, so that collections on the hot path can skip them
+        gc.enable()  # the caller may have disabled it for the start
         if settings.strict_start:
             await self._insist_on_models(parts.registry, reading, stack)
         for listener in listeners:
@@ -238,12 +238,12 @@ class Server:
         manager.is_stopping(longest_stop_s(settings))
         await drain(parts, stop, listeners, grpc_listeners)
         if parts.snapshots is not None and has_succeeded(reading):
-            # What was not read would be missing from it; the snapshot before has it.
+            # If the models of the start were not all read, the earlier snapshot is better.
             last = parts.snapshots.write("shutdown", parts.registry.snapshot())
             await stop.unless_hurried(last, LAST_SNAPSHOT_S)
 
     async def _wait_for_models(self, registry: Registry, reading: asyncio.Task[Any]) -> None:
-        """Let nobody in while models need a moment only: another server may answer those who are refused until then."""
+        """Wait a moment for models before accepting connections: another server may answer clients until then."""
 
         async def load() -> None:
             await asyncio.wait([reading])
@@ -257,9 +257,9 @@ class Server:
     async def _insist_on_models(
         self, registry: Registry, reading: asyncio.Task[Any], stack: contextlib.AsyncExitStack
     ) -> None:
-        """With `strict_start`: nobody is let in before all models of the start are registered.
+        """With `strict_start`: wait until all models of the start are registered, before connections are accepted.
 
-        One that cannot be loaded later ends the server. Raises CannotStart for one that cannot be registered.
+        Raises CannotStart for a model that cannot be registered. One that later cannot be loaded ends the server.
         """
         stop = self._stop
         stop_asked = asyncio.ensure_future(stop.asked.wait())
@@ -273,14 +273,14 @@ class Server:
                 stop.has_failed = True
                 sentence = f"{'; '.join(failures)} (strict_start=true)"
                 log.error("%s: the server ends", sentence)
-                print(f"marserve ends: {sentence}", file=sys.stderr)  # noqa: T201 - what the operator reads
+                print(f"marserve ends: {sentence}", file=sys.stderr)  # noqa: T201 - for the operator
                 stop.asked.set()
 
         keep(stack, insist_on_loads())
 
 
 def _do_nothing() -> None:
-    """For a server without a last resort."""
+    """The default of `_listen`: no last resort."""
 
 
 def _listen(
@@ -291,8 +291,8 @@ def _listen(
 ) -> None:
     """Call `heard` on the loop when the signal comes, and `at_once` even if the loop does not run.
 
-    The loop's own way would give the signal back to the system when it is closed, and one that comes then would kill
-    what is ending well.
+    The loop's own handlers give the signal back to the system when the loop closes, so that a signal then would kill a
+    process that is ending in order.
     """
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -304,7 +304,7 @@ def _listen(
 
 
 def _load_models(parts: Parts) -> Coroutine[Any, Any, Any]:
-    """What reads the models of the start: a desired state goes before a snapshot, and that before `load_models`."""
+    """Load the models of the start: of a desired state, else of a snapshot, else of `load_models`."""
     if parts.desired.place is not None:
         return parts.desired.start(parts.registry)
     if parts.restored is not None:
@@ -313,6 +313,6 @@ def _load_models(parts: Parts) -> Coroutine[Any, Any, Any]:
 
 
 async def _watch_places(parts: Parts, reading: asyncio.Task[Any]) -> None:
-    """Watch once the models of the start are read: they go first."""
+    """Start the watches once the models of the start are read."""
     await asyncio.wait([reading])
     await parts.watches.run(parts.reconciler.policies, parts.reconciler.let_go)

@@ -1,6 +1,6 @@
-"""Tells a service manager how the server is, as systemd's `Type=notify` wants it: sd_notify(3), a datagram each.
+"""Reports the server's state to a service manager, by datagrams of sd_notify(3), for systemd's `Type=notify`.
 
-Where no manager asked for it (no `NOTIFY_SOCKET` in the environment) nothing is said. Knows nothing of what serving is.
+It sends nothing unless the manager asks for it by `NOTIFY_SOCKET` in the environment.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ log = logging.getLogger("marserve.app")
 
 
 class ServiceManager:
-    """Who started this process and wants to hear how it goes; or nobody."""
+    """The service manager that started this process, if any."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
 
     def is_serving(self, where: str) -> None:
-        """Connections are accepted, at this address; models may still be loading."""
+        """Report that connections are accepted at this address; models may still be loading."""
         self._tell("READY=1", f"STATUS=Answers at {where}")
 
     def is_stopping(self, within_s: float) -> None:
-        """The end has begun, and takes at most this long: the manager waits, whatever its own limit is."""
+        """Report that the end has begun and takes at most this long: the manager waits, whatever its own limit is."""
         self._tell("STOPPING=1", "STATUS=Answers what was accepted", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def _tell(self, *lines: str) -> None:

@@ -1,6 +1,6 @@
-"""A trial of a start: everything is read and built as a start does, and every archive looked at; nothing is served.
+"""Tries a start: reads and builds everything as a start does, and looks at every archive, but serves nothing.
 
-No worker is started, no port is taken, nothing is fetched. What is written goes into a folder that is deleted.
+It starts no worker, binds no port and fetches nothing. It writes into a folder that is deleted.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _WRITTEN_FOLDERS = ("temporary_folder", "log_location", "state_folder", "downloa
 
 
 def try_start(settings: Settings) -> list[BadSettings]:
-    """What would keep the server from starting, or a model of the start from being loaded; empty for neither.
+    """The errors that would keep the server from starting, or a model of the start from loading.
 
-    Each has the key that it is about, where it is about one, and where that stands. Blocks, for about a second.
+    Each has its key, if it is about one, and the place where that is set. Blocks for about a second.
     """
     with tempfile.TemporaryDirectory(prefix="marserve-trial-") as folder:
         return asyncio.run(_try(_apart(settings, Path(folder))))
 
 
 def _apart(settings: Settings, folder: Path) -> Settings:
-    """The settings with everything that a server writes in `folder`."""
+    """The settings, changed so that the server writes only in `folder`."""
     apart: dict[str, Any] = {name: folder / name for name in _WRITTEN_FOLDERS}
     for path in apart.values():
         path.mkdir()
@@ -79,7 +79,7 @@ async def _try_models(settings: Settings, parts: Parts) -> AsyncIterator[BadSett
 
 
 def _models(settings: Settings, parts: Parts) -> Iterator[tuple[str, RegisterParameters]]:
-    """The models of the start, each with the key that names it; a snapshot goes before `load_models`."""
+    """The models of the start, each with the key that names it: of a snapshot, else of `load_models`."""
     if parts.desired.place is not None:
         return
     if parts.restored is not None:
@@ -92,7 +92,7 @@ def _models(settings: Settings, parts: Parts) -> Iterator[tuple[str, RegisterPar
 
 
 def _placed(error: BadSettings, settings: Settings) -> BadSettings:
-    """The error with the place of its key, where it has one and does not say it."""
+    """The error with the place of its key added, if it lacks it."""
     origins = settings.origins.get(error.key or "", ())
     if error.source is not None or not origins:
         return error

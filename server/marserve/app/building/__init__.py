@@ -1,16 +1,16 @@
 """The parts of a server, made of the settings.
 
 parts          all parts, in the order in which they are made
-from_settings  settings as the options that parts ask for
+from_settings  makes the parts' options of the settings
 models         launchers, pools, registry, workflows
-watching       what is watched for new versions
+watching       the places watched for new versions
 devices        the accelerators' memory and figures
 metrics        which metrics there are
 access         keys and certificates
-snapshots      which is restored, what writes further ones
-stores         what fetches archives
-desired_state  what keeps the desired state
-routes         which routes a listener answers, with which key
-tasks          tasks that run beside the server
-cannot_start   what ends a start
+snapshots      the snapshot to restore, and the writer of further ones
+stores         the fetcher of archives
+desired_state  the desired state and its reconciler
+routes         the routes of a listener, each with its key
+tasks          tasks that run as long as the server
+cannot_start   the error that ends a start
 """

@@ -1,4 +1,4 @@
-"""Who may call, and how connections are encrypted: keys and certificates, by the settings."""
+"""Makes keys and certificates by the settings."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from marserve.settings.open_management import shares_its_port
 
 log = logging.getLogger("marserve.app")
 
-# What routes need where inference is open: what takes either key is no secret then.
+# The access of routes if inference is open. Routes that take either key are open then too.
 _OPEN_INFERENCE: dict[Access, Access] = {"inference": "unprotected", "either": "unprotected"}
 
 
 @dataclass(frozen=True, slots=True)
 class AccessControl:
-    """The keys of clients, None where tokens are off, and the TLS of https addresses, None where there are none."""
+    """The keys of clients (None if tokens are off) and the TLS of https addresses (None without such addresses)."""
 
     settings: Settings
     tokens: Tokens | None
@@ -43,7 +43,7 @@ class AccessControl:
     def guard(
         self, routers: Sequence[tuple[Router, Access]], otherwise: Access, rules: BrowserRules
     ) -> Callable[[ASGIApp], ASGIApp]:
-        """What asks a listener's requests for keys, or whence they come; `rules` judge those that need none."""
+        """Wraps a listener's application to check keys or the caller's machine. `rules` judge those without a key."""
         settings, tokens = self.settings, self.tokens
         if tokens is None:
             only_here = self._only_here(routers)
@@ -59,11 +59,11 @@ class AccessControl:
         )
 
     def browser_rules(self, address: Address, names: Sequence[str], *, is_here: bool) -> BrowserRules:
-        """What is refused at an address with these APIs where no key is asked for.
+        """The rules for browsers at an address with these APIs, for routes without a key.
 
-        `is_here`: only this machine reaches it, so its names are known.
+        `is_here`: only this machine reaches the address, so its names are known.
         """
-        # TorchServe answers predictions whatever the Host, as is recorded.
+        # As recorded, TorchServe answers predictions whatever the Host.
         keeps_to_names = is_here and (self.settings.entry == "marserve" or "Management" in names)
         own_hosts = self._own_hosts(address) if keeps_to_names or self.settings.allowed_hosts else None
         return self._rules(address, own_hosts)
@@ -83,11 +83,11 @@ class AccessControl:
 
     @property
     def inference_tokens(self) -> Tokens | None:
-        """The keys that predictions need, None where they need none."""
+        """The keys for predictions; None if they need none."""
         return None if self.settings.allow_open_inference else self.tokens
 
     def _only_here(self, routers: Sequence[tuple[Router, Access]]) -> Callable[[ASGIApp], ASGIApp] | None:
-        """What keeps management here on a listener that others share; None where it is not to be kept."""
+        """Restricts management to this machine on a shared listener; None if it is not to be restricted."""
         if not self.settings.management_is_kept_here or not shares_its_port(self.settings):
             return None
         closed = [router for router, access in routers if access == "management"]
@@ -95,14 +95,14 @@ class AccessControl:
         return (lambda app: OnlyHere(app, closed, rules)) if closed else None
 
     def authorize(self, kind: Kind) -> Callable[[str | bytes | None], None] | None:
-        """What lets a call pass that has the key of this kind; None where none is needed."""
+        """A check for the key of this kind; None if none is needed."""
         tokens = self.inference_tokens if kind == "inference" else self.tokens
         return None if tokens is None else lambda value: tokens.check(kind, value)
 
     async def write_tokens(self, stack: contextlib.AsyncExitStack) -> None:
-        """Let clients find their keys, until `stack` ends. Raises CannotStart.
+        """Write the file with the keys; it is removed when `stack` ends. Raises CannotStart.
 
-        After the ports are ours: a server that cannot start leaves another's file.
+        Called after the ports are bound, so that a server that cannot start leaves another server's file alone.
         """
         if self.tokens is None:
             return
@@ -115,7 +115,7 @@ class AccessControl:
 
 
 async def prepare_access(settings: Settings) -> AccessControl:
-    """Make the keys of clients, and the TLS of https addresses, where either is asked for. Raises CannotStart."""
+    """Make the keys of clients and the TLS of https addresses, if the settings want them. Raises CannotStart."""
     tokens = None
     if not settings.disable_token_authorization:
         lifetime_s = settings.token_expiration_min * 60
@@ -131,9 +131,9 @@ async def prepare_access(settings: Settings) -> AccessControl:
 
 
 def listeners_identity(settings: Settings) -> Identity | None:
-    """Certificate and key of https addresses; None where there are none. Raises BadSettings.
+    """Certificate and key of https addresses; None without such addresses. Raises BadSettings.
 
-    As TorchServe has it: the keystore if one is named, else the PEM files, else a certificate that is made up.
+    As in TorchServe: the keystore if one is named, else the PEM files, else a new certificate that signs itself.
     """
     addresses = [settings.inference_address, settings.management_address, settings.metrics_address]
     hosts = [address.host for address in addresses if address.is_tls]
@@ -153,12 +153,12 @@ def _warn_of_expiry(identity: Identity, what: str) -> None:
 
 
 def grpc_identity(settings: Settings) -> Identity | None:
-    """Certificate and key of the gRPC ports, None where they speak in the clear. Raises BadSettings."""
+    """Certificate and key of the gRPC ports; None if they are not encrypted. Raises BadSettings."""
     if not settings.enable_grpc_ssl:
         return None
     assert settings.certificate_file is not None
     assert settings.private_key_file is not None
     identity = read_pem_files(settings.certificate_file, settings.private_key_file)
-    server_context(identity)  # says what does not fit, which grpcio does not
+    server_context(identity)  # raises with a reason, which grpcio does not give
     _warn_of_expiry(identity, "gRPC ports")
     return identity

@@ -1,4 +1,4 @@
-"""What ends a start: the one error of the assembly, and its sentence for an address that cannot be had."""
+"""The error that ends a start, and its sentence for an address that cannot be bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class CannotStart(Exception):
 
 
 def cannot_bind(address: object, error: OSError, *keys: str) -> CannotStart:
-    """For an address that these keys name, any of which may be changed."""
+    """The error for an address; changing any of these keys may help."""
     is_taken = error.errno == errno.EADDRINUSE
     why = f"{error.strerror or error}"
     step = "Is another server running there? " if is_taken else ""

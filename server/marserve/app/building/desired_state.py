@@ -1,4 +1,4 @@
-"""Builds what keeps the desired state, from the settings: place, history, reconciler, and what calls may change.
+"""Builds the desired state from the settings: place, history, reconciler, and what calls may change.
 
 settings → `DesiredStates` → `read_first` (before anything is begun) → `start` (the models) → `watch`
 """
@@ -29,7 +29,7 @@ from marserve.store.sources.source import Source, SourceError
 
 Numbers = Callable[[Reconciler], Mapping[str, float]]
 
-# What metrics tell: name, kind, text, label, and what reads the values by label.
+# The metrics: name, kind, text, label, and the function that reads the values by label.
 FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
     (
         "marserve_desired_state_changes_total",
@@ -65,7 +65,7 @@ FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
 
 
 def state_folder(settings: Settings) -> Path:
-    """Where the server keeps what its next start needs."""
+    """The folder for what the next start needs."""
     return settings.state_folder or (settings.log_location or settings.working_directory / "logs") / "state"
 
 
@@ -77,7 +77,7 @@ class DesiredStates:
         self._settings = settings
         self._objects = ObjectStores(settings.stores, environment)
         self.place = self._place()
-        # Apart, so that a start with a document never falls back to what was applied without one.
+        # Two folders, so that a start with a document never falls back to what was applied without one.
         folder = state_folder(settings) / ("desired-state" if self.place is not None else "applied-documents")
         try:
             self._history = History(folder, is_needed=self.place is not None)
@@ -92,7 +92,7 @@ class DesiredStates:
     def read_first(self) -> None:
         """Read the document before anything is begun. Blocks.
 
-        Raises BadSettings where it cannot be meant or read, and no document before it is known to start with.
+        Raises BadSettings if it is wrong or cannot be read, and no earlier document is known to start with.
         """
         if self.place is None:
             return
@@ -122,7 +122,7 @@ class DesiredStates:
         return self.reconciler
 
     def changes(self, registry: Registry) -> Changes:
-        """What calls may change."""
+        """The changes that calls may make, by the settings."""
         if self.place is None:
             return DirectChanges(registry)
         if self._settings.desired_state_changes == "adopt":
@@ -130,18 +130,18 @@ class DesiredStates:
         return RefusedChanges(self.place.shown)
 
     def guard(self, registry: Registry) -> Callable[[str], None]:
-        """What refuses calls that begin something beside the document, by what they would begin."""
+        """Refuses calls that would begin something which the document decides; it takes the call's name."""
         changes = self.changes(registry)
         return lambda call: changes.check(f"run `{call}`")
 
     async def start(self, registry: Registry) -> None:
-        """Load what the document says, in place of `Registry.load_at_start`."""
+        """Load the models of the document, in place of `Registry.load_at_start`."""
         found, self._found = self._found, None
         models, failures = await self.reconciler.start(found)
         registry.end_start(models, failures)
 
     async def watch(self, started: asyncio.Task[None]) -> None:
-        """Follow the document, from when the start has ended."""
+        """Watch the document, once the start has ended."""
         await asyncio.wait([started])
         await self.reconciler.watch()
 
@@ -157,7 +157,7 @@ class DesiredStates:
             target = parse_target(named)
             if target.scheme == "file":
                 return FilePlace(Path(target.path), hide_query(named))
-            # The operator's own word, so it needs no pattern beside it.
+            # The operator named it in a setting, so it needs no pattern of its own.
             allowed = AllowedUrls((re.escape(target.url),))
             return ObjectPlace(lambda: self._open(target, allowed), hide_query(target.url))
         except (SourceError, MarserveError) as error:
@@ -171,7 +171,7 @@ class DesiredStates:
         return HttpOrigins(allowed)(target)
 
     def _open_archive(self, url: str) -> Source | None:
-        """An archive of the document that may be fetched, to estimate its size. Raises ArchiveNotFound."""
+        """An archive of the document, opened to estimate its size. Raises ArchiveNotFound."""
         if not is_address(url):
             return None
         target = parse_target(url)

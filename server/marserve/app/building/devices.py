@@ -1,4 +1,4 @@
-"""The accelerators' memory and figures: who reads them, who keeps the books, and which metrics show them."""
+"""The accelerators: reads them, builds the ledger of their memory, and declares their metrics."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ READ_S = 10.0
 
 
 def usable_devices(settings: Settings, machine: Machine) -> int:
-    """How many accelerators the server uses. One that was asked for more than there are says so, for it may mean that a
-    container was not given them.
+    """How many accelerators the server uses. Warns if the settings want more than there are: a container may not have
+    been given them.
     """
     wanted = settings.number_of_gpu
     if wanted is not None and wanted > machine.accelerators:
@@ -45,7 +45,7 @@ def usable_devices(settings: Settings, machine: Machine) -> int:
 async def watch_devices(
     machine: Machine, devices: int, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> DeviceWatch | None:
-    """Read the first `devices` accelerators from now on; None where there are none, or nothing reads them."""
+    """Read the first `devices` accelerators from now on; None if there are none, or nothing can read them."""
     if not devices:
         return None
     reader = DeviceReader(machine.vendor, each_within(READ_S), tool=machine.tool or "nvidia-smi")
@@ -67,7 +67,7 @@ async def build_device_memory(
     metrics: Metrics,
     stack: contextlib.AsyncExitStack,
 ) -> DeviceMemory | None:
-    """What has workers begin only where a device has memory for them."""
+    """Lets workers start only on devices that have memory for them; None if the settings do not want that."""
     if watch is None:
         return None
     folder = state_folder(settings)
@@ -80,7 +80,7 @@ async def build_device_memory(
 
 
 def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatch], Mapping[str, float]]:
-    """A figure of each device by its number, `gpu_id` as handlers have it; none of one that does not tell."""
+    """A figure of each device by its number (`gpu_id` of handlers); devices that do not report it are left out."""
 
     def figures(watch: DeviceWatch) -> Mapping[str, float]:
         told = [(device, watch.of(device)) for device in range(len(watch.devices))]

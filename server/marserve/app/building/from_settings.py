@@ -1,4 +1,4 @@
-"""Settings into the options that the parts ask for. Each is a function of the settings; nothing is begun here."""
+"""Makes the parts' options of the settings. Each function is pure; nothing is started here."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from marserve.settings import KEYS, Settings
 if TYPE_CHECKING:
     from marserve.api.grpc.listener import GrpcLimits
 
-# The key that commands send; a server that was started beside them has no use for it, its workers still less.
+# The key that commands send. Neither a server that inherits the variable nor its workers need it.
 TOKEN_VARIABLE = "MARSERVE_TOKEN"
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:
-    """What workers inherit: the server's environment without what the operator hides, and what handlers look for.
-
-    What is a secret of the server's own is hidden too.
+    """The environment of workers: the server's, with what handlers look for, and without the variables that the
+    operator hides and the server's own secrets.
     """
     hidden = settings.blacklist_env_vars
     secrets = {TOKEN_VARIABLE}.union(*((key.env, key.ts_env) for key in KEYS.values() if key.is_secret))
@@ -40,13 +39,13 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     environment["TS_DECODE_INPUT_REQUEST"] = str(settings.decode_input_request).lower()
     environment["TS_IPEX_ENABLE"] = str(settings.ipex_enable).lower()
     environment["TS_IPEX_GPU_ENABLE"] = str(settings.ipex_gpu_enable).lower()
-    # onnxruntime reports its use to its makers as soon as it is imported, unless told not to.
+    # Without this onnxruntime reports its use to its makers as soon as it is imported.
     environment["ORT_DISABLE_TELEMETRY"] = "1"
     return environment
 
 
 def environment_folder(settings: Settings) -> Path | None:
-    """Where what archives require is kept: what the setting says, else in the user's cache; None without a home."""
+    """The folder for the packages of archives: by the setting, else in the user's cache; None without a home."""
     if settings.environment_folder is not None:
         return settings.environment_folder
     try:
@@ -57,7 +56,7 @@ def environment_folder(settings: Settings) -> Path | None:
 
 
 def cluster_options(settings: Settings) -> ClusterOptions:
-    """How a Ray cluster is reached, and how its nodes reach this server."""
+    """How to reach a Ray cluster, and how its nodes reach this server."""
     return ClusterOptions(
         settings.ray_address,
         settings.ray_connect_timeout,
@@ -87,7 +86,7 @@ def http_limits(settings: Settings) -> HttpLimits:
 
 
 def most_bytes_in_flight(settings: Settings, machine: Machine) -> int:
-    """How many bytes of requests and answers the server may hold: a quarter of the memory there is, if not set."""
+    """The most bytes of requests and answers that the server may hold; a quarter of the memory if not set."""
     if settings.max_bytes_in_flight == "auto":
         return machine.memory_bytes // 4 or UNBOUNDED
     return settings.max_bytes_in_flight or UNBOUNDED
@@ -111,9 +110,9 @@ def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None
 
 
 def cors_headers(settings: Settings) -> tuple[list[tuple[str, str]], list[str]]:
-    """What every answer tells browsers: the settings' words as they stand, and the origins where they are a list.
+    """The CORS headers of every answer, with the settings' values unchanged, and the origins if they are a list.
 
-    As `torchserve` a list is one word, as is recorded.
+    Under `torchserve` a list is one value, as recorded.
     """
     origins = list(settings.cors_origins) if settings.entry == "marserve" else []
     one = "*" if "*" in origins else origins[0] if len(origins) == 1 else settings.cors_allowed_origin
@@ -127,7 +126,7 @@ def cors_headers(settings: Settings) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def sagemaker_endpoint(settings: Settings, environment: Mapping[str, str]) -> Endpoint:
-    """What a SageMaker endpoint is told, and whether it serves many models."""
+    """The options of a SageMaker endpoint, among them whether it serves many models."""
     file = (settings.default_service_handler or "").partition(":")[0]
     return Endpoint(
         concurrent_transforms=settings.NUM_WORKERS or 1,
@@ -147,7 +146,7 @@ def archive_limits(settings: Settings) -> Limits:
 
 
 def sequence_headers(settings: Settings) -> SequenceHeaderNames:
-    """The names of the headers that say which sequence a request belongs to."""
+    """The names of the headers with which a request names its sequence."""
     return SequenceHeaderNames(
         settings.ts_header_key_sequence_id,
         settings.ts_header_key_sequence_start,
@@ -156,7 +155,7 @@ def sequence_headers(settings: Settings) -> SequenceHeaderNames:
 
 
 def registry_options(settings: Settings, machine: Machine, devices: int) -> RegistryOptions:
-    """What the registry needs of the settings."""
+    """The registry's options."""
     workers = settings.default_workers_per_model
     return RegistryOptions(
         workers_by_api=workers or 0,

@@ -1,4 +1,4 @@
-"""The server's metrics: which there are, in which form, and who reads the machine's own figures."""
+"""Builds the server's metrics, and reads the machine's own figures."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Counted = TypeVar("Counted")
 
 
 def build_metrics(settings: Settings, logs: Logs, machine: Machine, stack: contextlib.AsyncExitStack) -> Metrics:
-    """The metrics that the metrics file lists, on the page or as lines. Raises CannotStart for a file that is none.
+    """The metrics that the metrics file lists, on a page or as log lines. Raises CannotStart for a bad file.
 
-    A page is only read from; lines need a thread, which ends after everything that is measured.
+    A page is read when it is asked for. Log lines need a thread, which ends after all parts that measure.
     """
     try:
         path = settings.metrics_config
@@ -59,13 +59,13 @@ def declare_families(
     families: Iterable[tuple[str, str, str, str, Callable[[Counted], Mapping[str, float]]]],
     counted: Counted,
 ) -> None:
-    """Show families that a part keeps itself: name, kind, text, label, and what reads the numbers off `counted`."""
+    """Show families that a part counts itself: name, kind, text, label, and the function that reads `counted`."""
     for name, kind, text, label, read in families:
         metrics.declare(name, kind, text, label, functools.partial(read, counted))
 
 
 async def watch_machine(settings: Settings, devices: DeviceWatch | None, metrics: Metrics) -> None:
-    """Read the machine's figures from time to time; `devices` watches its accelerators, None where there are none."""
+    """Read the machine's figures from time to time; `devices` watches its accelerators, if there are any."""
     if settings.system_metrics_cmd:
         await _watch_with_program(settings.system_metrics_cmd.split(), settings, metrics)
     meter = Meter(lambda: () if devices is None else devices.readings)
@@ -75,7 +75,7 @@ async def watch_machine(settings: Settings, devices: DeviceWatch | None, metrics
 
 
 async def _watch_with_program(words: list[str], settings: Settings, metrics: Metrics) -> NoReturn:
-    """Have the operator's own program read the machine's figures. What is wrong with it is said when it changes."""
+    """Have the operator's own program read the machine's figures. Each new error of it is logged once."""
     told = ""
     while True:
         trouble = ""

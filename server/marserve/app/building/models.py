@@ -1,4 +1,4 @@
-"""What loads and runs models, built from the settings: launchers, environments, memory, pools, registry, workflows."""
+"""Builds the parts that load and run models: launchers, environments, memory, pools, registry, workflows."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
 
-# What is kept in memory is logged under one name.
+# Memory of hosts and devices is logged under one name.
 memory_log = logging.getLogger("marserve.registry.memory")
 
 
 async def read_desired_state(settings: Settings) -> DesiredStates:
-    """What decides about models where the settings name it. Raises CannotStart for a document that cannot be."""
+    """The desired state, with its document read if the settings name one. Raises CannotStart for a bad document."""
     try:
         desired = await asyncio.to_thread(DesiredStates, settings)
         await asyncio.to_thread(desired.read_first)
@@ -83,7 +83,7 @@ def build_launchers(
     watch: DeviceWatch | None,
     archives: UnpackedArchives,
 ) -> Launchers:
-    """What starts workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked."""
+    """The launchers of workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked."""
     return Launchers(
         worker_environment(settings) | order_of_devices(machine.vendor, os.environ),
         worker_log,
@@ -103,7 +103,7 @@ def build_launchers(
 
 
 def build_environments(settings: Settings, scratch: Path, launchers: Launchers) -> Environments:
-    """What installs the packages that archives require."""
+    """The environments with the packages that archives require."""
     return Environments(
         environment_folder(settings),
         scratch / "environments",
@@ -115,7 +115,7 @@ def build_environments(settings: Settings, scratch: Path, launchers: Launchers) 
 
 
 async def prepare_fetcher(settings: Settings, downloads: DownloadList, metrics: Metrics) -> Fetcher:
-    """What fetches archives, of models and of workflows. Raises CannotStart."""
+    """The fetcher of archives, of models and of workflows. Raises CannotStart."""
     declare_families(metrics, DOWNLOAD_FAMILIES, downloads)
     limits = archive_limits(settings)
     try:
@@ -125,7 +125,7 @@ async def prepare_fetcher(settings: Settings, downloads: DownloadList, metrics: 
 
 
 def build_waiting_line(settings: Settings, machine: Machine, watch: DeviceWatch | None) -> WaitingLine:
-    """What waits for memory, of the host and of devices, beside the ledger of what is reserved."""
+    """The line of those who wait for memory of the host and of devices, with its ledger of reservations."""
     budget = budget_of(machine.memory_bytes) if settings.model_memory == "auto" else settings.model_memory
     if budget:
         memory_log.info("Memory for models: %s MiB (model_memory=%s)", mib(budget), settings.model_memory)
@@ -135,7 +135,7 @@ def build_waiting_line(settings: Settings, machine: Machine, watch: DeviceWatch 
 def build_host_memory(
     settings: Settings, line: WaitingLine, launchers: Launchers, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> HostMemory | None:
-    """What keeps the memory for models, and watches it; None where there is no bound."""
+    """Reserves the host's memory for models and watches it; None if it has no bound."""
     if not line.ledger.budget_bytes:
         return None
     folder = state_folder(settings)
@@ -156,7 +156,7 @@ def pool_maker(
     device_memory: DeviceMemory | None,
     on_failed: Callable[[str], None],
 ) -> PoolFactory:
-    """What makes the pool of a version, with memory for it. `on_failed`: see `onCrash: fail`."""
+    """Makes the pool of a version, with its reservations of memory. `on_failed`: see `onCrash: fail`."""
 
     def house_on_devices(room: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
         return make(room) if device_memory is None else device_memory.house(room, options, make)
@@ -176,7 +176,7 @@ def pool_maker(
                 room=room,
             )
 
-        if options.ray is not None:  # its memory is other machines'
+        if options.ray is not None:  # its workers use other machines' memory
             return make(None)
         if host is None:
             return house_on_devices(None, options, make)
@@ -213,7 +213,7 @@ def build_registry(
 
 
 def hooks_of(host: HostMemory | None, device_memory: DeviceMemory | None) -> Hooks:
-    """What dry runs ask for memory; parts that are built later add what they want to be asked or told."""
+    """The hooks of dry runs for memory; parts that are built later add their own."""
     hooks = Hooks()
     if host is not None:
         hooks.memory = host.foresee
@@ -223,7 +223,7 @@ def hooks_of(host: HostMemory | None, device_memory: DeviceMemory | None) -> Hoo
 
 
 def build_rollouts(settings: Settings, registry: Registry) -> Rollouts:
-    """The roll-outs of a server with these settings; what is kept of them lies beside its logs."""
+    """The roll-outs; their records are kept beside the logs."""
     folder = settings.log_location
     return Rollouts(registry, None if folder is None else Records(folder / "state" / "rollouts"))
 

@@ -1,6 +1,6 @@
-"""The parts of a server, and the order in which they are made. Nothing is served yet, and no port is taken.
+"""Makes the parts of a server, in order. Nothing is served yet, and no port is bound.
 
-What has to be ended is put on a stack when it is made, and so ended in the reverse order.
+Each part that must be ended is put on a stack when it is made, so that parts end in reverse order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from marserve.workflows.workflows import Workflows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What listeners reach, and what the server's life begins and ends."""
+    """The parts that listeners reach, and those that the server starts and ends."""
 
     settings: Settings
     logs: Logs
@@ -91,9 +91,9 @@ async def build_parts(
     stack: contextlib.AsyncExitStack,
     on_crash: Callable[[str], None],
 ) -> Parts:
-    """Make them all. `on_crash` is called when a worker crashed whose model's `onCrash` is `fail`.
+    """Make all parts. `on_crash` is called when a worker of a model with `onCrash: fail` crashed.
 
-    Raises CannotStart; what was made until then is on the stack.
+    Raises CannotStart; the parts made so far are on the stack.
     """
     try:
         scratch = Scratch(settings.temporary_folder)
@@ -178,7 +178,7 @@ async def build_parts(
 
 
 def _find_endpoints() -> list[InstalledEndpoint]:
-    """What installed packages add to the listeners. Raises CannotStart."""
+    """The endpoints that installed packages add to the listeners. Raises CannotStart."""
     try:
         return find_endpoints()
     except BadSettings as error:

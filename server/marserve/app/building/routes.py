@@ -1,4 +1,4 @@
-"""Which routes a listener answers, by the APIs that it has, and which key each of them asks for."""
+"""The routes of a listener, by its APIs, and the key that each of them needs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Routers = list[tuple[Router, Access]]
 
 
 def own_access(names: Sequence[str]) -> Access:
-    """The key that a listener with these APIs asks for where a route does not say."""
+    """The key that a listener with these APIs needs for paths of no router."""
     if "Management" in names:
         return "either" if "Inference" in names else "management"
     return "inference"
 
 
 def build_routes(names: Sequence[str], parts: Parts) -> Routers:
-    """The routers of a listener with these APIs ("Inference", "Management", "Metrics"), those that go first in front.
+    """The routers of a listener with these APIs ("Inference", "Management", "Metrics"), in order of precedence.
 
     Raises CannotStart for an installed endpoint whose pattern is taken.
     """
@@ -71,14 +71,14 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
         routers.insert(0, (endpoint_router(installed, registry), installed.endpoint.access))
         log.info("/%s is answered by %s", installed.endpoint.pattern, installed.origin)
     if has_management and parts.access.tokens is not None:
-        routers.append((token_router(parts.access.tokens), "open"))  # asks for the API key itself
+        routers.append((token_router(parts.access.tokens), "open"))  # checks the API key itself
     if "Metrics" in names:
         routers.append((metrics_router(parts.metrics, is_filled=settings.metrics_mode != "log"), "open"))
     return routers
 
 
 def _add_management(routers: Routers, parts: Parts) -> None:
-    """What manages models, workflows, roll-outs, the desired state, downloads and watches."""
+    """Add the routes for models, workflows, roll-outs, the desired state, downloads and watches."""
     settings, registry, desired = parts.settings, parts.registry, parts.desired
     allows = settings.enable_model_api
     changes = desired.changes(registry)
@@ -87,7 +87,7 @@ def _add_management(routers: Routers, parts: Parts) -> None:
     routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
     routers.append((downloads_router(parts.downloads, enable_model_api=allows), "management"))
     routers.append((watches_router(parts.watches), "management"))
-    # It asks for the management key itself, or for the source's own secret.
+    # This router checks the management key, or the source's own secret, itself.
     secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)
     events = events_router(parts.watches, secrets, parts.watches.count_events)
     routers.append((events, "management" if settings.management_is_kept_here else "open"))

@@ -1,4 +1,4 @@
-"""What the assembly does with snapshots: which one is restored, and who writes further ones."""
+"""Reads the snapshot to restore, and builds the writer of further ones."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger("marserve.app")
 
 
 def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
-    """The versions to restore, None where the settings name no snapshot. Blocks.
+    """The versions to restore; None if the settings name no snapshot. Blocks.
 
-    Raises CannotStart for a snapshot that cannot be meant, or names an archive that the store has not.
+    Raises CannotStart for a snapshot that is wrong or names an archive that the store does not have.
     """
     if settings.model_snapshot is None:
         return None
@@ -35,7 +35,7 @@ def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
 
     def has_archive(name: str) -> bool:
         if is_address(name):
-            return True  # it will be fetched, or was kept
+            return True  # it will be fetched, or is kept
         try:
             store.find(name)
         except ArchiveNotFound:
@@ -58,7 +58,7 @@ def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
 
 
 def build_snapshots(settings: Settings, devices: int) -> SnapshotWriter | None:
-    """What writes snapshots: into a package's store if one is installed, else beside the logs; None where it is off.
+    """The writer of snapshots: into a package's store if one is installed, else beside the logs; None if it is off.
 
     Raises CannotStart.
     """
@@ -81,7 +81,7 @@ def build_snapshots(settings: Settings, devices: int) -> SnapshotWriter | None:
 
 
 async def write_snapshots(writer: SnapshotWriter, registry: Registry, reading: asyncio.Task[Any]) -> None:
-    """Write snapshots once the models of the start are read: one of half of them would lose the others."""
+    """Write snapshots once all models of the start are read; an earlier one would lose the rest."""
     await asyncio.wait([reading])
     if has_succeeded(reading):
         await writer.run(registry.snapshot)

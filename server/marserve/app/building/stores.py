@@ -1,4 +1,4 @@
-"""Builds what fetches archives from the settings: one for all of a server, whatever it is that is fetched."""
+"""Builds the fetcher of archives from the settings. A server has one for all that it fetches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marserve.store.sources.object_store import ObjectStores
 def build_fetcher(
     settings: Settings, max_bytes: int, downloads: DownloadList, environment: Mapping[str, str] = os.environ
 ) -> Fetcher:
-    """The server's fetcher; `max_bytes` is what an archive may have. Raises BadSettings. Blocks: looks at folders."""
+    """The server's fetcher, for archives of up to `max_bytes`. Raises BadSettings. Blocks: it looks at folders."""
     objects = ObjectStores(settings.stores, environment)
     options = FetchOptions(
         DownloadOptions(connections=settings.download_connections, max_bytes=max_bytes),

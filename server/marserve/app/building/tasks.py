@@ -1,4 +1,4 @@
-"""Tasks that run beside the server: begun, ended and awaited with it. Knows nothing of what they do."""
+"""Tasks that run as long as the server. They are started, ended and awaited with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("marserve.app")
 
 
 def keep(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Run something beside the server; it is ended, and awaited, with `stack`. Its failure is logged."""
+    """Run `work` as a task. It is cancelled and awaited when `stack` ends; its failure is logged."""
     task = asyncio.create_task(work)
 
     async def end() -> None:
@@ -29,10 +29,10 @@ def keep(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, Any]) -> as
 
 
 def has_succeeded(task: asyncio.Task[Any]) -> bool:
-    """Whether a task has ended, and well."""
+    """Whether a task has ended without an error."""
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def wait_for_all(works: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    """Return when all have ended."""
+    """Run them all, and return when all have ended."""
     await asyncio.gather(*works)

@@ -1,4 +1,4 @@
-"""What is watched for new versions, by the settings."""
+"""Builds the watches of places for new versions, by the settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_watches(
     metrics: Metrics,
     archives: UnpackedArchives,
 ) -> Watches:
-    """What watches stores for new versions; archives are unpacked below `scratch`.
+    """The watches of stores and folders; archives are unpacked below `scratch`.
 
     Raises CannotStart for a place that cannot be watched.
     """
@@ -70,7 +70,7 @@ def build_watches(
 
 
 def watched_folders(settings: Settings) -> list[Path]:
-    """The folders that settings have watched: what lies below them is found by its absolute path."""
+    """The watched folders; archives below them are found by their absolute paths."""
     folders = [Path(each.place) for each in settings.watches if not each.is_address and each.place != MODEL_STORE]
     watches_store = settings.watch_model_store is not None or any(
         each.place == MODEL_STORE for each in settings.watches
@@ -81,7 +81,7 @@ def watched_folders(settings: Settings) -> list[Path]:
 
 
 def watched_places(settings: Settings) -> list[WatchedPlace]:
-    """What settings have watched."""
+    """The places that the settings name."""
     places = list(settings.watches)
     if settings.watch_model_store is not None:
         places.insert(0, WatchedPlace(MODEL_STORE, MODEL_STORE, settings.watch_model_store))
