@@ -3,8 +3,8 @@
 survey    the whole survey of one folder
 layout    finds the pieces: settings, stores, scripts, snapshots
 judges/   a file judges one sort of piece
-overview  what the settings say that other pieces are judged by
-volumes   which folders a container sees
-findings  what a survey says
-compare   two running servers, asked the same
+overview  the settings by which other pieces are judged
+volumes   the folders that a container sees
+findings  the results of a survey
+compare   sends two running servers the same requests
 """

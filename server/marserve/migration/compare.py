@@ -1,7 +1,7 @@
-"""Sends two running servers the same requests and compares their answers; the old one's are the wanted ones.
+"""Sends two running servers the same requests and compares the new one's answers with the old one's.
 
-Requests come from a file of cases (JSON: a list, or an object with `cases`, each with `path`, and `method`, `headers`,
-`body` where needed) or from a folder: `FOLDER/MODEL/anything` is posted to `/predictions/MODEL`.
+Requests come from a file of cases (JSON: a list, or an object with `cases`; each has `path` and, if needed, `method`,
+`headers` and `body`) or from a folder: `FOLDER/MODEL/anything` is posted to `/predictions/MODEL`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came out for all cases. `refused_alike`: those that both servers answered with the same error, its status
-    behind the name; they prove little if an answer was meant.
+    """The outcome of all cases. `refused_alike`: those that both servers answered with the same error, with its status
+    after the name. They prove little if a prediction was wanted.
     """
 
     differences: list[Difference]
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def read_cases(source: Path) -> list[Case]:
-    """The requests of a file or a folder. Raises BadInput for what holds none."""
+    """The requests of a file or a folder. Raises BadInput if it has none."""
     try:
         cases = list(_from_folder(source) if source.is_dir() else _from_file(source))
     except OSError as error:
@@ -93,9 +93,9 @@ def _from_file(file: Path) -> Iterator[Case]:
         raise BadInput(f"{file} must hold a list of cases, or an object with one under `cases`")
     for number, case in enumerate(cases, 1):
         if not isinstance(case, dict) or "path" not in case or case.get("to", "inference") != "inference":
-            continue  # steps of a recording that are no inference request
+            continue  # a recording's step that is no inference request
         if case.get("do") is not None or case.get("setup"):
-            continue  # steps that are no single request, or bring its server into a state
+            continue  # a step that is no single request, or that prepares the server
         body, kind = _body_of(case.get("body"), file.parent)
         headers = {str(name): str(value) for name, value in (case.get("headers") or {}).items()}
         if kind and not any(name.lower() == "content-type" for name in headers):
@@ -133,7 +133,7 @@ def _body_of(body: Any, folder: Path) -> tuple[bytes, str | None]:
 
 
 def _multipart(parts: Any, folder: Path) -> tuple[bytes, str]:
-    """Parts with a `name`, perhaps a `filename` and a `type`, and a body like a case's."""
+    """Parts have a `name`, a body like a case's, and may have a `filename` and a `type`."""
     if not isinstance(parts, list) or not all(isinstance(part, dict) and "name" in part for part in parts):
         raise BadInput("a case's multipart body must be a list of parts, each with a name and a body")
     pieces: list[bytes] = []
@@ -149,7 +149,7 @@ def _multipart(parts: Any, folder: Path) -> tuple[bytes, str]:
 
 
 def compare(cases: Sequence[Case], old: httpx.Client, new: httpx.Client) -> Comparison:
-    """Ask both servers every case, the old one first. Raises httpx.HTTPError when one of them cannot be reached."""
+    """Send every case to both servers, the old one first. Raises httpx.HTTPError if one of them cannot be reached."""
     found = Comparison([], [])
     for case in cases:
         answers = [
@@ -164,10 +164,10 @@ def compare(cases: Sequence[Case], old: httpx.Client, new: httpx.Client) -> Comp
 
 
 def compare_answers(name: str, old: httpx.Response, new: httpx.Response) -> Iterator[Difference]:
-    """Where the new answer is not the old one: status, kind of content, and the body's places that differ.
+    """The differences of two answers: status, content type, and places in the body.
 
-    A kind of content counts where the old one names any (TorchServe names none for what handlers answer), and of
-    descriptions of the API only that there is one.
+    The content type counts only if the old answer has one (TorchServe gives handlers' answers none). Descriptions of
+    the API are not compared further.
     """
     if old.status_code != new.status_code:
         yield Difference(name, "status", str(old.status_code), f"{new.status_code} {_short(new.text)}")

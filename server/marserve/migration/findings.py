@@ -1,4 +1,4 @@
-"""What a survey says: findings with a place, and the three verdicts. Pure."""
+"""The results of a survey: findings with a place, and the three verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ORDER: tuple[Verdict, ...] = ("action", "differs", "works")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One result.
 
     `works`: as before. `differs`: it works, but not as before in every respect. `action`: the operator has to do
-    something first; `fix` says what. `file` is relative to the folder surveyed; a member of an archive stands behind
-    `!`. `line` counts from 1; 0 without a line.
+    something first; `fix` says what. `file` is relative to the surveyed folder; a member of an archive follows `!`.
+    `line` counts from 1; 0 without a line.
     """
 
     verdict: Verdict

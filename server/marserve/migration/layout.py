@@ -1,7 +1,7 @@
-"""Finds the pieces of a TorchServe installation in a folder: by their names, and by what other pieces say of them.
+"""Finds the pieces of a TorchServe installation in a folder, by their names and by the volumes of its containers.
 
-Opens no file. Links are not followed out of the folder, hidden folders, those of environments and what the server
-itself unpacked are left out, and there is a bound on how much is looked at.
+It opens no file and follows no links out of the folder. Hidden folders, environments and folders that the server
+unpacked are left out. The number of files is bounded.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LEFT_OUT = ("node_modules", "site-packages", "venv", "env", "__pycache__")
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What a container sees at the path `inside`: `outside` on this machine, None for a volume that Docker keeps.
+    """A folder that a container has at `inside`: `outside` on this machine, or None for a volume that Docker keeps.
 
-    `source` is what was written, in the file `shown` at `line`.
+    `source` is the written form, in the file `shown` at `line`.
     """
 
     inside: str
@@ -46,7 +46,7 @@ class Volume:
 class Layout:
     """The pieces below `root`, and in the folders of its containers' `volumes`.
 
-    `cut_short`: there was more than is looked at.
+    `cut_short`: there were more files than the bound.
     """
 
     root: Path
@@ -65,12 +65,12 @@ class Layout:
 
     @property
     def has_archives(self) -> bool:
-        """Whether there is any archive to name."""
+        """Whether there is any archive."""
         return bool(self.archives or self.model_folders)
 
     @property
     def archive_names(self) -> set[str]:
-        """What settings and snapshots can name: archives, and models in folders."""
+        """The names that settings and snapshots can use: of archives, and of models in folders."""
         return {path.name for path in (*self.archives, *self.model_folders)}
 
     def shown(self, path: Path) -> str:
@@ -78,9 +78,9 @@ class Layout:
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
     def find_folder(self, named: str) -> Path | None:
-        """The folder that a setting or a flag names, here: by a volume, as it stands, or of that name below the root.
+        """The folder here that a setting or a flag names: through a volume, by its path, or by its name below the root.
 
-        Settings of containers name folders that exist inside of them alone.
+        Settings of containers name folders that exist only inside of them.
         """
         seen = self._seen_in_container(named)
         if seen is not None and seen.is_dir():
@@ -92,7 +92,7 @@ class Layout:
         return next((folder for folder in sorted(self._folders()) if folder.name == last), None) if last else None
 
     def find_file(self, named: str) -> Path | None:
-        """The file that a setting names, here, as `find_folder` does."""
+        """The file here that a setting names, found as by `find_folder`."""
         seen = self._seen_in_container(named)
         if seen is not None and seen.is_file():
             return seen
@@ -104,7 +104,7 @@ class Layout:
         return next((file for file in known if file.name == last), None)
 
     def docker_volume(self, named: str) -> str | None:
-        """The volume that Docker keeps, which was not looked into, and that holds this path of a container."""
+        """The volume kept by Docker, which was not looked into, that holds this path of a container; or None."""
         volume = self._volume_of(named)
         return volume.source if volume is not None and volume.outside is None else None
 
@@ -126,7 +126,7 @@ class Layout:
 
 
 def find_layout(root: Path) -> Layout:
-    """Look through `root`. Raises NotADirectoryError where there is no such folder."""
+    """Look through `root`. Raises NotADirectoryError if there is no such folder."""
     root = root.resolve()
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is no folder")
@@ -134,9 +134,9 @@ def find_layout(root: Path) -> Layout:
 
 
 def follow_volumes(layout: Layout, volumes: Sequence[Volume]) -> Layout:
-    """The layout with what its containers see, folders outside of the root among it."""
+    """The layout with the volumes of its containers, and the pieces in folders outside of the root."""
     layout = replace(layout, volumes=list(volumes))
-    # dict.fromkeys: several containers may see one folder.
+    # dict.fromkeys: several containers may have the same folder.
     for folder in dict.fromkeys(each.outside for each in volumes):
         if folder is not None and folder.is_dir() and not folder.is_relative_to(layout.root):
             layout = _collect(layout, folder)

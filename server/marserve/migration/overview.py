@@ -1,4 +1,4 @@
-"""What the settings of an installation say that its other pieces are judged by."""
+"""The settings of an installation by which its other pieces are judged."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from marserve.migration.layout import Layout
 from marserve.settings.load import read_properties
 from marserve.store.addresses.fetch_guard import AllowedUrls, is_address, parse_target
 
-# How scripts, Dockerfiles, units and files of variables set one.
+# The forms in which scripts, Dockerfiles, units and files of variables set a variable.
 _SETS = re.compile(r"^\s*(?:export\s+|ENV\s+|Environment=\"?|-\s+)?([A-Z][A-Z0-9_]*)(?:\s*[=:]\s*|\s+)\S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What all files of settings together say.
+    """The settings of all files together.
 
-    `installs_requirements`: the server installs what archives ask for. `allowed_urls`: the patterns that are any.
-    `reads_variables`: `TS_` variables count. `has_store`, `has_tokens`: a model store is named; clients need keys.
+    `installs_requirements`: the server installs the requirements of archives. `allowed_urls`: the valid patterns.
+    `reads_variables`: `TS_` variables count. `has_store`: a model store is named. `has_tokens`: clients need keys.
     `variables` are those that start scripts set.
     """
 
@@ -35,7 +35,7 @@ class Overview:
 
 
 def read_overview(layout: Layout) -> Overview:
-    """Look through the settings and start scripts of an installation."""
+    """Read the settings and start scripts of an installation."""
     said: dict[str, list[str]] = {}
     for file in layout.configs:
         for name, text in _values(file):
@@ -54,7 +54,7 @@ def read_overview(layout: Layout) -> Overview:
 def judge_location(
     location: str, by: str, shown: str, line: int, layout: Layout, allowed_urls: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """Whether an archive that settings, a flag or a workflow name can be had: from the store or from its address."""
+    """Findings about an archive that settings, a flag or a workflow name: whether the store or its address has it."""
     if not location or "$" in location or location.lower() == "all":
         return
     if is_address(location):

@@ -1,4 +1,4 @@
-"""The whole survey of one folder: every piece judged, and what follows only from all pieces together."""
+"""The survey of one folder: findings about every piece, and about all pieces together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from marserve.migration.overview import Overview, read_overview
 from marserve.migration.volumes import judge_volumes, read_volumes
 
 ReadCommand = Callable[[Sequence[str]], dict[str, object]]
-"""The settings that the words of a `torchserve` command give, by their keys; raises ValueError where it gives none."""
+"""The settings, by key, of the words of a `torchserve` command; raises ValueError if they are no such command."""
 
 
 def survey(
@@ -28,10 +28,10 @@ def survey(
     environment: Mapping[str, str],
     try_start: StartTrial,
 ) -> list[Finding]:
-    """Look at a TorchServe installation's folder; nothing of it is run or changed.
+    """Survey a TorchServe installation's folder, without running or changing anything.
 
     `flags` are the flags of `torchserve` here. `try_start` tries a start with the settings that were read, without
-    workers. Raises NotADirectoryError where there is no such folder.
+    workers. Raises NotADirectoryError if there is no such folder.
     """
     layout = find_layout(root)
     layout = follow_volumes(layout, read_volumes(layout))
@@ -73,7 +73,7 @@ def _try_command(
     try_start: StartTrial,
     faulty: Collection[str],
 ) -> Iterator[Finding]:
-    """A trial with what a command gives, on folders as they lie here; none where its settings are at fault already."""
+    """Findings of a trial with a command's settings and the folders here; empty if its settings file is faulty."""
     try:
         given = read_command(words)
     except ValueError:
@@ -82,12 +82,12 @@ def _try_command(
         find = layout.find_file if name == "ts_config" else layout.find_folder
         named = str(given.get(name) or "")
         if layout.docker_volume(named) is not None:
-            return  # what would be started lies where nothing was looked into
+            return  # the folders are in a volume that was not looked into
         found = find(named) if named else None
         if found is not None:
             given[name] = str(found)
         elif name in FOLDERS:
-            given.pop(name, None)  # the script makes it, or it was found missing before
+            given.pop(name, None)  # the script makes it, or it was reported as missing before
     file = Path(str(given.get("ts_config") or layout.root / "config.properties"))
     if layout.shown(file) not in faulty:
         yield from judge_start(given, environment, layout, shown, line, try_start)

@@ -1,6 +1,6 @@
-"""Which folders and files of this machine a container sees, and where: volumes of compose files and of `docker run`.
+"""Volumes of compose files and of `docker run`: the folders and files of this machine that a container has, and where.
 
-Reads files that `layout.py` found. Knows nothing of settings or archives.
+It reads files that `layout.py` found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES_THE_SERVER = ("torchserve", "marserve")
 # `docker run -v SOURCE:TARGET[:ro]`, `--volume=…`, `--mount type=bind,source=…,target=…`.
 _RUN_VOLUME = re.compile(r"(?:^|\s)(?:-v|--volume)[\s=]+(\"[^\"]+\"|'[^']+'|\S+)")
 _RUN_MOUNT = re.compile(r"(?:^|\s)--mount[\s=]+(\"[^\"]+\"|'[^']+'|\S+)")
-# What stands for the working directory in a script, and a variable of compose with its default.
+# The working directory in a script, and a variable of compose with its default.
 _HERE = re.compile(r"^(?:\$\(pwd\)|`pwd`|\$\{?PWD\}?|%cd%)(?=/|$)", re.IGNORECASE)
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
@@ -36,7 +36,7 @@ def read_volumes(layout: Layout) -> list[Volume]:
 
 
 def judge_volumes(layout: Layout) -> Iterator[Finding]:
-    """Volumes whose folder is missing; Docker would make an empty one."""
+    """Findings about volumes whose folder is missing: Docker would make an empty one."""
     for volume in layout.volumes:
         if volume.outside is None:
             said = f"{volume.inside} is the volume {volume.source} of Docker's, which was not looked into"
@@ -70,7 +70,7 @@ def _of_compose(file: Path, layout: Layout) -> Iterator[Volume]:
 
 
 def _read_entry(node: yaml.Node, file: Path, layout: Layout) -> Volume | None:
-    """Both forms of an entry: `SOURCE:TARGET:MODE`, and a mapping with source and target."""
+    """The volume of an entry, in either form: `SOURCE:TARGET:MODE`, or a mapping with source and target."""
     line = node.start_mark.line + 1
     if isinstance(node, yaml.ScalarNode):
         source, target = _split(_with_defaults(node.value))
@@ -100,7 +100,7 @@ def _of_script(file: Path, layout: Layout) -> Iterator[Volume]:
 
 
 def _volume(source: str, target: str, file: Path, line: int, layout: Layout) -> Volume | None:
-    """None for a volume without a source, which is empty, and for a source that a variable names."""
+    """A volume; None without a source, as it is empty, and for a source that a variable names."""
     if not source or not target.startswith("/") or "$" in source or "$" in target:
         return None
     is_path = source.startswith((".", "/", "~"))
@@ -129,7 +129,7 @@ def _value_of(node: yaml.Node, name: str) -> str:
 
 
 def _with_defaults(text: str) -> str:
-    """Variables of compose as their defaults."""
+    """The text with compose's variables replaced by their defaults."""
     return _DEFAULT.sub(lambda found: str(found[1]), text)
 
 

@@ -1,8 +1,8 @@
-"""Each file judges one sort of piece of an installation, and runs nothing of it.
+"""Each file judges one kind of piece of an installation, and runs nothing of it.
 
 archive_findings     an archive
 source_findings      a source file of an archive
-imports              what a handler imports, and whether that can be had
+imports              what a handler imports, and whether that exists here
 settings_findings    a `config.properties`
 snapshot_findings    snapshots
 script_findings      shell scripts, Dockerfiles, units

@@ -1,4 +1,4 @@
-"""Judges one archive: unpacked into a folder of its own under the server's bounds, read, parsed, and never run."""
+"""Judges one archive: unpacks it into a folder of its own, within the server's bounds, and reads it; runs nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REQUIREMENTS_LINE = re.compile(r"(.+?), line (\d+): (.*)", re.DOTALL)
 
 
 def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
-    """Everything about one archive, by what the settings let it ask for."""
+    """All findings about one archive; the settings in `overview` decide what it may require."""
     folder = Path(tempfile.mkdtemp(prefix="marserve-migrate-"))
     try:
         if file.suffix.lower() == WORKFLOW_ENDING:
@@ -53,7 +53,7 @@ def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) ->
 
 
 def judge_model_folder(folder: Path, shown: str, overview: Overview) -> Iterator[Finding]:
-    """A model that lies in the store unpacked."""
+    """All findings about an unpacked model in the store."""
     for found in _judge_unpacked(folder, shown, overview):
         yield replace(found, file=found.file.replace(f"{shown}!", f"{shown}/", 1))
 
@@ -94,7 +94,7 @@ def _judge_unpacked(folder: Path, shown: str, overview: Overview) -> Iterator[Fi
 
 
 def _judge_manifest(manifest: Manifest, shown: str) -> Iterator[Finding]:
-    """What a registration would have to say, or would refuse."""
+    """What a registration would need, or would refuse."""
     place = f"{shown}!{MANIFEST_PATH}"
     if manifest.runtime is not None and manifest.runtime not in RUNTIMES:
         said = f"runtime is {manifest.runtime!r}, which must be one of {', '.join(RUNTIMES)}"
@@ -175,7 +175,7 @@ def _judge_function(handler: str, folder: Path, shown: str) -> Iterator[Finding]
     if not function or file is None:
         return
     path = file / f"{handler_module(handler)}.py"
-    with contextlib.suppress(SyntaxError, ValueError, OSError):  # found with the sources
+    with contextlib.suppress(SyntaxError, ValueError, OSError):  # reported with the sources
         names = names_of(path)
         if function not in names and "*" not in names:
             place = f"{shown}!{path.relative_to(folder).as_posix()}"
@@ -184,7 +184,7 @@ def _judge_function(handler: str, folder: Path, shown: str) -> Iterator[Finding]
 
 
 def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Sequence[str]) -> Iterator[Finding]:
-    """Whether pip would be given the archive's requirements."""
+    """Whether the server would install the archive's requirements."""
     try:
         read_requirements(folder, file, allowed_urls)
     except RequirementsRefused as error:

@@ -1,6 +1,6 @@
-"""Judges what deploys the server: files of Docker compose, Kubernetes and KServe. Parsed where they are YAML.
+"""Judges files of Docker compose, Kubernetes and KServe that deploy the server. They are parsed as YAML.
 
-Templates, which are none until they are filled in, are read line by line as scripts are.
+Templates, which are not YAML until they are filled in, are read line by line, like scripts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from marserve.migration.overview import Overview
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
-# In the order in which a container runs them: an image's program, or compose's; then Kubernetes' arguments.
+# In the order of a container's command line: an image's or compose's program, then Kubernetes' arguments.
 _COMMANDS = ("entrypoint", "command", "args")
 _PROGRAM = "torchserve"
 _SPEAKS_OF_IT = (_PROGRAM, "TS_")
 
 
 def judge_deployment(file: Path, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
-    """Every image, command, variable and file of settings in it that has to do with the server."""
+    """Findings about every image, command, variable and settings file in it that concerns the server."""
     shown = layout.shown(file)
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -54,7 +54,7 @@ class _Judge:
     layout: Layout
     overview: Overview
     starts: Starts
-    walked: set[int]  # nodes by id: one that has many names is walked once
+    walked: set[int]  # ids of nodes: a node with several names is walked once
 
     def walk(self, node: yaml.Node, depth: int) -> Iterator[Finding]:
         if depth > MAX_DEPTH or id(node) in self.walked:
@@ -75,7 +75,7 @@ class _Judge:
             elif name in ("environment", "env"):
                 yield from self._environment(value)
             elif name.endswith(".properties") and isinstance(value, yaml.ScalarNode) and "log4j" not in name:
-                # A block's text begins in the line after its mark.
+                # A block's text begins on the line after its mark.
                 before = value.start_mark.line + (1 if value.style in ("|", ">") else 0)
                 yield from judge_text(value.value.encode(), self.shown, before, self.layout, self.overview)
             else:
@@ -96,7 +96,7 @@ class _Judge:
                 yield from self._judge_words(word, words[at + 1 :])
 
     def _judge_words(self, program: yaml.ScalarNode, following: list[yaml.ScalarNode]) -> Iterator[Finding]:
-        """What a command gets wrong stands at the line of the word that it is about."""
+        """Findings about a command, each on the line of its word."""
         given = [each.value for each in following]
         judged = judge_command(given, self.shown, _line(program), self.layout, self.overview, self.starts, self.text)
         for found in judged:

@@ -1,6 +1,6 @@
-"""What a handler imports, and whether that can be had here: in the archive, installed, or under the name `ts`.
+"""What a handler imports, and whether that exists here: in the archive, installed, or under the name `ts`.
 
-Parses; imports nothing. What stands inside a `try` that catches its absence is the author's own affair.
+It parses sources and imports nothing. An import inside a `try` that catches its absence is not judged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Import:
 
 
 def read_imports(source: bytes) -> list[Import]:
-    """Imports that must succeed. Raises SyntaxError (its `lineno` says where), ValueError for what is no text."""
+    """Imports that must succeed. Raises SyntaxError (with `lineno`), and ValueError for bytes that are no text."""
     found: list[Import] = []
     _collect(ast.parse(source), found)
     return found
@@ -64,7 +64,7 @@ def _is_typing(test: ast.expr) -> bool:
 
 
 def is_there(module: str, folder: Path) -> bool:
-    """Whether the first part of a module's name is in the archive's folder, in Python, or installed."""
+    """Whether the first part of a module's name is in the archive's folder, in Python or installed."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or (folder / f"{top}.py").is_file() or (folder / top).is_dir():
         return True
@@ -82,7 +82,7 @@ def _is_installed(top: str) -> bool:
 
 
 def missing_in_ts(wanted: Import) -> Iterator[str]:
-    """What of an import under TorchServe's name `ts` is not there: the module, or names of it."""
+    """The parts of an import from TorchServe's `ts` that do not exist here: the module, or names in it."""
     folder = _ts_folder()
     if folder is None:
         return
@@ -101,14 +101,14 @@ def missing_in_ts(wanted: Import) -> Iterator[str]:
 
 @cache
 def _ts_folder() -> Path | None:
-    """Where modules under TorchServe's names lie; they are read here, and imported by workers alone."""
+    """The folder of modules under TorchServe's names. They are only read here; workers import them."""
     spec = find_spec("marserve_handlers")
     locations = list(spec.submodule_search_locations or ()) if spec is not None else []
     return Path(locations[0]) / "ts_compat" / TS if locations else None
 
 
 def _file_in_ts(module: str) -> Path | None:
-    """The file of a module under TorchServe's name `ts`; None without one here."""
+    """The file of a module under TorchServe's name `ts`, or None."""
     folder = _ts_folder()
     if folder is None:
         return None
@@ -118,7 +118,7 @@ def _file_in_ts(module: str) -> Path | None:
 
 
 def internal_in_ts(wanted: Import) -> Iterator[str]:
-    """Names under `ts` that are there to be imported, and refuse to be called."""
+    """Names under `ts` that can be imported, but refuse to be called."""
     file = _file_in_ts(wanted.module)
     if file is not None:
         internals = _internals_of(file)
@@ -126,9 +126,9 @@ def internal_in_ts(wanted: Import) -> Iterator[str]:
 
 
 def refusing_in_ts(source: bytes, wanted: Import) -> Iterator[str]:
-    """Names under `ts` that a source takes from a module, and that raise whenever they are called.
+    """Names that a source takes from a module under `ts` and that raise whenever they are called.
 
-    `source` has the import; of `import m` the attributes that it uses count.
+    `source` has the import; for `import m` the attributes that it uses count.
     """
     file = _file_in_ts(wanted.module)
     if file is not None:
@@ -140,7 +140,7 @@ def refusing_in_ts(source: bytes, wanted: Import) -> Iterator[str]:
 
 @cache
 def _refusing_of(file: Path) -> frozenset[str]:
-    """What a module under TorchServe's names hands on, and what is declared to return never."""
+    """The names that a module under TorchServe's names re-exports and that are declared never to return."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module != INTERNALS:
@@ -177,7 +177,7 @@ def _internals_of(file: Path) -> frozenset[str]:
 
 @cache
 def names_of(file: Path) -> frozenset[str]:
-    """What a module has at its top: what it defines, imports and assigns. Raises SyntaxError, ValueError, OSError."""
+    """The names that a module defines, imports or assigns at its top. Raises SyntaxError, ValueError, OSError."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -192,7 +192,7 @@ def names_of(file: Path) -> frozenset[str]:
 
 
 class _Everything(frozenset[str]):
-    """The names of a module that makes names when it is asked for them."""
+    """Contains every name: for a module with `__getattr__`."""
 
     def __contains__(self, name: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Judges lists of packages (requirements, environments, projects): those of TorchServe give way to marserve."""
+"""Judges lists of packages (requirements, environments, projects): marserve replaces those of TorchServe."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Judges what starts the server: shell scripts, Dockerfiles, units, files of variables. Reads lines; runs none.
+"""Judges what starts the server: shell scripts, Dockerfiles, units, files of variables. It reads lines and runs none.
 
-The words of a command and the variables of an environment are judged here for `deployment_findings.py` too.
+`deployment_findings.py` uses its judges of commands and variables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VARIABLE = re.compile(
     r"(?:\bENV\s+(?=TS_\w+\s+[^=\s])|(?<![${\w])(?=TS_\w+\s*[=:]))(TS_[A-Z0-9_]+)\s*[=:]?\s*"
     r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"']*))"
 )
-# A command that runs or looks for Java. Where it fails, and the script ends because of it, the server is not started.
+# A command that runs or looks for Java. If it fails and ends the script, the server does not start.
 _RUNS_JAVA = re.compile(
     r"(?:^|[;&|(`!]|\$\(|\bif|\bthen|\bRUN|\bdo)\s*(?:(?:command\s+-v|which|type|hash)\s+)?"
     r"(?:[\w./${}\-]*/)?(java|keytool)(?=\s|$|[;&|)])"
@@ -49,17 +49,17 @@ _WITHOUT_EFFECT = {
     "--cpp-log-config": "is accepted without effect: there is no C++ backend",
 }
 _PLUGIN_FLAGS = ("--plugins-path", "--ppath")
-# Jars that come with TorchServe, or whose work a setting does.
+# Jars that come with TorchServe, or that a setting replaces.
 _KNOWN_JARS = re.compile(r"sagemaker|torchserve-plugins-sdk", re.IGNORECASE)
-# Where something else is in the line of a command; a shell's way to name it.
+# A path with one of these depends on variables or commands of a shell or a template.
 _ELSEWHERE = ("$", "{{", "`")
 
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """How commands that start the server are judged: by the `flags` of `torchserve` here, and by a trial.
+    """How to judge commands that start the server: by the `flags` of `torchserve` here, and by a trial.
 
-    `try_command` takes the words of a sound command, the file and the line that it stands in.
+    `try_command` takes the words of a valid command, its file and its line.
     """
 
     flags: Collection[str]
@@ -67,7 +67,7 @@ class Starts:
 
 
 def judge_script(file: Path, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
-    """Every line that has to do with the server."""
+    """Findings about every line that concerns the server."""
     shown = layout.shown(file)
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -82,14 +82,14 @@ def judge_script(file: Path, layout: Layout, overview: Overview, starts: Starts)
 def judge_lines(
     text: str, shown: str, before: int, layout: Layout, overview: Overview, starts: Starts
 ) -> Iterator[Finding]:
-    """Every line of a text that begins after `before` lines of the file."""
+    """Findings about every line of a text that begins after `before` lines of the file."""
     for line, words in logical_lines(text):
         if not words.lstrip().startswith(("#", "REM ", "//")):
             yield from _judge_line(shown, before + line, words, layout, overview, starts, text)
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations, and where each begins."""
+    """Lines joined with their continuations, each with the number of its first line."""
     begun, parts = 0, []
     for number, line in enumerate(text.splitlines(), 1):
         begun = begun or number
@@ -137,7 +137,7 @@ def _judge_line(
         yield Finding("differs", shown, line, f"{java[1]}: there is no Java here; the line may go")
     for name, *values in _VARIABLE.findall(text):
         if re.search(rf"\$\{{?{name}\b", whole):
-            continue  # the script's own: it uses it itself
+            continue  # the script uses the variable itself
         yield judge_variable(name, "".join(values), shown, line, layout, overview)
     for address in _REGISTERS.findall(text):
         yield from judge_location(unquote(address), "registration", shown, line, layout, overview.allowed_urls)
@@ -147,7 +147,7 @@ def _judge_line(
 
 
 def _insists_on_java(text: str, whole: str) -> bool:
-    """Whether this line ends the script, or the build of an image, where Java is missing."""
+    """Whether this line ends the script, or the build of an image, if Java is missing."""
     if _WANTS_JAVA_HOME.search(text):
         return True
     if not _RUNS_JAVA.search(text) or _GOES_ON.search(text):
@@ -178,7 +178,7 @@ def judge_variable(name: str, value: str, shown: str, line: int, layout: Layout,
 
 
 def _commands(text: str, program: str) -> Iterator[list[str]]:
-    """The words of each command of that name in a line: what follows it, up to the command's end."""
+    """The words after each command of that name in a line, up to the command's end."""
     if program not in text:
         return
     plain = re.sub(r"[\[\],]", " ", text) if re.match(r"\s*(CMD|ENTRYPOINT|command:)", text) else text
@@ -202,7 +202,7 @@ def _commands(text: str, program: str) -> Iterator[list[str]]:
 def judge_command(
     words: list[str], shown: str, line: int, layout: Layout, overview: Overview, starts: Starts, whole: str
 ) -> Iterator[Finding]:
-    """What follows `torchserve`; `whole` is the script, which may make the folders that are named."""
+    """Findings about the words after `torchserve`; `whole` is the script, which may make the named folders."""
     given = _by_flag(words, starts.flags)
     found: list[Finding] = []
     for flag in given:
@@ -253,7 +253,7 @@ def judge_command(
 
 
 def judge_plugins(named: str, by: str, shown: str, line: int, layout: Layout) -> Iterator[Finding]:
-    """A folder of Java plug-ins: what its jars do must be done otherwise."""
+    """Findings about a folder of Java plug-ins, whose jars need a replacement."""
     folder = None if not named or _is_elsewhere(named) else layout.find_folder(named)
     jars = sorted(file.name for file in layout.jars if folder is not None and file.is_relative_to(folder))
     custom = [name for name in jars if not _KNOWN_JARS.search(name)]
@@ -270,7 +270,7 @@ def judge_plugins(named: str, by: str, shown: str, line: int, layout: Layout) ->
 
 
 def _by_flag(words: list[str], flags: Collection[str]) -> dict[str, list[str]]:
-    """The flags of a command, in full where that is clear, and what follows each, before the next."""
+    """The flags of a command, spelled out if they are clear, each with the words up to the next flag."""
     given: dict[str, list[str]] = {}
     flag = ""
     for word in words:
@@ -294,16 +294,16 @@ def _judge_flag(flag: str, flags: Collection[str], shown: str, line: int) -> Ite
 
 
 def _meanings(flag: str, flags: Collection[str]) -> list[str]:
-    """The flags that a word may stand for: itself, or those that begin like it."""
+    """The flags that a word may stand for: itself, else those that begin with it."""
     if flag in flags:
         return [flag]
     return [each for each in flags if flag.startswith("--") and each.startswith(flag)]
 
 
 def _is_misnamed(named: str, found: Path, shown: str, whole: str, layout: Layout) -> bool:
-    """Whether a script names a path by which the file or folder that was found here would not be found.
+    """Whether a script's path does not lead to the file or folder that was found here.
 
-    A path of a container, and one behind a `cd`, may lead there all the same.
+    A path inside a container, or after a `cd`, may lead there and counts as right.
     """
     if Path(named).is_absolute() or not shown.endswith(SCRIPT_ENDINGS) or re.search(r"\b(?:cd|pushd)\s", whole):
         return False

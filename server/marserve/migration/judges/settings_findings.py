@@ -25,7 +25,7 @@ from marserve.telemetry.metrics.metric_definitions import read_metrics_file
 _LINE = re.compile(r", line (\d+)\)?\.?$")
 # What names folders and files of the machine that the server runs on, which need not be this one.
 # Names that TorchServe had in former releases.
-# A star that repeats a slash or the last letter is meant as a glob's.
+# A star that repeats a slash or the last letter was meant as a glob's.
 _GLOB = re.compile(r"([/:]|(?<!\\)[A-Za-z0-9_-](?=\*$))\*")
 _FORMERLY = {"metrics_format": "metrics_mode"}
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
@@ -33,13 +33,13 @@ _OF_PLATFORMS = ("SAGEMAKER_", "AIP_")
 FILES = ("private_key_file", "certificate_file", "keystore", "metrics_config")
 
 StartTrial = Callable[[Settings], list[BadSettings]]
-"""Tries a start with settings, of which nothing is left: what would keep the server, or one of its models, from it."""
+"""Tries a start and leaves nothing behind; returns what would keep the server, or one of its models, from starting."""
 
 
 def judge_settings(
     file: Path, layout: Layout, overview: Overview, environment: Mapping[str, str], try_start: StartTrial
 ) -> Iterator[Finding]:
-    """Every key of one file, and then the file as a whole, by a trial of a start."""
+    """Findings about every key of one file, then about the whole file, by a trial of a start."""
     shown = layout.shown(file)
     try:
         data = file.read_bytes()
@@ -53,7 +53,7 @@ def judge_settings(
 
 
 def judge_text(data: bytes, shown: str, before: int, layout: Layout, overview: Overview) -> Iterator[Finding]:
-    """Every key of a text of settings that begins after `before` lines of the file."""
+    """Findings about every key of a settings text that begins after `before` lines of the file."""
     try:
         entries = list(read_properties(data, shown))
     except BadSettings as error:
@@ -73,7 +73,7 @@ def judge_text(data: bytes, shown: str, before: int, layout: Layout, overview: O
 
 
 def _judge_models(name: str, text: str, shown: str, line: int, layout: Layout, overview: Overview) -> Iterator[Finding]:
-    """Whether the archives and plug-ins that a key names can be had."""
+    """Findings about the archives and plug-ins that a key names."""
     if name == "plugins_path" and text.strip():
         yield from judge_plugins(text.strip(), name, shown, line, layout)
     elif name == "model_snapshot":
@@ -127,7 +127,7 @@ def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, besi
 
 
 def _odd(name: str, text: str, value: Any) -> tuple[str, str] | None:
-    """What a value that can be read cannot have meant, and what to do; None for all others."""
+    """What is wrong with a value that parses but was not meant so, and what to do; None for other values."""
     if name == "allowed_urls":
         for pattern in filter(None, (part.strip() for part in text.split(","))):
             if _GLOB.search(pattern):
@@ -159,7 +159,7 @@ def _judge_folder(name: str, text: str, shown: str, line: int, layout: Layout) -
 
 
 def _judge_files(said: Mapping[str, tuple[str, int]], shown: str, layout: Layout) -> Iterator[Finding]:
-    """Whether the server can read the files that are named here: metrics, certificates and keys."""
+    """Findings about named files that the server must read: metrics, certificates and keys."""
 
     def find(name: str) -> Path | None:
         text = said.get(name, ("", 0))[0]
@@ -198,7 +198,7 @@ def _here(text: str) -> Path | None:
 def _judge_whole(
     data: bytes, layout: Layout, shown: str, environment: Mapping[str, str], try_start: StartTrial
 ) -> Iterator[Finding]:
-    """What the settings must hold together: a start is tried with folders and files as they lie here."""
+    """Findings about the settings together, by a trial of a start with the folders and files found here."""
     flags: dict[str, object] = {"ts_config": str(layout.root / shown)}
     for name, text, _ in read_properties(data, shown):
         find = {**dict.fromkeys(FOLDERS, layout.find_folder), **dict.fromkeys(FILES, layout.find_file)}.get(name)
@@ -209,7 +209,7 @@ def _judge_whole(
 
 
 def _stand_ins(file: Path) -> dict[str, str]:
-    """Values for the variables that a file of settings names: the default of their key, or a port."""
+    """Values for unset variables in a settings file: the default of their key, or a port."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, BadSettings):
         for name, text, _ in read_properties(file.read_bytes(), file.name):
@@ -227,9 +227,9 @@ def judge_start(
     line: int,
     try_start: StartTrial,
 ) -> Iterator[Finding]:
-    """What a trial of a start says, of the settings that these flags make. `shown` and `line` are whose they are.
+    """Findings of a trial of a start with these flags, which stand in `shown` at `line`.
 
-    A variable that is not set here stands for the default of its key, or for a port.
+    A variable that is not set here becomes the default of its key, or a port.
     """
     if "model_store" not in flags:
         stores = sorted({path.parent for path in layout.archives})

@@ -1,4 +1,4 @@
-"""Judges snapshots (`logs/config/*.cfg`): whether what the newest would load is in the store."""
+"""Judges snapshots (`logs/config/*.cfg`): whether the store has the archives that the newest would load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTEAD = "delete it, or start with --ncs"
 
 
 def judge_snapshots(layout: Layout) -> Iterator[Finding]:
-    """The newest of each folder, and what else lies there."""
+    """Findings about the newest snapshot of each folder, and about the others there."""
     for folder in sorted({file.parent for file in layout.snapshots}):
         snapshots = FolderSnapshots(folder)
         try:
@@ -34,7 +34,7 @@ def judge_snapshots(layout: Layout) -> Iterator[Finding]:
 
 
 def judge_models(text: str, shown: str, line: int, layout: Layout) -> Iterator[Finding]:
-    """Every model version that the text of a `model_snapshot` names; nothing where all is well."""
+    """Findings about the model versions that the text of a `model_snapshot` names; empty if all is well."""
     try:
         versions = read_models(text)
     except MarserveError as error:
@@ -42,7 +42,7 @@ def judge_models(text: str, shown: str, line: int, layout: Layout) -> Iterator[F
         return
     for each in versions:
         if is_address(each.archive):
-            continue  # it is fetched at the start, by its address
+            continue  # it is fetched at the start
         if each.archive not in layout.archive_names and layout.has_archives:
             yield Finding(
                 *("action", shown, line, f"{each.model} {each.version} is {each.archive}, which is in no store here"),

@@ -1,4 +1,4 @@
-"""Judges one source file of an archive: whether it runs here, and whether what it imports is there. Parses it only."""
+"""Judges one source file of an archive: whether its syntax and its imports work here. It only parses the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from marserve.migration.findings import Finding
 from marserve.migration.judges.imports import TS, internal_in_ts, is_there, missing_in_ts, read_imports, refusing_in_ts
 
 MAX_SOURCE_BYTES = 4_000_000
-# Distributions whose modules have another name; for the rest the two are alike but for dashes.
+# Distributions whose modules have another name; for the rest the names differ only in dashes.
 _MODULES = {"opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "PIL", "pyyaml": "yaml"} | {
     "scikit-learn": "sklearn",
     "scikit-image": "skimage",
@@ -19,7 +19,7 @@ _MODULES = {"opencv-python": "cv2", "opencv-python-headless": "cv2", "pillow": "
 
 
 def judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) -> Iterator[Finding]:
-    """What one file of an archive in `folder` imports; `asked` are distributions that the archive brings, by line."""
+    """Findings about one file of an archive in `folder`; `asked` are the distributions that it requires, by line."""
     place = f"{shown}!{path.relative_to(folder).as_posix()}"
     if path.stat().st_size > MAX_SOURCE_BYTES:
         return
@@ -59,5 +59,5 @@ def judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) ->
 
 
 def module_of(distribution: str) -> str:
-    """The module that a distribution most likely brings."""
+    """The likely module of a distribution."""
     return _MODULES.get(distribution.lower(), distribution.replace("-", "_"))

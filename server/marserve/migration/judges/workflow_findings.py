@@ -1,4 +1,4 @@
-"""Judges one workflow's archive: taken in as the server does, its graph by line and node. Runs nothing of it."""
+"""Judges one workflow's archive: reads it as the server does, and its graph by line and node. Runs nothing of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marserve.workflows.intake import WorkflowIntake
 
 
 def judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
-    """Everything about one workflow's archive; `scratch` is a folder that the caller deletes."""
+    """All findings about one workflow's archive; `scratch` is a folder that the caller deletes."""
     try:
         unpacked = WorkflowIntake(file.parent, scratch, Limits()).take_in(file.name)
     except BadDag as error:
@@ -44,7 +44,7 @@ def judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, la
 
 
 def find_loop(edges: Mapping[str, Sequence[str]]) -> list[str]:
-    """Nodes that lead from one to the next and from the last to the first; empty where there is no loop."""
+    """Nodes of a loop, in order; empty if there is none."""
     finished: set[str] = set()
     for start in edges:
         path: dict[str, None] = {}
@@ -64,7 +64,7 @@ def find_loop(edges: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _place_in_graph(file: Path, folder: Path, shown: str, error: BadDag) -> Finding:
-    """The line of the edge that closes a loop, with the loop's nodes; else the line at which the graph begins."""
+    """A finding on the line of the edge that closes a loop, with its nodes; else on the graph's first line."""
     unpack(file, folder)
     spec_file = read_workflow_manifest(folder).spec_file
     dag = _marked_dag(folder / spec_file)
