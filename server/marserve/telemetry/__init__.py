@@ -1,5 +1,5 @@
 """Metrics and logs of the server process. Workers only send numbers and lines.
 
-metrics/  what is counted, and the pages and lines made of it
+metrics/  counts, and the pages and lines made of them
 logs/     the logs, bounded
 """

@@ -1,9 +1,9 @@
-"""The logs: their files, what they take, and how they are written.
+"""The logs: files, limits and writers.
 
 logs           server log, model log, access log, metric logs
 access_log     a line a request
-line_writer    takes lines at once, writes them from a thread
-log_limit      how much clients get written into the server log
-output_budget  how much of what workers print is taken
-bucket         an allowance that fills with time
+line_writer    buffers lines and writes them from a thread
+log_limit      bounds what clients cause in the server log
+output_budget  bounds what workers print into the model log
+bucket         a token bucket
 """

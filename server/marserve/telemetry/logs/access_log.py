@@ -1,8 +1,8 @@
-"""The access log: one line a request, as TorchServe writes it. Knows no HTTP objects and no layouts.
+"""The access log: one line a request, as TorchServe writes it.
 
-`access_line` makes the line, `AccessLog.write` puts it in line together with the time; a thread does the rest. At a
-hundred thousand requests a second that thread would take the interpreter from the event loop for most of its time. So
-`TextAccessLog` makes the whole text at once, and the part that precedes a line only once a millisecond.
+`access_line` makes the line, `AccessLog.write` queues it together with the time, and a thread does the rest. At a
+hundred thousand requests a second that thread would keep the interpreter from the event loop for most of the time. So
+`TextAccessLog` makes the finished text itself, and the part before a line only once a millisecond.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from marserve.telemetry.logs.line_writer import LineWriter
 
 AccessRecord = tuple[float, str]
 
-# A request line may have 8 KiB; a log of such lines would be a way to fill memory while no reader takes it.
+# A request line may have 8 KiB; buffered lines of that length would fill memory while the log cannot be written.
 _MAX_TARGET = 2048
-# What would end its quotes, or the line, or reach a terminal as a command: it is percent-encoded as the octet it was.
+# Characters that would end the quotes or the line, or control a terminal. They are percent-encoded, octet by octet.
 _UNFIT = re.compile(r'["\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
@@ -35,7 +35,7 @@ def access_line(
 
 
 def legible(target: str) -> str:
-    """A request's target as it may stand in a line: nothing that ends its quotes or the line, and not endless."""
+    """A request's target for a line: bounded, and without characters that would end its quotes or the line."""
     if '"' in target or not target.isprintable():
         target = _UNFIT.sub(lambda found: quote(found[0], safe="", encoding="latin-1", errors="replace"), target)
     return target if len(target) <= _MAX_TARGET else target[:_MAX_TARGET] + "…"
@@ -44,8 +44,8 @@ def legible(target: str) -> str:
 class AccessLog:
     """Takes lines and passes them to its writers; with none, nothing is logged.
 
-    `has_ids` says whether each line has to end with its request's id. The code that makes a line ensures that nothing
-    in it breaks the line: the log does not check it again.
+    `has_ids` says whether each line has to end with its request's id. The caller ensures that nothing in a line breaks
+    it; the log does not check.
     """
 
     def __init__(self, writers: Sequence[LineWriter[AccessRecord]] = (), *, has_ids: bool = False) -> None:
@@ -54,7 +54,7 @@ class AccessLog:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a writer: if not, the line need not be made."""
+        """Whether there is a writer; if not, the line need not be made."""
         return bool(self._writers)
 
     def write(self, line: str) -> None:
@@ -65,9 +65,9 @@ class AccessLog:
 
 
 class TextAccessLog(AccessLog):
-    """An access log whose writers are given finished text: a head, which they know by the millisecond, and the line.
+    """An access log whose writers get finished text: a head, which is made once a millisecond, and the line.
 
-    `heads` makes, of a time in milliseconds since the epoch, the head for each writer. For one thread only.
+    `heads` makes the head for each writer from a time in milliseconds since the epoch. For one thread only.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TextAccessLog(AccessLog):
     def write(self, line: str) -> None:
         """Put a line in line, or drop it where there is no room. Never blocks; well under a microsecond a writer."""
         now = time.time()
-        if not self._since <= now < self._until:  # clocks are set back, too
+        if not self._since <= now < self._until:  # a clock may also be set back
             self._begin_millisecond(int(now * 1000))
         for write, head in self._outlets:
             write(head + line)

@@ -1,4 +1,4 @@
-"""An allowance that fills with time. Pure: callers pass the time, in seconds on the monotonic clock."""
+"""A token bucket: an allowance that fills with time. Pure: callers pass the time, in seconds on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Bucket:
         self._level, self._at = burst, -math.inf
 
     def spend(self, now: float, cost: float) -> bool:
-        """Take `cost` out, or nothing where less is in."""
+        """Take `cost` out; False, with nothing taken, if less is in."""
         if now > self._at:
             self._level = min(self._burst, self._level + (now - self._at) * self._rate)
             self._at = now

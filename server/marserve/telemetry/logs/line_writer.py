@@ -1,13 +1,13 @@
-"""Takes lines from a thread that must not wait, and writes them from one that may.
+"""Takes lines from a thread that must not wait, and writes them from a thread that may.
 
-A `LineWriter` is a bounded buffer and a thread. Putting a line in costs well under a microsecond and never blocks. When
-its reader stops (a full pipe, a full disk) lines are dropped and counted, and once there is room again a line says how
-many are missing. Knows no formats: `encode` makes text of records, on the writing thread.
+A `LineWriter` is a bounded buffer and a thread. Adding a line costs well under a microsecond and never blocks. While
+nothing can be written (a full pipe, a full disk) lines are dropped and counted, and once there is room again a line
+says how many are missing. `encode` makes text of records, on the writing thread.
 
-That thread shares the interpreter with the event loop. The loop stands still while the thread runs, and pays each time
-the interpreter's lock changes hands. So under load the thread wakes by the clock and not for each line. Lines that come
-by the ten thousand are put in as finished text: they are joined in batches on the thread that makes them, while they
-are still in its core's cache, and the writing thread makes one write of many such pieces.
+That thread shares the interpreter with the event loop. The loop stands still while the thread runs, and each change of
+the interpreter's lock costs time. So under load the thread wakes by the clock and not for each line. Logs with tens of
+thousands of lines a second add finished text: the thread that makes the lines joins them in batches, while they are
+still in its core's cache, and the writing thread makes one write of many such pieces.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ log = logging.getLogger("marserve.telemetry.line_writer")
 
 Record = TypeVar("Record")
 
-# Between two writes the other threads get their turn: what is made at once must not take long under the GIL.
+# Other threads run between two writes, so encoding one batch of records must not hold the GIL for long.
 _RECORDS_AT_ONCE = 200
-# Finished lines that become one piece, and pieces that are written at once.
+# Finished lines in one piece, and pieces in one write.
 _LINES_A_PIECE = 64
 _PIECES_AT_ONCE = 64
-# Lines of pieces that are written at once, and bytes of pieces that may wait.
+# Lines of pieces in one write, and bytes of pieces that may wait.
 _LINES_AT_ONCE = 4096
 _MAX_WAITING_BYTES = 16 << 20
-# Between two tries to write what cannot be written, in seconds.
+# Seconds between two tries to write after an error.
 _REST_S = 1.0
-# Between two tries to pack a full file, in seconds: each reads all of it, and takes what room there is for a moment.
+# Seconds between two tries to pack a full file: each reads all of it, and needs disk space for a moment.
 _ROLL_REST_S = 60.0
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class Sink(Protocol):
-    """Where bytes go. `write` may wait, but looks at `give_up` now and then; it raises OSError for what it lost."""
+    """The file, pipe or terminal of a writer. `write` may wait, but checks `give_up`; raises OSError for lost bytes."""
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
-        """Write all of `data`, which is whole lines."""
+        """Write all of `data`, which are whole lines."""
 
     def close(self) -> None:
-        """Release what is held open. The sink is not used again."""
+        """Close what is open. The sink is not used again."""
 
 
 class _Lines(NamedTuple):
-    """Finished lines that were put in together."""
+    """Finished lines that were added together."""
 
     text: str
     lines: int
@@ -68,10 +68,10 @@ class _Lines(NamedTuple):
 class LineWriter(Generic[Record]):
     """A bounded buffer of records and finished lines in front of a sink.
 
-    At most `capacity` of them wait, `linger_s` at the least and in order. `encode` gives the text of records, a line
-    end between two and none at the end; finished lines stand among them as they are. `describe_loss` makes the record
-    that says how many are missing. `dropped` counts what was lost for good. `on_trouble` gets, on the writing
-    thread, the reason when writing begins to fail, and None when it works again.
+    At most `capacity` of them wait, in order, each at least `linger_s`. `encode` makes the text of records and finished
+    lines, with a line end between two and none at the end. `describe_loss` makes the record that says how many are
+    missing. `dropped` counts lines lost for good. `on_trouble` is called on the writing thread, with the reason when
+    writing begins to fail and with None when it works again.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class LineWriter(Generic[Record]):
         self._on_trouble = on_trouble
         self._has_trouble = False
         # The oldest lines are in `_pieces` (text, lines), `_joined` lines in all. Any thread appends to `_waiting`;
-        # only the holder of `_taking` removes, and a thread that must not wait does nothing while another one holds it.
+        # only the holder of `_taking` removes. A thread that must not wait does nothing while another one holds it.
         self._pieces: list[tuple[bytes, int]] = []
         self._joined = 0
         self._waiting: list[Record | str | _Lines] = []
-        # Of lines that came together: how many beyond one for each entry of `_waiting`, and how many bytes. One thread
-        # puts them in and one takes them away, so each has counters of its own.
+        # For lines that were added together: how many beyond one for each entry of `_waiting`, and how many bytes. One
+        # thread adds and one removes, so each has counters of its own.
         self._lines_in = self._lines_out = 0
         self._bytes_in = self._bytes_out = 0
         self._taking = threading.Lock()
@@ -108,15 +108,15 @@ class LineWriter(Generic[Record]):
         self._closing = threading.Event()
         self._give_up = threading.Event()
         self._told_dropped = 0
-        # A daemon: a reader that never comes back must not keep the process from ending.
+        # A daemon, so that a sink which blocks for ever does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"log-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the writing thread."""
         self._thread.start()
 
     def write(self, record: Record | str) -> None:
-        """Put a record, or a finished line, in line, or drop it when there is no room. Never blocks."""
+        """Add a record or a finished line; drop it if there is no room. Never blocks."""
         waiting = self._waiting
         if self._joined + len(waiting) + self._lines_in - self._lines_out >= self._capacity:
             self.dropped += 1
@@ -125,11 +125,11 @@ class LineWriter(Generic[Record]):
         if not self._is_awake:
             self._is_awake = True
             self._wake.set()
-        if len(waiting) == _LINES_A_PIECE:  # if these cannot be joined now, the thread will take them as they are
+        if len(waiting) == _LINES_A_PIECE:  # if they cannot be joined now, the thread takes them one by one
             self._join_lines()
 
     def write_lines(self, text: str, count: int) -> None:
-        """Put `count` finished lines in line, or drop them all when there is no room. Never blocks; for one thread."""
+        """Add `count` finished lines; drop them all if there is no room. Never blocks; for one thread."""
         waiting = len(self._waiting) + self._joined + self._lines_in - self._lines_out
         bytes_after = self._bytes_in + len(text) - self._bytes_out
         if waiting + count > self._capacity or bytes_after > _MAX_WAITING_BYTES:
@@ -143,7 +143,7 @@ class LineWriter(Generic[Record]):
             self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, end the thread, close the sink. What cannot be written in time is counted as dropped."""
+        """Write what waits, end the thread, close the sink. Lines that cannot be written in time count as dropped."""
         if self._closing.is_set():
             return
         self._capacity = 0
@@ -160,13 +160,13 @@ class LineWriter(Generic[Record]):
         self._lines_out, self._bytes_out = self._lines_in, self._bytes_in
 
     def _join_lines(self) -> None:
-        """Make one piece of the lines that wait, unless the thread is just taking them, or has records to encode."""
+        """Join the waiting lines into one piece, unless the thread is taking them, or there are records to encode."""
         if not self._taking.acquire(blocking=False):
             return
         try:
             lines = self._waiting[:]
             if not lines:
-                return  # the thread has been quicker
+                return  # the thread was quicker
             try:
                 text = "\n".join(lines)  # type: ignore[arg-type]  # a record raises TypeError
             except TypeError:
@@ -181,11 +181,11 @@ class LineWriter(Generic[Record]):
         while not self._closing.is_set() or self._has_lines:
             self._wake.wait()
             self._wake.clear()
-            # Waiting a moment turns a thousand lines into one write, and no wake-up is needed as long as more come.
+            # After a short wait a thousand lines are one write, and no wake-up is needed as long as more come.
             self._closing.wait(self._linger_s)
             while self._has_lines and not self._give_up.is_set():
                 self._write_some()
-                if not self._has_many:  # what has come meanwhile can wait a moment, too
+                if not self._has_many:  # a few new lines can wait for the next round
                     self._closing.wait(self._linger_s)
             if self._give_up.is_set():
                 break
@@ -212,11 +212,11 @@ class LineWriter(Generic[Record]):
                 pieces.append(_bytes_of(self._encode(records)))
             self._sink.write(b"".join(pieces), self._give_up)
         except Exception as error:
-            # This thread must not die of one batch, or nothing would be logged ever after. The other outlets log it,
-            # and the first batch that can be written begins with how many lines are missing of all those before.
+            # One batch must not end this thread, or nothing would be logged any more. The other outlets log the error,
+            # and the first batch that can be written begins with the number of missing lines.
             self.dropped += count
             self._tell((error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}")
-            # A disk that stays full would otherwise be asked for every batch of lines.
+            # Do not try again for every batch while a disk stays full.
             self._closing.wait(_REST_S)
         else:
             self._told_dropped += lost
@@ -229,7 +229,7 @@ class LineWriter(Generic[Record]):
                 self._on_trouble(trouble)
 
     def _take(self) -> tuple[list[bytes], list[Record | str], int]:
-        """The oldest pieces, the records that follow them if those were all, and how many lines that is."""
+        """The oldest pieces, the records after them if these are all, and the number of lines."""
         with self._taking:
             pieces = self._pieces[:_PIECES_AT_ONCE]
             del self._pieces[:_PIECES_AT_ONCE]
@@ -240,7 +240,7 @@ class LineWriter(Generic[Record]):
         return [text for text, _ in pieces], records, joined + count
 
     def _unpack(self, waiting: list[Record | str | _Lines]) -> tuple[list[Record | str], int]:
-        """What is written next of these, and how many lines that is: of lines that came together not too many."""
+        """The next records and lines to write, and their number: of lines that were added together not too many."""
         if self._bytes_in == self._bytes_out:
             return cast("list[Record | str]", waiting), len(waiting)
         unpacked: list[Record | str] = []
@@ -264,15 +264,15 @@ def _bytes_of(text: str) -> bytes:
 
 
 class DescriptorSink:
-    """A pipe, terminal or file that another process opened, and reads at its own pace."""
+    """A pipe, terminal or file that another process opened and reads at its own pace."""
 
     def __init__(self, descriptor: int) -> None:
         kind = os.fstat(descriptor).st_mode
         own = _open_without_blocking(descriptor) if stat.S_ISFIFO(kind) else None
         self._is_own = own is not None
         self._descriptor = descriptor if own is None else own
-        # A file never keeps its writer waiting for a reader, and a pipe of ours takes what there is room for. Anything
-        # else that is polled as writable is sure to take only so much without blocking.
+        # A file does not make its writer wait, and a pipe opened anew takes what has room. Anything else that is
+        # writable by `poll` is only sure to take this much without blocking.
         self._takes_bytes = sys.maxsize if stat.S_ISREG(kind) or self._is_own else select.PIPE_BUF
         self._poll: select.poll | None = None
         if not stat.S_ISREG(kind):
@@ -280,7 +280,7 @@ class DescriptorSink:
             self._poll.register(self._descriptor, select.POLLOUT)
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
-        """Write as room appears."""
+        """Write whenever there is room."""
         rest = memoryview(data)
         while rest:
             if give_up.is_set():
@@ -300,7 +300,7 @@ class DescriptorSink:
 
 
 def _open_without_blocking(descriptor: int) -> int | None:
-    """The pipe behind `descriptor` opened anew, since not to block is a property of an opening that others share.
+    """The pipe behind `descriptor`, opened anew: other processes share the old opening and with it its blocking mode.
 
     None if the system cannot do this, and for a pipe without a reader.
     """
@@ -311,11 +311,11 @@ def _open_without_blocking(descriptor: int) -> int | None:
 
 
 class RollingFile:
-    """A log file that starts anew each day and at `max_bytes`.
+    """A log file that is rolled each day and at `max_bytes`.
 
-    The old one is kept as `{stem}.{dd-MMM}.log.gz` (a second one of that day as `{stem}.{dd-MMM}.2.log.gz`); of these
-    the newest `keep` stay. While there is no room to pack it, which the server log says, it grows. Opening creates the
-    file and raises OSError where that cannot be done.
+    The old file is kept as `{stem}.{dd-MMM}.log.gz` (a second one of that day as `{stem}.{dd-MMM}.2.log.gz`); the
+    newest `keep` of these stay. While there is no room to pack it, the file grows, and the server log says so. Opening
+    creates the file; raises OSError if that fails.
     """
 
     def __init__(self, path: Path, max_bytes: int = 100 * 1024 * 1024, keep: int = 5) -> None:
@@ -329,7 +329,7 @@ class RollingFile:
         self._open()
 
     def write(self, data: bytes, give_up: threading.Event) -> None:
-        """Append `data`; roll first if the day has changed, and after if the file is full."""
+        """Append `data`. Roll before if the day has changed, and afterwards if the file is full."""
         if self._file is not None and self._day != _today():
             self._roll()
         if self._file is None:
@@ -366,7 +366,7 @@ class RollingFile:
         self._day = _day_of(status.st_mtime) if self._size else _today()
 
     def _roll(self) -> None:
-        """Begin anew; while the old file cannot be packed, go on in it. What was written is not lost by that."""
+        """Pack the file and begin a new one. If it cannot be packed, go on in it; no line is lost."""
         if time.monotonic() < self._roll_from:
             return
         try:
@@ -385,11 +385,11 @@ class RollingFile:
                 log.warning("%s is packed again", self._path.name)
             self._can_roll = True
         self.close()
-        with contextlib.suppress(OSError):  # the next write tries again, and says why it cannot
+        with contextlib.suppress(OSError):  # the next write tries again and reports the error
             self._open()
 
     def _pack(self) -> None:
-        """Make an archive of the file and remove it; what there was no room for leaves nothing behind."""
+        """Compress the file and remove it. Without room nothing is left behind."""
         stem = f"{self._path.stem}.{self._day[2]:02}-{_MONTHS[self._day[1] - 1]}"
         target, number = self._path.with_name(f"{stem}.log.gz"), 1
         while target.exists():

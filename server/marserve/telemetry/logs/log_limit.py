@@ -1,8 +1,8 @@
-"""Which records that clients cause are written to the server log, so that it costs no client much to fill it. Pure.
+"""Bounds the records that clients cause in the server log, so that no client can fill it. Pure.
 
-A record costs its bytes in the log. Each kind of record, which is the call that logs it, has an allowance for each
-client's address and one for all clients together. What is beyond either is counted, and from time to time a sentence
-for each kind says how many records were left out. The caller passes the time, in seconds on the monotonic clock.
+A record costs its bytes in the log. Each call that logs is a kind of record. Each kind has an allowance for each
+client's address, and one for all clients together. Records beyond either are counted, and a regular sentence for each
+kind says how many were left out. The caller passes the time, in seconds on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from marserve.telemetry.logs.bucket import Bucket
 HEAD_BYTES = 100
 CLIENT_BYTES_PER_S, CLIENT_BURST_BYTES = 256, 8 << 10
 KIND_BYTES_PER_S, KIND_BURST_BYTES = 4 << 10, 64 << 10
-# How many allowances of clients are remembered. One that is forgotten is full when its client is seen again.
+# How many clients' allowances are kept. One that was dropped is full when its client is seen again.
 MAX_CLIENTS = 1024
 # Seconds between two sentences about one kind.
 TELL_EVERY_S = 10.0
-# Loggers of libraries whose records clients cause, without a word about which client.
+# Loggers of libraries whose records clients cause, without naming the client.
 LIBRARIES = ("asyncio", "grpc", "uvicorn", "starlette", "fastapi")
 
 
@@ -30,7 +30,7 @@ def caused_by(peer: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Kind:
-    """What was left out of one kind of record. `last` is the newest of the clients."""
+    """The records of one kind that were left out. `last` is the newest of their clients."""
 
     bucket: Bucket
     label: str
@@ -40,14 +40,14 @@ class _Kind:
 
 
 class LogLimit:
-    """Decides about one record after the other."""
+    """Decides whether each record is written."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
         self._clients: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
 
     def admit(self, kind: str, label: str, client: str, size: int, now: float) -> bool:
-        """Whether a record of `size` bytes is written. `label` is what a sentence about its kind calls it."""
+        """Whether a record of `size` bytes is written. `label` names its kind in the sentence about it."""
         cost = min(HEAD_BYTES + size, CLIENT_BURST_BYTES)
         known = self._kinds.get(kind)
         if known is None:
@@ -64,7 +64,7 @@ class LogLimit:
         return admitted
 
     def sentences(self, now: float) -> list[str]:
-        """What is to be said now of records that were left out; each is counted once. `math.inf`: all that is left."""
+        """The sentences that are due about left-out records; each record counts once. With `math.inf` all are due."""
         said = []
         for known in self._kinds.values():
             if known.left_out and known.told_at is not None and now - known.told_at >= TELL_EVERY_S:

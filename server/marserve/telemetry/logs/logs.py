@@ -1,10 +1,10 @@
-"""The server log, the model log, the access log, the two of metrics: their files, their layouts, standard output.
+"""The server log, model log, access log and the two logs of metrics: files, layouts, standard output.
 
-Text is laid out as TorchServe lays it out, in `access_log.log`, `ts_log.log`, `model_log.log`, `ts_metrics.log` and
-`model_metrics.log`; `json` writes one object a line. Nothing here blocks who logs: each file and standard output has a
-`LineWriter` of its own, so a reader that stops loses lines of that outlet alone, and they are counted. What clients
-and handlers wrote cannot break a line or forge one: control characters, bidirectional ones among them, are escaped,
-and a traceback's lines are indented.
+Text has TorchServe's layout, in `access_log.log`, `ts_log.log`, `model_log.log`, `ts_metrics.log` and
+`model_metrics.log`; `json` writes one object a line. Logging never blocks the caller: each file and standard output
+has a `LineWriter` of its own. If an outlet cannot be written, only its lines are lost, and counted. Text of clients and
+handlers cannot break a line or forge one: control characters, bidirectional ones among them, are escaped, and the
+lines of a traceback are indented.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ def configure_logs(
 ) -> Logs:
     """Open the logs and take over Python's logging, until the result is closed.
 
-    `folder` is where the three files go (it is created), None for no files. `level` is the least level of the server
-    log; the model log takes all. `has_request_ids`: lines of the access log end with the request's id, as JSON has it
-    anyway. `metrics_folder` (None: `folder`) is where the two files of metrics go; they stay empty unless
-    `has_metrics`. `stdout` is the descriptor to write to. Raises BadSettings when a folder or a file in it cannot be
-    opened.
+    `folder` gets the three files and is created; None for no files. `level` is the least level of the server log; the
+    model log takes all. `has_request_ids`: lines of the access log end with the request's id; JSON always has it.
+    `metrics_folder` (by default `folder`) gets the two files of metrics, which stay empty unless `has_metrics`.
+    `stdout` is the descriptor to write to. Raises BadSettings if a folder or a file in it cannot be opened.
     """
     make_encoder = _JsonEncoder if format == "json" else _TextEncoder
     files: dict[str, LineWriter[LogRecord]] = {}
@@ -85,7 +84,7 @@ def _open_metrics_files(
     files: dict[str, LineWriter[LogRecord]],
     make_encoder: Callable[[], Callable[[Sequence[LogRecord | str]], str]],
 ) -> None:
-    """Add the writers of the two files of metrics; where nothing will be written, the files only come to be there."""
+    """Add the writers of the two files of metrics. Without `has_metrics` only create the files."""
     if folder is None:
         return
     try:
@@ -110,7 +109,7 @@ def _open_metrics_files(
 
 
 class Logs:
-    """The open logs. `access` and `workers` are handed to who writes them; the server's own parts use `logging`."""
+    """The open logs. Surfaces write to `access`, pools to `workers`; other parts use `logging`."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Logs:
         def writers(name: str) -> list[LineWriter[LogRecord]]:
             return [files[name], *console] if name in files else console
 
-        access = cast("list[LineWriter[AccessRecord]]", writers("access_log"))  # a record of theirs is one of ours
+        access = cast("list[LineWriter[AccessRecord]]", writers("access_log"))  # an AccessRecord is a LogRecord
         if is_json:
             self.access = AccessLog(access, has_ids=True)
         else:
@@ -143,18 +142,18 @@ class Logs:
         root.setLevel(level.upper())
 
     def tell_left_out(self, now: float) -> None:
-        """Log how many records of the server log were left out because clients caused too many, and not said yet."""
+        """Log how many records, caused by clients, were left out since the last report."""
         self._handler.tell_left_out(now)
 
     def announce(self, text: str) -> None:
-        """Write `text` on standard output as a line of its own, as launchers' scripts look for it."""
+        """Write `text` to standard output as a line of its own: scripts that start the server look for it."""
         for writer in self._console:
             writer.write(Announcement(time.time(), text))
 
     def write_metrics(self, name: str, lines: Sequence[str]) -> None:
         """Write lines of metrics; `name` is TS_METRICS or MODEL_METRICS. Never blocks; for one thread only.
 
-        Nothing in a line may break it: they are not looked at again.
+        The caller ensures that nothing in a line breaks it.
         """
         now = time.time()
         text = self._json_encoder.metrics(now, name, lines) if self._json_encoder is not None else ""
@@ -166,11 +165,11 @@ class Logs:
             writer.write(text)
 
     def dropped(self) -> dict[str, int]:
-        """How many lines each outlet has lost, by its name; `workers`: what workers print too much."""
+        """How many lines each outlet has lost, by its name; `workers`: lines of workers beyond the budget."""
         return {"workers": self.workers.budget.left_out, **{writer.name: writer.dropped for writer in self._writers}}
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Give Python's logging back, write what waits (at most `timeout_s` an outlet), end the threads."""
+        """Restore Python's logging, write what waits (at most `timeout_s` an outlet), end the threads."""
         root = logging.getLogger()
         self._handler.tell_left_out(math.inf)
         if self._handler in root.handlers:
@@ -181,9 +180,9 @@ class Logs:
 
 
 class WorkerLog:
-    """What workers print. Never blocks; for one thread only.
+    """Writes what workers print. Never blocks; for one thread only.
 
-    `encode` makes finished text of lines. `budget` says how much is taken; the caller drops the rest.
+    `encode` makes finished text of lines. `budget` bounds them; the caller drops the rest.
     """
 
     def __init__(self, writers: list[LineWriter[LogRecord]], encode: Callable[[WorkerLines], str]) -> None:
@@ -245,10 +244,10 @@ LogRecord = AccessRecord | ServerLine | Announcement
 
 
 class _ServerLogHandler(logging.Handler):
-    """Passes records of Python's logging on. Text is made here: arguments may change before a thread looks at them.
+    """Passes records of Python's logging on. It makes their text at once, as arguments may change later.
 
-    Of records that clients cause only so many pass (`telemetry/logs/log_limit.py`): those of libraries, and those whose
-    call says so with `caused_by`.
+    `telemetry/logs/log_limit.py` bounds records that clients cause: those of libraries, and those whose call says so
+    with `caused_by`.
     """
 
     def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:
@@ -258,7 +257,7 @@ class _ServerLogHandler(logging.Handler):
         self._limit = LogLimit()
 
     def tell_left_out(self, now: float) -> None:
-        """Write how many records were left out, where that was not said for a while."""
+        """Write how many records were left out, for each kind that is due."""
         with self.lock or contextlib.nullcontext():
             for sentence in self._limit.sentences(now):
                 line = ServerLine(time.time(), "WARNING", "main", __name__, sentence)
@@ -315,7 +314,7 @@ _quote = json.encoder.encode_basestring_ascii
 class _TextEncoder:
     """Records in TorchServe's layout: local time with milliseconds, level padded to five, thread, logger.
 
-    Lines of the access log and of metrics come finished.
+    Lines of the access log and of metrics are finished already.
     """
 
     def __init__(self) -> None:
@@ -343,9 +342,9 @@ class _TextEncoder:
 
 
 class _AccessHeads:
-    """What stands before a line of the access log: in its own file the time, on standard output whose line it is, too.
+    """The head of a line of the access log: the time in its own file; on standard output also the log's name.
 
-    `are_shared` says of each outlet whether other logs' lines go there.
+    `are_shared` says for each outlet whether other logs' lines go there.
     """
 
     def __init__(self, are_shared: Sequence[bool]) -> None:
@@ -358,7 +357,7 @@ class _AccessHeads:
 
 
 class _LocalStamps:
-    """Local times as text, `2026-01-31T12:00:00,007`. For one thread: it remembers the second it made last."""
+    """Local times as text, `2026-01-31T12:00:00,007`. For one thread, as it caches the last second."""
 
     def __init__(self) -> None:
         self._second, self._second_text = -1, ""
@@ -372,7 +371,7 @@ class _LocalStamps:
 
 
 class _JsonEncoder:
-    """Records as one object a line. Times are UTC; JSON's own escapes keep each on its line."""
+    """Records as one object a line. Times are UTC. JSON's escapes keep each object on its line."""
 
     def __init__(self) -> None:
         self._second, self._second_text = -1, ""
@@ -381,7 +380,7 @@ class _JsonEncoder:
         return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
 
     def metrics(self, at: float, logger: str, lines: Sequence[str]) -> str:
-        """Lines of metrics that were made in one moment."""
+        """Lines of metrics, all of one time."""
         head = f'{{"time": "{self._stamp(at)}", "level": "INFO", "logger": "{logger}", "message": '
         return "\n".join([f"{head}{_quote(line)}}}" for line in lines])
 
@@ -424,7 +423,7 @@ _ACCESS_LINE = re.compile(r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?:
 
 
 def _access(line: str) -> str:
-    """The members of an access line's object: written by hand, as this runs for each request."""
+    """The members of an access line's object, written without an encoder, as this runs for each request."""
     found = _ACCESS_LINE.fullmatch(line)
     if found is None:
         return f'"message": {json.dumps(line)}'
@@ -438,7 +437,7 @@ def _access(line: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """The beginning and the end of a long text; the end of a traceback says what was raised."""
+    """The beginning and the end of a long text; the end of a traceback names the exception."""
     half = _MAX_TEXT // 2
     if len(text) <= _MAX_TEXT:
         return text

@@ -1,8 +1,8 @@
-"""How much of what workers print the model log takes, and how much time the event loop spends on it. Pure.
+"""Bounds what workers print into the model log, and the event loop's time for it. Pure.
 
-Callers pass the time, in seconds on the monotonic clock. A line costs its bytes and those of its head. Each worker has
-a small allowance of its own, so that a worker that floods the log cannot silence the others; what is beyond it comes
-from one allowance that all workers share. A worker over both is cut: for `CUT_S` its lines are counted and dropped.
+Callers pass the time, in seconds on the monotonic clock. A line costs its bytes and those of its head. All workers
+share one allowance. Once it is empty, each worker has a small one of its own, so that a worker that floods the log
+cannot silence the others. A worker over both is cut: for `CUT_S` its lines are counted and dropped.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import math
 
 from marserve.telemetry.logs.bucket import Bucket
 
-# Costs are bytes as they stand in the log; this much stands before each line.
+# The length of the head before each line in the log.
 HEAD_BYTES = 100
 SHARED_BYTES_PER_S, SHARED_BURST_BYTES = 1 << 20, 16 << 20
 OWN_BYTES_PER_S, OWN_BURST_BYTES = 32 << 10, 1 << 20
 # Errors that a worker logs while its other lines are dropped.
 ERROR_BYTES_PER_S, ERROR_BURST_BYTES = 8 << 10, 64 << 10
-# Tracebacks of requests that failed: clients can cause them.
+# Tracebacks of failed requests, which clients can cause.
 TRACEBACK_BYTES_PER_S, TRACEBACK_BURST_BYTES = 4 << 10, 64 << 10
 CUT_S = 1.0
-# The least time between two turns of one pipe.
+# The least time between two reads of one pipe.
 TURN_S = 0.002
-# The share of the event loop's time that all turns together may take, and for how many seconds it can be saved up; the
-# same for the small share that each pipe may take in any case.
+# The share of the event loop's time that all reads together may take, and for how many seconds it can be saved up. The
+# same for the small share that each pipe always has.
 LOOP_SHARE, LOOP_BURST_S = 0.05, 0.5
 OWN_LOOP_SHARE, OWN_LOOP_BURST_S = 0.0002, 10.0
 
 
 class OutputBudget:
-    """What one model log takes of all workers together. `left_out` counts the lines that it did not take."""
+    """The budget of one model log for all workers. `left_out` counts the lines that were dropped."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -37,28 +37,28 @@ class OutputBudget:
         self._loop = _Share(LOOP_SHARE, LOOP_BURST_S)
 
     def allowance(self) -> Allowance:
-        """The allowance of one more worker."""
+        """A new worker's allowance."""
         return Allowance(self, self._shared)
 
     def turns(self) -> Turns:
-        """The turns of one more pipe."""
+        """A new pipe's turns."""
         return Turns(self._loop)
 
 
 class Turns:
-    """When one pipe is read from."""
+    """Decides when one pipe is read."""
 
     def __init__(self, loop: _Share) -> None:
         self._loop = loop
         self._own = _Share(OWN_LOOP_SHARE, OWN_LOOP_BURST_S)
 
     def next(self, now: float, spent_s: float) -> float:
-        """When it is read from again if its last turn ended at `now` and took `spent_s` of processor time."""
+        """When to read it again, if its last turn ended at `now` and took `spent_s` of processor time."""
         return max(now + TURN_S, min(self._loop.spend(now, spent_s), self._own.spend(now, spent_s)))
 
 
 class Allowance:
-    """What is taken of one worker. `cut_until` is when its lines are taken again; 0 while they are."""
+    """The allowance of one worker. `cut_until` is when its lines are taken again; 0 while it is not cut."""
 
     def __init__(self, budget: OutputBudget, shared: Bucket) -> None:
         self.cut_until = 0.0
@@ -70,7 +70,7 @@ class Allowance:
         self._lines = self._bytes = 0
 
     def admit(self, now: float, lines: int, size: int) -> bool:
-        """Whether these lines of `size` bytes are taken; where not, the worker is cut."""
+        """Whether these lines of `size` bytes are taken; if not, the worker is cut."""
         if self.cut_until:
             return False
         cost = lines * HEAD_BYTES + size
@@ -80,11 +80,11 @@ class Allowance:
         return False
 
     def admit_error(self, now: float, size: int) -> bool:
-        """Whether an error's line is taken from a worker that is cut."""
+        """Whether an error's line is taken from a cut worker."""
         return self._errors.spend(now, HEAD_BYTES + size)
 
     def admit_traceback(self, now: float, size: int) -> bool:
-        """Whether the traceback of a request that failed is taken."""
+        """Whether the traceback of a failed request is taken."""
         return self._tracebacks.spend(now, size)
 
     def leave_out(self, lines: int, size: int) -> None:
@@ -94,7 +94,7 @@ class Allowance:
         self._budget.left_out += lines
 
     def end_cut(self) -> tuple[int, int]:
-        """Take lines again; returns how many lines and bytes were left out since they were taken last."""
+        """End the cut; returns how many lines and bytes were dropped during it."""
         self.cut_until = 0.0
         lines, size = self._lines, self._bytes
         self._lines = self._bytes = 0
@@ -109,6 +109,6 @@ class _Share:
         self._free_at = -math.inf
 
     def spend(self, now: float, spent_s: float) -> float:
-        """Until when the share is used up by what was spent, this included."""
+        """Book `spent_s`; returns when the share has room again."""
         self._free_at = max(self._free_at, now - self._burst_s) + spent_s / self._share
         return self._free_at

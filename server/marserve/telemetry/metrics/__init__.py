@@ -1,12 +1,12 @@
-"""What is counted, and the pages and lines made of it.
+"""Counts, and the pages and lines made of them.
 
 counts              `VersionMetrics`, to which pools add; the Prometheus page
-measurements        what happens to requests, as TorchServe's metrics
-metric_definitions  which metrics there are
-series              a family of the page, fed by updates
-histogram           how often values fell between bounds
-handler_metrics     which values of handlers are kept
+measurements        events of requests, as TorchServe's metrics
+metric_definitions  the metrics, TorchServe's list or the operator's
+series              a family of the page that is fed update by update
+histogram           counts values between bounds
+handler_metrics     decides which values of handlers are kept
 printed_metrics     metrics in what workers print
-metric_line         the grammar of lines
+metric_line         the syntax of lines
 metrics_log         metrics as lines of logs
 """

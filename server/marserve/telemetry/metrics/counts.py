@@ -1,16 +1,16 @@
-"""Counts what happens and writes it as a Prometheus page. Knows no HTTP, no pool and no clock.
+"""Counts events and writes the counts as a Prometheus page. It knows no HTTP, no pool and no clock.
 
 The pool and the surfaces add to plain integers and lists: `VersionMetrics` belongs to one model version, `Metrics` to
-the server. There are no locks: everything runs on the event loop's thread. Text is made only at a scrape. The
-unchanging part of each line is kept, and a histogram's whole block while nothing was added to it.
+the server. There are no locks, as everything runs on the event loop's thread. Text is made only at a scrape. The
+constant part of each line is cached, and the whole block of a histogram until a value is added.
 
-Two sets of names stand side by side. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its
-meaning, gauges of "the last request" included; what a dashboard wants to know is under `marserve_…`. Series exist for
-registered versions and for fixed words only, so no client can make new ones.
+There are two sets of names. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its meaning,
+gauges of "the last request" included. marserve's own are `marserve_…`. Series exist only for registered versions and
+for fixed words, so no client can make new ones.
 
-Which of TorchServe's metrics there are, of which type and under which labels, the definitions say; most are read off
-the counts at scrape time. Counts do not suffice for some definitions (a histogram of queue times) and for the modes
-that write lines: then versions get a `Tap`, an observer of single events.
+The definitions say which of TorchServe's metrics there are, with type and labels; most are read from the counts at
+scrape time. Counts do not suffice for some definitions (a histogram of queue times) and for the modes that write lines:
+then versions get a `Tap`, an observer of single events.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-# What TorchServe shows on its page in the mode `legacy`; all else is lines there.
+# TorchServe's page in the mode `legacy`; all other metrics are lines in that mode.
 LEGACY_PAGE = frozenset(
     {"ts_inference_requests_total", "ts_inference_latency_microseconds", "ts_queue_latency_microseconds"}
 )
 
 
 class Gauges(NamedTuple):
-    """What a version's pool answers when it is scraped.
+    """The figures of a version's pool at a scrape.
 
-    `workers` counts workers by state (`ready`, `loading`, …); `load_s` is how long each living worker's load took, by
-    the worker's name as logs have it (`W-9000-noop_1.0`). `workers_target` is how many there should be,
-    `sequences` how many live, None for a model without them; `memory_bytes` what its processes hold, None where
-    it is not measured.
+    `workers` counts workers by state (`ready`, `loading`, …). `load_s` is how long each living worker's load took, by
+    the worker's name as in logs (`W-9000-noop_1.0`). `workers_target` is how many there should be. `sequences` is how
+    many are open, None for a model without them. `memory_bytes` is what its processes hold, None if it is not measured.
     """
 
     queue_length: int = 0
@@ -72,7 +71,7 @@ class Gauges(NamedTuple):
 
 
 class MemoryFigures(NamedTuple):
-    """The memory for models, in bytes: how much there is, how much is spoken for, and how many loads were refused."""
+    """The memory for models, in bytes: the budget, how much is reserved; and how many loads were refused."""
 
     budget: int
     charged: int
@@ -218,13 +217,13 @@ class VersionMetrics:
 
     @property
     def client_requests(self) -> int:
-        """Accepted requests of clients: those of a workflow's nodes are not counted as TorchServe's metric."""
+        """Accepted requests of clients: TorchServe's metric does not count those of a workflow's nodes."""
         return self.requests - self.inner_requests
 
 
 # A protocol: `MetricsLog` is built upon these counts.
 class LineLog(Protocol):
-    """Writes what is measured as lines."""
+    """Writes measurements as lines."""
 
     def take(self, event: Event) -> None:
         """Take an event; never blocks."""
@@ -233,15 +232,15 @@ class LineLog(Protocol):
         """Count this version's requests from now on."""
 
     def remove(self, version: VersionMetrics) -> None:
-        """Count this version's requests no more."""
+        """Stop counting this version's requests."""
 
 
 class Metrics:
     """The server's metrics: those of its versions, of its listeners, of the machine, and what handlers measured.
 
-    `hostname` becomes a label of TorchServe's metrics; `dropped_lines` answers how many log lines each log lost.
-    `definitions` say which of TorchServe's there are, `model_metrics` which of handlers'. `mode` says what is on the
-    page: all of it (`prometheus`), TorchServe's three counters (`legacy`), nothing (`log`); the rest goes to `lines`.
+    `hostname` is a label of TorchServe's metrics; `dropped_lines` returns how many lines each log has lost.
+    `definitions` list TorchServe's metrics, `model_metrics` those of handlers. `mode` says what is on the page:
+    everything (`prometheus`), TorchServe's three counters (`legacy`) or nothing (`log`); the rest goes to `lines`.
     """
 
     def __init__(
@@ -259,15 +258,15 @@ class Metrics:
         self._calls: dict[str, int] = defaultdict(int)
         self._dropped_lines = dropped_lines
         self._hostname = hostname
-        self.read_memory: Callable[[], MemoryFigures] | None = None  # asked at scrape time, where there is a budget
+        self.read_memory: Callable[[], MemoryFigures] | None = None  # called at a scrape; None without a budget
         self._versions: list[_VersionLines] = []
         self._by_default: dict[str, _DefaultTotals] = {}
         self._definitions = definitions
         models = self._model_metrics = model_metrics if model_metrics is not None else ModelMetrics(definitions)
         self._mode = mode
         self._lines = lines
-        # What is fed update by update, by name: the machine's figures, handlers' values, and metrics that counts do not
-        # suffice for.
+        # Families that are fed update by update, by name: the machine's figures, handlers' values, and metrics for
+        # which counts do not suffice.
         self._fed: dict[str, Series] = {}
         self._class_counts = ClassCounts()
         self._last_queue_s: float | None = None
@@ -278,17 +277,17 @@ class Metrics:
             self._families = tuple(
                 family for family in self._declare_families() if mode == "prometheus" or family.name in LEGACY_PAGE
             )
-        # The family of the detected `PredictionTime` appears with its first value, as all detected ones do.
+        # The family of the detected `PredictionTime` appears with its first value, like all detected ones.
         self._detected_time = None if PREDICTION_TIME in definitions.model else models.known.get(PREDICTION_TIME)
         for text in misfits(definitions):
             log.warning("%s", text)
-        # Names whose single events go to `self._fed`.
+        # Whether single events go to `self._fed`.
         self._wants_events = bool(FROM_EVENTS & self._fed.keys())
 
     def declare(self, name: str, kind: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """Show one more family, of the server as a whole: `read` gives numbers by the words of a label.
+        """Show a further family of the whole server: `read` gives numbers by the values of a label.
 
-        With the label "" there is one number, under the word "".
+        With the label "" there is one number, under the value "".
         """
         if self._mode != "prometheus":
             return
@@ -301,7 +300,7 @@ class Metrics:
         self._families = (*self._families, _Family(name, kind, text, collect))
 
     def register(self, version: VersionMetrics) -> None:
-        """Show this version from now on; one that was removed goes on where it was."""
+        """Show this version from now on. If it was removed before, its counts go on."""
         self._versions.append(_VersionLines(version))
         self._by_default.setdefault(version.model, _DefaultTotals()).take_back(version)
         if self._lines is not None:
@@ -311,7 +310,7 @@ class Metrics:
             version.tap = Tap(version.model, version.version, self._feed_event)
 
     def remove(self, version: VersionMetrics) -> None:
-        """Show this version no more. What belongs to its model goes with the model's last version."""
+        """Stop showing this version. What belongs to its model goes with the model's last version."""
         if self._lines is not None:
             self._lines.remove(version)
         self._feed_counts()
@@ -333,7 +332,7 @@ class Metrics:
         self._calls[code] += 1
 
     def count_refused(self, cause: str) -> None:
-        """Count what was refused before it reached a version. `cause` is one of few fixed words, never a client's."""
+        """Count a refusal before a version was reached. `cause` is one of few fixed words, never a client's."""
         self._refused[cause] += 1
 
     def set_system(self, readings: Iterable[tuple[str, float, str | None]]) -> None:
@@ -345,7 +344,7 @@ class Metrics:
             self._take(Measurement(name, HOST if device is None else (*HOST, device), [float(value)]))
 
     def update_front(self, metric: Metric) -> bool:
-        """Take a figure that the operator's own program measured. False: no metric of that name and shape is listed."""
+        """Take a figure of the operator's own program. False if no metric of that name and dimensions is listed."""
         definition = self._definitions.front.get(metric.name)
         if definition is None or len(metric.dimensions) + 1 != len(definition.dimensions):
             return False
@@ -353,10 +352,10 @@ class Metrics:
         return True
 
     def update_custom(self, model: str, values: Iterable[Metric], dropped: int = 0) -> None:
-        """Take over what a handler of `model` measured; its worker dropped `dropped` values more.
+        """Take values that a handler of `model` measured; its worker dropped `dropped` further ones.
 
-        TorchServe's rule: a metric that is not declared is dropped, and so is one whose dimensions do not fit the
-        declaration. So is a handler's own `PredictionTime`, which the server measures.
+        By TorchServe's rule, metrics are dropped that are not declared or whose dimensions do not fit the declaration.
+        A handler's own `PredictionTime` is dropped too, as the server measures it.
         """
         self._model_metrics.dropped += max(0, dropped)
         for value in values:
@@ -400,7 +399,7 @@ class Metrics:
             series.update(values, amount, measurement.times, owner=values[0] if values else "")
 
     def _feed_counts(self) -> None:
-        """Feed what came since the last time of what is only counted: answers and accepted requests."""
+        """Feed the answers and accepted requests that were counted since the last time."""
         if self._fed.keys() & {"Requests2XX", "Requests4XX", "Requests5XX"}:
             for measurement in self._class_counts.new(self.responses):
                 self._feed(measurement)
@@ -412,8 +411,7 @@ class Metrics:
     def render(self, names: Sequence[str] = ()) -> bytes:
         """Write the page, or only the samples with exactly these names.
 
-        Families without samples appear with their two comment lines when everything is asked for, and not otherwise,
-        as TorchServe does it.
+        As in TorchServe, families without samples appear, with their two comment lines, only on the whole page.
         """
         self._notice_last()
         self._feed_counts()
@@ -512,7 +510,7 @@ class Metrics:
     # ---------------------------------------------------------------------------------- TorchServe's families
 
     def _collect_from_counts(self, definition: Definition) -> _Collect | None:
-        """How to read a metric off the counts; None for a metric that must be fed, or of another shape."""
+        """How to read a metric from the counts; None if it must be fed, or if its type or labels differ."""
         known = BUILT_IN.front.get(definition.name) or BUILT_IN.model.get(definition.name)
         if known is None or known.kind != definition.kind or len(known.dimensions) != len(definition.dimensions):
             return None
@@ -540,7 +538,7 @@ class Metrics:
     def _by_version_asked_for(
         self, name: str, names: Sequence[str], read: Callable[[VersionMetrics], tuple[float, float]]
     ) -> _Collect:
-        """Lines for what requests asked for: the version they named, or the word `default`."""
+        """Lines by the version that requests named, or the word `default`."""
 
         def collect() -> list[str]:
             lines = []
@@ -565,7 +563,7 @@ class Metrics:
         return labels(names, (model, version, self._hostname))
 
     def _notice_last(self) -> None:
-        """Find out which versions were busy since the last scrape: theirs are the figures of "the last request"."""
+        """Find the versions that were busy since the last scrape: they have the figures of "the last request"."""
         for view in self._versions:
             version, answered = view.of, view.of.total_seconds.count
             if answered == view.seen_answers:
@@ -690,7 +688,7 @@ _Words = Mapping[str, int] | Mapping[int, int]
 
 
 class _Family(NamedTuple):
-    """One metric: its samples stand together on the page. `collect` gives lines, or blocks of them."""
+    """One metric, whose samples stand together on the page. `collect` returns lines, or blocks of them."""
 
     name: str
     kind: str
@@ -798,7 +796,7 @@ _ASKED: Mapping[str, Callable[[VersionMetrics], tuple[float, float]]] = {
 
 
 def misfits(definitions: Definitions) -> Iterator[str]:
-    """A sentence for each metric of the server's that a metrics file gives other dimensions than it has values for."""
+    """A sentence for each of the server's metrics whose dimensions in a metrics file do not fit its values."""
     for known in (*BUILT_IN.front.values(), *BUILT_IN.model.values()):
         definition = definitions.front.get(known.name) or definitions.model.get(known.name)
         if definition is not None and len(definition.dimensions) != len(known.dimensions):
@@ -822,7 +820,7 @@ def _microseconds(seconds: float) -> float:
 
 
 class _DefaultTotals:
-    """What requests that named no version had, over all versions of a model: it outlives single versions of it."""
+    """The totals of requests that named no version, over all versions of a model. They outlive its single versions."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -849,13 +847,13 @@ class _DefaultTotals:
             self._retired[name] += sign * count
 
     def never_falling(self, name: str, living: float) -> float:
-        # A difference of two sums may dip by a rounding error, which Prometheus would read as a restart from zero.
+        # A rounding error may make the difference of two sums smaller, which Prometheus takes for a restart from zero.
         value = self._shown[name] = max(self._shown[name], round(self._retired[name] + living, 3))
         return value
 
 
 class _VersionLines:
-    """The text of one version's lines, as far as it never changes."""
+    """The constant text of one version's lines."""
 
     def __init__(self, version: VersionMetrics) -> None:
         self.of = version
@@ -876,13 +874,13 @@ class _VersionLines:
 
     @property
     def gauges(self) -> Gauges:
-        """What the pool answers, asked once for each page."""
+        """The pool's figures, read once for each page."""
         if self._gauges is None:
             self._gauges = self.of.read_gauges()
         return self._gauges
 
     def forget_gauges(self) -> None:
-        """The page is written: the next one asks again."""
+        """Read the figures again for the next page."""
         self._gauges = None
 
     def seconds_blocks(self) -> list[str]:
@@ -890,7 +888,7 @@ class _VersionLines:
 
 
 class _HistogramLines:
-    """A histogram's lines: prefixes made once, the block kept until something was observed."""
+    """A histogram's lines: prefixes are made once, and the block is cached until a value is observed."""
 
     def __init__(self, name: str, labels: str, histogram: Histogram) -> None:
         self._histogram = histogram

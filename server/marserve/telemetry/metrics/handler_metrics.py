@@ -1,8 +1,8 @@
-"""Decides which of the values that handlers measure are kept, and under which definition. Knows no page and no log.
+"""Decides which of the values that handlers measure are kept, and under which definition.
 
-TorchServe's rules: a metric that the metrics file does not list is dropped, unless `model_metrics_auto_detect` is on,
-and so is one that has another number of dimensions than its definition. What is dropped is counted, and said once for
-each metric.
+By TorchServe's rules a metric is dropped if the metrics file does not list it, unless `model_metrics_auto_detect` is
+on, and if it has another number of dimensions than its definition. Dropped values are counted, and logged once for each
+metric.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ log = logging.getLogger("marserve.telemetry")
 
 # The server measures it itself; a handler's own values of that name are dropped.
 PREDICTION_TIME = "PredictionTime"
-# Handlers may name metrics after anything they see.
+# Bounded, as handlers may name metrics after data of requests.
 MAX_DETECTED = 1000
 _MAX_TOLD = 1000
-# Characters of a value's name, unit and dimensions together, and of the ids of its requests: far above honest ones.
+# The most characters of a value's name, unit and dimensions together, and of its requests' ids: far more than usual.
 MAX_WORDS = 4096
 MAX_IDS = 256 * 1024
 
 
 class Fitting(NamedTuple):
-    """A value that is kept: its definition, and the values of the dimensions in order, without the host's."""
+    """A kept value: its definition, and the values of its dimensions in order, without the host's."""
 
     definition: Definition
     values: tuple[str, ...]
 
 
 class ModelMetrics:
-    """The metrics of handlers that are known: those listed and, with `detects`, those that were seen."""
+    """The known metrics of handlers: those listed and, with `detects`, those seen."""
 
     def __init__(self, definitions: Definitions = BUILT_IN, *, detects: bool = False) -> None:
         self.known: dict[str, Definition] = dict(definitions.model)
         self.dropped = 0
         self._front: Mapping[str, Definition] = definitions.front
         if detects and PREDICTION_TIME not in definitions.front:
-            # TorchServe's workers send it like a metric of the handler's, so it is detected like one.
+            # TorchServe's workers send it like a handler's metric, so it is detected like one.
             self.known.setdefault(PREDICTION_TIME, BUILT_IN.model[PREDICTION_TIME]._replace(unit="Milliseconds"))
         self._detects = detects
         self._detected = 0
         self._told: set[str] = set()
 
     def fit(self, model: str, metric: Metric) -> Fitting | None:
-        """Where a value of `model`'s handler belongs; None when it is dropped, which is counted."""
+        """The definition of a value of `model`'s handler; None if it is dropped, which is counted."""
         if _is_endless(metric):
             self.dropped += 1
             self.tell(model, f"{metric.name[:100]}…", f"has words of more than {MAX_WORDS} characters")
@@ -75,7 +75,7 @@ class ModelMetrics:
         return Fitting(definition, tuple([value for _, value in pairs]))
 
     def tell(self, model: str, name: str, why: str) -> None:
-        """Say, once a metric, why values of it are dropped."""
+        """Log, once for each metric, why its values are dropped."""
         if name not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(name)
             log.error("Metric %s of model %s %s: its values are dropped (said once)", name, model, why)
@@ -97,7 +97,7 @@ class ModelMetrics:
 
 
 def _is_endless(metric: Metric) -> bool:
-    """Whether its words are too long to be kept; how many values wait is bounded elsewhere, but not how large."""
+    """Whether its texts are too long to be kept. The number of waiting values is bounded elsewhere, their size here."""
     words = len(metric.name) + len(metric.unit)
     for name, value in metric.dimensions:
         words += len(name) + len(value)

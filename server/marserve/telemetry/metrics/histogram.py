@@ -1,4 +1,4 @@
-"""How often values fell between bounds. Knows no names and no page."""
+"""Counts values between bounds. It knows no names and no page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """How often values fell between bounds. `buckets` has one more entry than there are bounds: the rest.
+    """Counts values between bounds. `buckets` has one more entry than there are bounds, for larger values.
 
     A value equal to a bound counts under it, as Prometheus' `le` says. `last` is the newest value.
     """

@@ -1,8 +1,8 @@
-"""What happens to requests, as updates of TorchServe's metrics. Pure: no files, no page, no clock, nothing kept.
+"""Events of requests, as updates of TorchServe's metrics. Pure: no files, no page, no clock, no state.
 
 A `Tap` is an observer of a version's events. It exists only if single events are needed: in the modes that write lines,
-or if a metrics file gives a metric of the server another type than the counts provide. It makes one small
-tuple a batch on the event loop; the taker of the tuple works out the `measurements` elsewhere.
+or if a metrics file gives a metric of the server another type than the counts provide. It makes one small tuple a batch
+on the event loop; the receiver of the tuple computes the `measurements` elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Measurement(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """Requests left the queue after these seconds; `named_s` are those of them that had named their version."""
+    """Requests left the queue after these seconds; `named_s` are those of requests that had named their version."""
 
     model: str
     version: str
@@ -59,7 +59,7 @@ class Answered(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A worker ran a batch; `server_s` is what the server needed beside the handler."""
+    """A worker ran a batch; `server_s` is the server's own part of the time."""
 
     model: str
     request_ids: Sequence[str]
@@ -95,12 +95,12 @@ class WorkerLoaded(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A single update that was made elsewhere."""
+    """A single update that was computed elsewhere."""
 
     measurement: Measurement
 
     def measurements(self) -> Iterator[Measurement]:
-        """It."""
+        """That update."""
         yield self.measurement
 
 
@@ -116,11 +116,11 @@ FROM_EVENTS = frozenset(
         "WorkerLoadTime",
     }
 )
-"""Metrics whose single updates come from a tap; `Requests…` and `ts_inference_requests_total` are read off counts."""
+"""Metrics whose single updates come from a tap; `Requests…` and `ts_inference_requests_total` come from counts."""
 
 
 def measurements_of(events: Iterable[Event]) -> Iterator[Measurement]:
-    """What follows from many events, those of one series together: each costs little then, in whatever batches."""
+    """The measurements of many events, those of one series together, so that each costs little."""
     queued: dict[tuple[str, str], tuple[list[float], list[float]]] = defaultdict(_two_lists)
     answered: dict[tuple[str, str], tuple[list[float], list[float]]] = defaultdict(_two_lists)
     server_ms: list[float] = []
@@ -148,7 +148,7 @@ def _two_lists() -> tuple[list[float], list[float]]:
 
 
 class Tap:
-    """Hands the events of one version on. Called on the event loop; `take` must be quick."""
+    """Passes the events of one version to `take`, on the event loop; `take` must be quick."""
 
     __slots__ = ("_model", "_take", "_version")
 
@@ -175,13 +175,13 @@ class Tap:
 
 
 class ClassCounts:
-    """Reads answers by the first digit of their status off counts, as updates since the reading before."""
+    """Makes updates of the counts of answers, by the first digit of their status, since the last reading."""
 
     def __init__(self) -> None:
         self._told = {"Requests2XX": 0, "Requests4XX": 0, "Requests5XX": 0}
 
     def new(self, responses: Sequence[int]) -> Iterator[Measurement]:
-        """What came since; everything that is neither 2xx nor 4xx counts as 5XX, as in TorchServe."""
+        """The updates since then. As in TorchServe, all that is neither 2xx nor 4xx counts as 5XX."""
         now = responses[2], responses[4], sum(responses) - responses[2] - responses[4]
         for name, count in zip(self._told, now, strict=True):
             if count > self._told[name]:
@@ -190,7 +190,7 @@ class ClassCounts:
 
 
 class RequestCounts:
-    """Reads accepted requests of one version off counts, as updates since the reading before."""
+    """Makes updates of the count of accepted requests of one version, since the last reading."""
 
     def __init__(self, model: str, version: str) -> None:
         self._model = model
@@ -198,11 +198,11 @@ class RequestCounts:
         self._version = version
 
     def skip(self, requests: int, named_requests: int) -> None:
-        """Leave out so many, which were reported elsewhere."""
+        """Leave out requests that were reported elsewhere."""
         self._told = {self._version: named_requests, DEFAULT_VERSION: requests - named_requests}
 
     def new(self, requests: int, named_requests: int) -> Iterator[Measurement]:
-        """What came since. The two numbers may be of two moments, a little apart; nothing is counted twice."""
+        """The updates since then. The two numbers may be read at slightly different times; nothing is counted twice."""
         for word, count in ((self._version, named_requests), (DEFAULT_VERSION, requests - named_requests)):
             if count > self._told[word]:
                 yield Measurement("ts_inference_requests_total", (self._model, word), ONCE, count - self._told[word])

@@ -1,9 +1,8 @@
-"""Which metrics there are: TorchServe's list, or the operator's own from a metrics file (`metrics_config`).
+"""The list of metrics: TorchServe's, or the operator's own from a metrics file (`metrics_config`).
 
-Knows no values and no page. A definition's `dimensions` are names in the file's spelling and order, the host's last:
-front-end metrics list it themselves, to those of models it is added, as TorchServe does. What a file says of a metric
-that the server measures itself (its type, unit and dimensions' names) counts, so that dashboards find the names they
-know.
+A definition's `dimensions` are names in the file's spelling and order, the host's last. As in TorchServe, front-end
+metrics list the host themselves, and it is added to those of models. A file may give another type, unit and names of
+dimensions to a metric that the server measures, so that dashboards find the names they know.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ KINDS = ("counter", "gauge", "histogram")
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-# A metrics file of an honest size has some kilobytes.
+# Metrics files usually have some kilobytes.
 _MAX_FILE_BYTES = 1024 * 1024
 
 
@@ -35,7 +34,7 @@ class Definition(NamedTuple):
 
     @property
     def fits_a_page(self) -> bool:
-        """Whether Prometheus would take these names; a log takes any."""
+        """Whether these names are valid for Prometheus; a log takes any."""
         return (
             _NAME.fullmatch(self.name) is not None
             and all(_LABEL.fullmatch(name) and not name.startswith("__") for name in self.dimensions)
@@ -44,7 +43,7 @@ class Definition(NamedTuple):
 
 
 class Definitions(NamedTuple):
-    """What the server measures (`front`) and what handlers do (`model`), each by name, in the file's order."""
+    """The metrics of the server (`front`) and of handlers (`model`), by name, in the file's order."""
 
     front: Mapping[str, Definition]
     model: Mapping[str, Definition]

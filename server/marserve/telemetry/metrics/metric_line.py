@@ -1,4 +1,4 @@
-"""The lines that TorchServe writes metrics in, and those it reads: grammar only, no files and no clock.
+"""The syntax of the lines in which TorchServe writes metrics, and of those that it reads. Pure.
 
     QueueTime.Milliseconds:0.0|#Level:Host|#hostname:box,timestamp:1717105307                    in the logs
     [METRICS]Seen.Count:1|#ModelName:m,Level:Model|#type:COUNTER|#hostname:box,1717105307,id     what a handler prints
@@ -24,7 +24,7 @@ _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029|]")
 
 
 def marked_part(text: str) -> str | None:
-    """What follows `[METRICS]` in a line that a handler printed; None for any other line."""
+    """The text after `[METRICS]` in a line that a handler printed; None for other lines."""
     if MARK not in text[:17]:
         return None
     found = _MARKED.fullmatch(text)
@@ -32,9 +32,9 @@ def marked_part(text: str) -> str | None:
 
 
 def parse_line(text: str) -> Metric | None:
-    """The metric that a line says, None for a line that says none. `kind` is empty where the line names no type.
+    """The metric of a line; None if it has none. `kind` is empty if the line names no type.
 
-    Dimensions that are no pairs are left out, as TorchServe does.
+    As in TorchServe, dimensions that are no pairs are left out.
     """
     found = _PRINTED.fullmatch(text)
     if found is None:
@@ -56,24 +56,24 @@ def parse_line(text: str) -> Metric | None:
 
 
 def line_start(name: str, unit: str) -> str:
-    """What a metric's lines begin with."""
+    """The beginning of a metric's lines."""
     return f"{clean(name)}.{clean(unit)}:"
 
 
 def line_middle(names: Sequence[str], values: Sequence[str], hostname: str) -> str:
-    """What follows the value: dimensions and host. Request ids may follow, then the time."""
+    """The part after the value: dimensions and host. Request ids may follow, then the time."""
     pairs = ",".join([f"{clean(name)}:{clean(value)}" for name, value in zip(names, values, strict=False)])
     return f"|#{pairs}|#hostname:{hostname}"
 
 
 def clean(text: str) -> str:
-    """The text without what would end a line, or one of its parts."""
+    """The text without characters that would end a line or one of its parts."""
     return text if text.isalnum() else _BREAKS.sub("_", text)
 
 
 def java_doubles(values: Sequence[float]) -> list[str]:
     """Numbers as Java prints doubles."""
-    # The sum shows a NaN; `min` and `max` pass over one that is not the first.
+    # The sum shows a NaN; `min` and `max` ignore one that is not the first.
     if values and min(values) >= 1e-3 and max(values) < 1e7 and sum(values) < float("inf"):
         return list(map(repr, map(float, values)))
     return list(map(java_double, values))

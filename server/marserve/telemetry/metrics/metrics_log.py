@@ -1,8 +1,8 @@
-"""Metrics as lines: `ts_metrics.log` and `model_metrics.log`, in the form that people parse (`metrics_mode=log`).
+"""Metrics as lines: `ts_metrics.log` and `model_metrics.log`, in TorchServe's form (`metrics_mode=log`).
 
-The event loop hands over one small tuple a batch, and never waits: what is too much is dropped and counted. A thread
-makes the lines, ten times a second; the numbers of answers and of accepted requests cost nothing before that, it reads
-them off the counts. Knows neither files nor layouts: `write` takes finished lines, with the name of their log.
+The event loop adds one small tuple a batch and never waits: tuples beyond the bound are dropped and counted. A thread
+makes the lines, ten times a second. It reads the numbers of answers and of accepted requests from the counts, so these
+cost the event loop nothing. `write` takes finished lines, with the name of their log.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FRONT, MODEL = "TS_METRICS", "MODEL_METRICS"
 MAX_EVENTS = 20_000
 LINES_AT_ONCE = 16
 EVERY_S = 0.1
-# So many lines are made in one go; then the event loop, which shares the interpreter, has it for a while. It gives it
-# back at each of its own system calls, so that without a rest each of them would have to wait for us.
+# After so many lines the thread rests, so that the event loop can have the interpreter. The loop gives it up at each of
+# its system calls, and without a rest it would wait for this thread at each of them.
 PAUSE_EVERY = 256
 PAUSE_S = 0.001
 
@@ -35,10 +35,10 @@ Write = Callable[[str, Sequence[str]], None]
 
 
 class MetricsLog:
-    """Makes lines of what is measured, and hands them to `write` with TS_METRICS or MODEL_METRICS.
+    """Makes lines of measurements and passes them to `write`, with TS_METRICS or MODEL_METRICS.
 
-    `front` and `model` are the definitions by name; `model` may grow. What they do not name gets no line. `skips` are
-    names that are shown elsewhere.
+    `front` and `model` are the definitions by name; `model` may grow. Other metrics get no line. `skips` are names that
+    are shown elsewhere.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MetricsLog:
         self._thread = threading.Thread(target=self._run, name="metrics-lines", daemon=True)
 
     def start(self, responses: Sequence[int]) -> None:
-        """Begin to write. `responses` counts answers by the first digit of their status."""
+        """Start the thread. `responses` counts answers by the first digit of their status."""
         self._responses = responses
         self._thread.start()
 
@@ -75,7 +75,7 @@ class MetricsLog:
             self._thread.join(timeout_s)
 
     def take(self, event: Event) -> None:
-        """Take an event, or drop it where too many wait. Never blocks."""
+        """Take an event; drop it if too many wait. Never blocks."""
         if len(self._events) >= MAX_EVENTS:
             self.lost += 1
             return
@@ -83,7 +83,7 @@ class MetricsLog:
 
     def register(self, version: VersionMetrics) -> None:
         """Count this version's requests from now on."""
-        if version in self._versions:  # it was removed a moment ago, and goes on
+        if version in self._versions:  # it was removed a moment ago and goes on
             self._returned.add(version)
             return
         counts = RequestCounts(version.model, version.version)
@@ -91,14 +91,14 @@ class MetricsLog:
         self._versions[version] = counts
 
     def remove(self, version: VersionMetrics) -> None:
-        """Count this version's requests no more, once those so far have their lines."""
+        """Stop counting this version's requests, once those so far have their lines."""
         self._events.append(_Gone(version))
 
     def flush(self, now: float) -> None:
-        """Make the lines of all that came since the last time. Belongs to one thread."""
+        """Make the lines of all events since the last time. For one thread."""
         chunks = {FRONT: _Chunks(FRONT, self._write), MODEL: _Chunks(MODEL, self._write)}
         timestamp_s = int(now)
-        # Most lines of one moment differ in their value alone.
+        # Most lines of one moment differ only in their value.
         frames: dict[tuple[str, tuple[str, ...]], _Frame | None] = {}
         since_pause = 0
         for name, values, amounts, times, request_ids in self._measurements():
@@ -123,7 +123,7 @@ class MetricsLog:
             self._told_lost = self.lost
 
     def _frame(self, name: str, values: tuple[str, ...], timestamp_s: int) -> _Frame | None:
-        """What stands around the value in lines of a metric; None where it gets none."""
+        """The text around the value in lines of a metric; None if it gets no lines."""
         if name in self._skips:
             return None
         definition, target = self._front.get(name), FRONT
@@ -160,12 +160,12 @@ class MetricsLog:
             try:
                 self.flush(time.time())
             except Exception:
-                # One odd value must not end all lines to come.
+                # One odd value must not end the thread.
                 log.exception("lines of metrics were lost")
 
 
 class _Frame(NamedTuple):
-    """What lines of one metric have in common, and the log that they belong to. Request ids stand before the end."""
+    """The common text of a metric's lines, and their log. Request ids stand before the end."""
 
     target: str
     start: str
@@ -183,14 +183,14 @@ class _Gone:
 
 
 class _Chunks:
-    """Lines on their way to `write`, some at a time: a writer bounds how many records wait, not how long they are."""
+    """Passes lines to `write` in small groups: a writer bounds how many records wait, not how long they are."""
 
     def __init__(self, name: str, write: Write) -> None:
         self._name, self._write = name, write
         self._lines: list[str] = []
 
     def add(self, lines: Sequence[str], times: int) -> None:
-        """These lines, so many times over."""
+        """Add these lines, `times` times."""
         mine = self._lines
         if times > 1:
             lines = [line for line in lines for _ in range(times)]
@@ -200,7 +200,7 @@ class _Chunks:
             del mine[:LINES_AT_ONCE]
 
     def send(self) -> None:
-        """What is there."""
+        """Write the lines added so far."""
         if self._lines:
             self._write(self._name, self._lines)
             self._lines = []

@@ -1,7 +1,7 @@
-"""Takes metrics out of what workers print: lines that begin with `[METRICS]`, TorchServe's way from worker to server.
+"""Takes metrics out of what workers print: lines that begin with `[METRICS]`, as TorchServe's workers send them.
 
-Our workers send numbers over the wire; such lines come from handlers that print them themselves, or call TorchServe's
-older `emit_metrics`. They are counted and kept out of the model log. Knows no pipes: it stands before a worker log.
+marserve's workers send numbers over the wire. Such lines come from handlers that print them themselves, or call
+TorchServe's older `emit_metrics`. They are counted and kept out of the model log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marserve.telemetry.metrics.metric_line import MARK, marked_part, parse_line
 
 
 class PrintedMetrics:
-    """A worker log that hands metrics to `take(model, metrics)` and every other line on to `log`."""
+    """A worker log that passes metrics to `take(model, metrics)` and every other line to `log`."""
 
     def __init__(self, log: WorkerLog, take: Callable[[str, Sequence[Metric]], None]) -> None:
         self._log = log
@@ -24,7 +24,7 @@ class PrintedMetrics:
 
     @property
     def budget(self) -> OutputBudget:
-        """What is taken of all workers together; metrics count as other lines do."""
+        """The budget for all workers; metrics count like other lines."""
         return self._log.budget
 
     def write(
@@ -36,10 +36,10 @@ class PrintedMetrics:
         level: str,
         texts: Sequence[str],
     ) -> None:
-        """Take lines that have one level. A metric that cannot be read stays in the log, where its author finds it."""
+        """Take lines of one level. A metric that cannot be parsed stays in the log, where its author finds it."""
         if stream == "stdout" and any(MARK in text for text in texts):
             texts, metrics = _sorted_out(texts)
-            if metrics and "." not in worker_id:  # of a group of ranks, which all run the same code, rank 0 counts
+            if metrics and "." not in worker_id:  # all ranks of a group run the same code, so only rank 0 counts
                 self._take(model, metrics)
         if texts:
             self._log.write(model, version, worker_id, stream, level, texts)

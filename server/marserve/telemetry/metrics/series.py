@@ -1,7 +1,7 @@
-"""A family of the Prometheus page that is fed one update after the other: counters, gauges and histograms by labels.
+"""A family of the Prometheus page that is fed update by update: counters, gauges and histograms by labels.
 
-Bounded: a handler can name dimensions after anything it sees. Knows no versions; a series belongs to the owner that
-updated it last, and is dropped with that owner.
+It is bounded, as a handler may take dimensions from requests. A series belongs to the owner that updated it last, and
+is dropped with that owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from marserve.telemetry.metrics.metric_definitions import Definition
 
 MAX_SERIES = 1000
 
-# The buckets of TorchServe's client; values of handlers are only distinguished by these.
+# The buckets of TorchServe's client library; histograms of handlers have these.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 
@@ -28,10 +28,9 @@ class Series:
         self._owners: dict[str, str] = {}
 
     def update(self, values: Sequence[str], amount: float, times: int = 1, owner: str = "") -> bool:
-        """Add, set or observe under these values of the dimensions. False: it does not fit, and is lost.
+        """Add, set or observe under these values of the dimensions. False: the update does not fit and is dropped.
 
-        Lost are what has another number of dimensions, a counter's value that is no number of 0 or more, and a series
-        too many.
+        Dropped are another number of dimensions, a counter's value that is not at least 0, and series beyond the bound.
         """
         definition = self.definition
         if len(values) + 1 != len(definition.dimensions):
@@ -85,7 +84,7 @@ class Series:
 
 
 def labels(names: Sequence[str], values: Sequence[str]) -> str:
-    """What stands between a sample's braces."""
+    """The text between a sample's braces."""
     return ",".join([f'{name}="{escape(value)}"' for name, value in zip(names, values, strict=True)])
 
 
