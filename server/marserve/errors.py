@@ -828,9 +828,13 @@ class DependencyFailed(BadArchive):
 
 
 class RequirementsRefused(DependencyFailed):
-    """A requirements file has something that is not allowed, or cannot be read. The message names the line."""
+    """A requirements file cannot be read, or has something that is not allowed. `sentence` is the reason alone."""
 
     cause = "requirements_refused"
+
+    def __init__(self, sentence: str, reason: str = "", *, file: str = "", line: int = 0) -> None:
+        self.sentence, self.file, self.line = sentence, file, line
+        super().__init__(f"{file}, line {line}: {sentence}" if line else sentence, reason)
 
 
 class VenvNotMade(DependencyFailed):
@@ -856,10 +860,13 @@ class CannotArchive(MarserveError):
 
 
 class BadSettings(MarserveError):
-    """A setting is wrong. `key` is its name, `source` its place (`config.properties, line 14`, `--models`)."""
+    """A setting is wrong. `key` is its name, `source` its place (`config.properties, line 14`, `--models`).
+
+    `sentence` is the message without the source.
+    """
 
     def __init__(self, message: str, key: str | None = None, source: str | None = None) -> None:
-        self.key, self.source = key, source
+        self.sentence, self.key, self.source = message, key, source
         super().__init__(f"{message} ({source})" if source else message)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from marserve.errors import BadSettings
 from marserve.plugins import find_snapshot_store
+from marserve.remarks import Remark
 from marserve.settings import Settings, load_settings
 
 FLAGS = {
@@ -44,10 +45,14 @@ def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -
     except BadSettings as error:
         if error.key == "ts_config":
             raise BadSettings(_say_missing_file(flags), key="ts_config") from None
-        source = error.source or ""
-        message = error.message.removesuffix(f" ({source})")
-        raise BadSettings(message, error.key, spelled.get(source, error.source)) from None
-    warnings = tuple(_respell(warning, spelled) for warning in settings.warnings)
+        source = spelled.get(error.source or "", error.source)
+        raise BadSettings(error.sentence, error.key, source) from None
+    warnings = tuple(
+        warning.said_at(spelled[warning.source])
+        if isinstance(warning, Remark) and warning.source in spelled
+        else warning
+        for warning in settings.warnings
+    )
     origins = {
         key: tuple(replace(origin, where=spelled.get(origin.where, origin.where)) for origin in found)
         for key, found in settings.origins.items()
@@ -57,13 +62,6 @@ def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -
 
 def _as_settings_say(key: str) -> str:
     return "--models" if key == "load_models" else f"--{key.replace('_', '-')}"
-
-
-def _respell(sentence: str, spelled: Mapping[str, str]) -> str:
-    for said, typed in spelled.items():
-        if sentence.endswith(f" ({said})"):
-            return f"{sentence.removesuffix(f'({said})')}({typed})"
-    return sentence
 
 
 def _say_missing_file(flags: Mapping[str, object]) -> str:

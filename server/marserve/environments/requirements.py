@@ -147,7 +147,8 @@ class _Reader:
             try:
                 self._read_line(line, into)
             except _Refused as refused:
-                raise RequirementsRefused(f"{path.relative_to(self._folder)}, line {number}: {refused}") from None
+                place = str(path.relative_to(self._folder))
+                raise RequirementsRefused(str(refused), file=place, line=number) from None
         self._open.pop()
 
     def _read_line(self, line: str, into: list[Entry]) -> None:

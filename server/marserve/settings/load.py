@@ -32,6 +32,7 @@ from marserve.errors import BadSettings
 from marserve.files.nearest import did_you_mean
 from marserve.files.regular import read_regular
 from marserve.plugins import SnapshotStore
+from marserve.remarks import Remark
 from marserve.settings.open_management import keep_management_here
 from marserve.settings.rules import check
 from marserve.settings.snapshot_files import (
@@ -272,11 +273,12 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
             unknown[name] = where
             continue
         if sources.origins[name]:
-            sources.warnings.append(f"{name} stands twice; the later counts ({where})")
+            sources.warnings.append(Remark(f"{name} stands twice; the later counts", source=where))
             sources.origins[name].clear()
         sources.origins[name].append(Origin(where, text, raw if raw != text else None))
     for name, where in unknown.items():
-        sources.warnings.append(f"{name} is no key that is known; it is ignored{did_you_mean(name, KEYS)} ({where})")
+        sentence = f"{name} is no key that is known; it is ignored{did_you_mean(name, KEYS)}"
+        sources.warnings.append(Remark(sentence, source=where))
 
 
 def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
@@ -432,7 +434,7 @@ def _effective(key: Key, sources: _Sources) -> Any:
     reading = Reading(
         name=key.name,
         working_directory=sources.working_directory,
-        warn=lambda sentence: sources.warnings.append(f"{sentence} ({origin.where})"),
+        warn=lambda sentence: sources.warnings.append(Remark(sentence, source=origin.where)),
         minimum=key.minimum,
         maximum=key.maximum,
         choices=key.choices,

@@ -23,6 +23,7 @@ from marserve.files.nearest import nearest
 from marserve.files.regular import NotRegular, open_regular
 from marserve.model_options import BY_KEY, ModelOptions, Said, read_value
 from marserve.option_values import Unusable
+from marserve.remarks import Remark
 
 _MAX_BYTES = 1 << 18
 
@@ -32,11 +33,13 @@ class ModelConfig:
     """What the model's configuration says, as `said` of `model_options.py`.
 
     `document` is the whole file, for handlers (`context.model_yaml_config`); None without a file, or if it is not YAML.
+    `defect` is why nothing of a file is used.
     """
 
     said: Said = field(default_factory=dict)
     document: dict[str, Any] | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Remark] = field(default_factory=list)
+    defect: str = ""
 
     @property
     def options(self) -> ModelOptions:
@@ -64,7 +67,7 @@ def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
         with open_regular(path) as file:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return ModelConfig(warnings=[f"the archive has no {name}, which its manifest names as configFile"])
+        return ModelConfig(warnings=[Remark(f"the archive has no {name}, which its manifest names as configFile")])
     except OSError as error:
         if isinstance(error, NotRegular) or error.errno == errno.ELOOP:
             raise BadArchive(f"{name} cannot be read: {error.strerror}.") from error
@@ -79,24 +82,29 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
     """
     if len(data) > _MAX_BYTES:
         raise BadArchive(f"{name} has more than {_MAX_BYTES} bytes.")
-    warnings: list[str] = []
+    warnings: list[Remark] = []
     try:
         document = load_yaml(data, name, warnings)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark is not None else ""
-        return ModelConfig(warnings=[f"{name} is not used: it is no YAML{where}"])
+        return _unused(name, "it is no YAML", line=0 if mark is None else mark.line + 1, is_wrong=True)
     except (UnicodeError, ValueError, OverflowError):
-        return ModelConfig(warnings=[f"{name} is not used: it is no YAML"])
+        return _unused(name, "it is no YAML", is_wrong=True)
     if document is None:
         return ModelConfig(document={})
     if not isinstance(document, dict):
-        return ModelConfig(warnings=[f"{name} is not used: it must hold keys and values"])
+        return _unused(name, "it must hold keys and values")
     said = _read_keys(document, warnings)
     _apply_torchrun(document, said)
     if "idle_timeout_s" not in said and said.get("min_workers") == 0:
         said["min_workers"] = 1  # the contract's 7.1: without our key there is always one
     return ModelConfig(said, document, warnings)
+
+
+def _unused(name: str, defect: str, *, line: int = 0, is_wrong: bool = False) -> ModelConfig:
+    defect += f" in line {line}" if line else ""
+    remark = Remark(f"{name} is not used: {defect}", line=line, is_wrong=is_wrong)
+    return ModelConfig(warnings=[remark], defect=defect)
 
 
 def read_declared(declared: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,19 +117,21 @@ def read_declared(declared: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _read_keys(document: dict[Any, Any], warnings: list[str]) -> dict[str, Any]:
+def _read_keys(document: dict[Any, Any], warnings: list[Remark]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for name, value in document.items():
         option = BY_KEY.get(name)
         if option is None:
             near = nearest(str(name), BY_KEY, least=0.85, is_loose=True)
             if near is not None and name not in _HANDLER_KEYS:
-                warnings.append(f"{name} is no key of the server; did you mean {near}?")
+                sentence = f"{name} is no key of the server; did you mean {near}?"
+                warnings.append(Remark(sentence, key=name, is_wrong=True))
             continue
         try:
             said[option.attribute] = option.kind.read(value)
         except Unusable as error:
-            warnings.append(f"{name} is {_show(value)}, which is not used: it must be {error}")
+            sentence = f"{name} is {_show(value)}, which is not used: it must be {error}"
+            warnings.append(Remark(sentence, key=name, is_wrong=True))
     return said
 
 

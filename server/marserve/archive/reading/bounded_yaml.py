@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from marserve.errors import BadArchive
+from marserve.remarks import Remark
 
 _MAX_DEPTH = 64
 _MAX_NODES = 50_000  # with every alias counted as what it stands for
 
 
-def load_yaml(data: bytes, name: str, warnings: list[str]) -> Any:
+def load_yaml(data: bytes, name: str, warnings: list[Remark] | list[str]) -> Any:
     """The one document in `data`; sentences about repeated keys go to `warnings`, with the file's `name`.
 
     Raises yaml.YAMLError, UnicodeError, ValueError or OverflowError if it is not YAML; BadArchive for tags that
@@ -57,7 +58,7 @@ class Marked:
         return self.value
 
 
-def load_marked_yaml(data: bytes, name: str, warnings: list[str]) -> Marked | None:
+def load_marked_yaml(data: bytes, name: str, warnings: list[Remark] | list[str]) -> Marked | None:
     """As `load_yaml`, with each value's place; None for an empty document."""
     loader = _BoundedLoader(data, name, warnings)
     try:
@@ -92,7 +93,7 @@ def _mark(loader: _BoundedLoader, node: yaml.Node) -> Marked:
 class _BoundedLoader(yaml.SafeLoader):
     """PyYAML's safe loader in Python (its C twin recurses on the C stack), with bounds on depth and on expansion."""
 
-    def __init__(self, data: bytes, name: str, warnings: list[str]) -> None:
+    def __init__(self, data: bytes, name: str, warnings: list[Remark] | list[str]) -> None:
         super().__init__(data)
         self._name, self._warnings = name, warnings
         self._depth = 0
@@ -144,5 +145,6 @@ class _BoundedLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
-                    self._warnings.append(f"{key.value} stands in {self._name} more than once; the last one counts")
+                    sentence = f"{key.value} stands in {self._name} more than once; the last one counts"
+                    self._warnings.append(Remark(sentence, key=key.value))
                 seen.add(key.value)

@@ -30,7 +30,7 @@ from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, table
 from marserve.cli.source_date import read_source_date_epoch
-from marserve.errors import BadArchive, CannotArchive, without_stop
+from marserve.errors import BadArchive, CannotArchive
 from marserve.files.nearest import did_you_mean
 from marserve.model_options import BY_KEY
 
@@ -232,19 +232,18 @@ def _judge_config(path: Path) -> list[str]:
     """Warnings for parts of the configuration that a server ignores. Raises CannotArchive if it would ignore all."""
     config = parse_model_config(path.read_bytes(), path.name)
     if config.document is None:
-        why = "; ".join(config.warnings).removeprefix(f"{path.name} is not used: ")
-        raise CannotArchive(f"{path} cannot be used: {without_stop(why)}.")
+        raise CannotArchive(f"{path} cannot be used: {config.defect}.")
     return [*config.warnings, *_raised(config, config.document)]
 
 
 def _raised(config: ModelConfig, document: dict[str, Any]) -> list[str]:
     """A sentence for each number that a server raises to its least value (contract 7.1: `batchSize: 0` is 1)."""
-    sentences = []
+    sentences, warned = [], {warning.key for warning in config.warnings}
     for key, option in BY_KEY.items():
         value, effective = document.get(key), config.said.get(option.attribute)
         if type(value) is not int or value > 0 or not isinstance(effective, int | float):
             continue
-        if effective > value and not any(warning.startswith(f"{key} is ") for warning in config.warnings):
+        if effective > value and key not in warned:
             sentences.append(f"{key} is {value}, which counts as {effective:g}")
     return sentences
 

@@ -26,9 +26,7 @@ from marserve.registry.intake.handler_check import find_defect, folder_of
 from marserve.registry.intake.handler_check import module_of as handler_module
 
 WORKFLOW_ENDING = ".war"
-_IN_LINE = re.compile(r" in line (\d+)$")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._\-]*)")
-_REQUIREMENTS_LINE = re.compile(r"(.+?), line (\d+): (.*)", re.DOTALL)
 
 
 def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) -> Iterator[Finding]:
@@ -118,15 +116,12 @@ def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Find
             "write both as they are meant",
         )
     for warning in config.warnings:
-        key = warning.partition(" ")[0]
-        said = _IN_LINE.search(warning)
-        line = int(said[1]) if said else 0
-        if not line:
+        line, key = warning.line, warning.key
+        if key and not line:
             line = next((at for at, text in enumerate(lines, 1) if text.strip().strip("\"'").startswith(key)), 0)
-        is_value = "must be" in warning or "no YAML" in warning or "did you mean" in warning
         yield Finding(
-            *("action" if is_value else "differs", f"{shown}!{name}", line, warning),
-            "mend the line; until then the default counts" if is_value else "",
+            *("action" if warning.is_wrong else "differs", f"{shown}!{name}", line, warning),
+            "mend the line; until then the default counts" if warning.is_wrong else "",
         )
 
 
@@ -188,9 +183,8 @@ def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Seque
     try:
         read_requirements(folder, file, allowed_urls)
     except RequirementsRefused as error:
-        said = _REQUIREMENTS_LINE.match(error.message)
-        place, line, why = (said[1], int(said[2]), said[3]) if said else (file, 0, error.message)
-        yield Finding("action", f"{shown}!{place}", line, why, "see docs/requirements.md for what a file may say")
+        advice = "see docs/requirements.md for what a file may say"
+        yield Finding("action", f"{shown}!{error.file or file}", error.line, error.sentence, advice)
 
 
 def _requirements(folder: Path, manifest: Manifest) -> dict[str, int]:
