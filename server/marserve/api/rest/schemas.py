@@ -508,7 +508,7 @@ class TrafficStatus(TrafficBody):
     pending: Annotated[
         list[str] | None, Field(description="versions with a weight that cannot answer now: the others get their share")
     ] = None
-    isDefault: Annotated[bool | None, Field(description="nobody put weights: the default version answers")] = None
+    isDefault: Annotated[bool | None, Field(description="no weights are set: the default version answers")] = None
 
 
 class CompareTolerance(BaseModel):

@@ -31,7 +31,7 @@ def shadow(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Mirror requests to a version that nobody is answered by, and compare what it says."""
+    """Mirror requests to a version whose answers no client gets, and compare them."""
     with Output(as_json) as output:
         if off and version is not None:
             raise WrongArguments("--off takes no version: a model has one shadow.", f"marserve shadow {model} --off")

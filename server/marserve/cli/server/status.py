@@ -87,6 +87,6 @@ def _show_readiness(output: Output, front: Inference) -> None:
         ("inference", front.address),
     ]
     document = {"ready": readiness.is_well, "reasons": readiness.reasons, "inference": front.address}
-    output.result(document, table(("server", ""), facts), "", "Its models are told at --management URL.")
+    output.result(document, table(("server", ""), facts), "", "Its models are shown at --management URL.")
     if not readiness.is_well:
         raise typer.Exit(1)

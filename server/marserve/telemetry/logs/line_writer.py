@@ -284,7 +284,7 @@ class DescriptorSink:
         rest = memoryview(data)
         while rest:
             if give_up.is_set():
-                raise BrokenPipeError("nobody reads")
+                raise BrokenPipeError("no reader")
             if self._poll is not None and not self._poll.poll(100):
                 continue
             try:
