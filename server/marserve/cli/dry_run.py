@@ -46,24 +46,24 @@ def rehearse(
     """Send a call as a dry run and show the answer. Raises CommandFailed if the call would fail."""
     _insist_on_dry_runs(server)
     asked = {**(parameters or {}), **DRY}
-    told = while_showing(lambda: server.order(method, path, asked, timeout_s=timeout_s), look, output, title)
-    if not told.get("isDryRun"):
+    outcome = while_showing(lambda: server.order(method, path, asked, timeout_s=timeout_s), look, output, title)
+    if not outcome.get("isDryRun"):
         raise CommandFailed(f"The server at {server.address} did not take {method} {path} for a dry run.")
-    output.result(told, HEAD, *lines_of(told))
+    output.result(outcome, HEAD, *lines_of(outcome))
 
 
-def lines_of(told: Mapping[str, Any]) -> list[str | Table]:
+def lines_of(outcome: Mapping[str, Any]) -> list[str | Table]:
     """A dry run's answer for a person: a sentence, a table of values now and then, memory, notes."""
-    before, after = told.get("before") or {}, told.get("after") or {}
+    before, after = outcome.get("before") or {}, outcome.get("after") or {}
     rows = [
         [_words(name), _shown(before.get(name)), _shown(value)]
         for name, value in after.items()
         if value not in ([], None) or before.get(name) not in ([], None)
     ]
-    lines: list[str | Table] = [f"{without_stop(told['status'])}."]
+    lines: list[str | Table] = [f"{without_stop(outcome['status'])}."]
     if rows:
         lines.append(table(["", "now", "then"], rows))
-    return [*lines, *_memory(told), *(f"Note: {without_stop(note)}." for note in told.get("notes", []))]
+    return [*lines, *_memory(outcome), *(f"Note: {without_stop(note)}." for note in outcome.get("notes", []))]
 
 
 def _insist_on_dry_runs(server: Management) -> None:
@@ -84,16 +84,16 @@ def _insist_on_dry_runs(server: Management) -> None:
         raise CommandFailed(f"The server at {server.address} does not say whether it knows dry runs; nothing was sent.")
 
 
-def _memory(told: Mapping[str, Any]) -> list[str]:
+def _memory(outcome: Mapping[str, Any]) -> list[str]:
     lines = []
-    if memory := told.get("memory"):
+    if memory := outcome.get("memory"):
         more = int(memory["moreBytes"])
-        told_of = f"Memory: {abs(more) / MIB:,.0f} MiB {'less' if more < 0 else 'more'} ({memory['source']})"
+        sentence = f"Memory: {abs(more) / MIB:,.0f} MiB {'less' if more < 0 else 'more'} ({memory['source']})"
         if "freeBytes" in memory:
             free, had, budget = (memory[name] / MIB for name in ("freeBytes", "couldBeHadBytes", "budgetBytes"))
-            told_of += f"; of {budget:,.0f} MiB for models {free:,.0f} MiB are free, and {had:,.0f} MiB can be had"
-        lines.append(f"{told_of}.")
-    if devices := told.get("deviceMemory"):
+            sentence += f"; of {budget:,.0f} MiB for models {free:,.0f} MiB are free, and {had:,.0f} MiB can be had"
+        lines.append(f"{sentence}.")
+    if devices := outcome.get("deviceMemory"):
         size = f"{devices['bytesPerWorker'] / MIB:,.0f} MiB a worker ({devices['source']})"
         lines.append(f"On its devices: {size}; there are places for {devices['places']} more.")
     return lines

@@ -311,8 +311,8 @@ class Calls:
                 self._authorize(key)
             call.read_wishes(began)
             answer = await work(call)
-            told = () if call.version_header is None else (call.version_header,)
-            context.set_trailing_metadata(((REQUEST_ID, call.id), *told))
+            version_headers = () if call.version_header is None else (call.version_header,)
+            context.set_trailing_metadata(((REQUEST_ID, call.id), *version_headers))
             self._record(path, call, context, StatusCode.OK, began)
             return answer
         except (asyncio.CancelledError, ClientGone) as error:

@@ -50,12 +50,12 @@ class GrpcHealth:
     async def watch(self, data: bytes, context: Any) -> None:
         """Write a service's health now and after every change, until the client leaves or the server ends."""
         request = await parse_or_abort(_Request, data, context)
-        told = None
+        sent_status = None
         while True:
             status = self._status(request.service)
-            if status != told:
+            if status != sent_status:
                 await context.write(_Response(status=status).SerializeToString())
-                told = status
+                sent_status = status
             await asyncio.sleep(LOOK_S)
 
     def _status(self, service: str) -> int:

@@ -83,8 +83,8 @@ def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatc
     """A figure of each device by its number (`gpu_id` of handlers); devices that do not report it are left out."""
 
     def figures(watch: DeviceWatch) -> Mapping[str, float]:
-        told = [(device, watch.of(device)) for device in range(len(watch.devices))]
-        values = [(device, read(reading)) for device, reading in told if reading is not None]
+        readings = [(device, watch.of(device)) for device in range(len(watch.devices))]
+        values = [(device, read(reading)) for device, reading in readings if reading is not None]
         return {str(device): value for device, value in values if value is not None}
 
     return figures

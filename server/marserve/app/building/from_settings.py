@@ -116,13 +116,13 @@ def cors_headers(settings: Settings) -> tuple[list[tuple[str, str]], list[str]]:
     """
     origins = list(settings.cors_origins) if settings.entry == "marserve" else []
     one = "*" if "*" in origins else origins[0] if len(origins) == 1 else settings.cors_allowed_origin
-    told = {
+    headers = {
         "Access-Control-Allow-Origin": one,
         "Access-Control-Allow-Methods": settings.cors_allowed_methods,
         "Access-Control-Allow-Headers": settings.cors_allowed_headers,
     }
     is_list = len(origins) > 1 and "*" not in origins
-    return [(name, value) for name, value in told.items() if value], origins if is_list else []
+    return [(name, value) for name, value in headers.items() if value], origins if is_list else []
 
 
 def sagemaker_endpoint(settings: Settings, environment: Mapping[str, str]) -> Endpoint:

@@ -76,7 +76,7 @@ async def watch_machine(settings: Settings, devices: DeviceWatch | None, metrics
 
 async def _watch_with_program(words: list[str], settings: Settings, metrics: Metrics) -> NoReturn:
     """Have the operator's own program read the machine's figures. Each new error of it is logged once."""
-    told = ""
+    last_trouble = ""
     while True:
         trouble = ""
         try:
@@ -90,7 +90,7 @@ async def _watch_with_program(words: list[str], settings: Settings, metrics: Met
                     trouble = f"printed a line that says no metric: {line[:200]!r}"
                 elif not metrics.update_front(metric):
                     trouble = f"measured {metric.name}, which ts_metrics does not list with those dimensions"
-        if trouble and trouble != told:
+        if trouble and trouble != last_trouble:
             log.error("system_metrics_cmd=%s %s", " ".join(words), trouble)
-        told = trouble
+        last_trouble = trouble
         await asyncio.sleep(settings.metric_time_interval)

@@ -35,9 +35,9 @@ def label(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         path = f"{model_path(model)}/labels"
         if name is not None and remove:
-            told = server.order("DELETE", f"{path}/{quote(name, safe='')}", parameters)
-            document = {"model": model, "label": name, **told}
-            output.result(as_dry(document) if dry_run else document, told["status"])
+            described = server.order("DELETE", f"{path}/{quote(name, safe='')}", parameters)
+            document = {"model": model, "label": name, **described}
+            output.result(as_dry(document) if dry_run else document, described["status"])
         elif name is not None and version is not None:
             body = json.dumps({"version": version})
             headers = {"content-type": "application/json"}
@@ -45,21 +45,21 @@ def label(
             answer = server.ask("PUT", address, content=body, headers=headers, params=parameters)
             if answer.status_code >= 400:
                 raise refused(answer)
-            told = answer.json()
+            described = answer.json()
             verb = "would name" if dry_run else "names"
-            document = {"model": model, "label": name, **told}
-            output.result(as_dry(document) if dry_run else document, f"{name} {verb} {_names(told)}")
+            document = {"model": model, "label": name, **described}
+            output.result(as_dry(document) if dry_run else document, f"{name} {verb} {_names(described)}")
         else:
             labels = server.order("GET", path)
             if name is not None:
-                labels = {word: told for word, told in labels.items() if word == name}
-            rows = [[word, _names(told)] for word, told in labels.items()]
+                labels = {word: described for word, described in labels.items() if word == name}
+            rows = [[word, _names(described)] for word, described in labels.items()]
             none = f"Model {model} has no label{f' {name}' if name else 's'}."
             output.result({"model": model, "labels": labels}, table(["label", "version"], rows) if rows else none)
 
 
-def _names(told: dict[str, Any]) -> str:
-    if not told.get("isPending"):
-        return str(told["version"])
-    meanwhile = f", {told['answeredBy']} until then" if "answeredBy" in told else ""
-    return f"{told['version']} (not ready{meanwhile})"
+def _names(described: dict[str, Any]) -> str:
+    if not described.get("isPending"):
+        return str(described["version"])
+    meanwhile = f", {described['answeredBy']} until then" if "answeredBy" in described else ""
+    return f"{described['version']} (not ready{meanwhile})"

@@ -110,21 +110,21 @@ def rollout(
                 rehearse(server, output, "PUT", f"{path}/{orders[0]}")
                 return
             if orders:
-                told = server.order("PUT", f"{path}/{orders[0]}")
+                status = server.order("PUT", f"{path}/{orders[0]}")
             elif version is None:
-                told = server.order("GET", path)
+                status = server.order("GET", path)
             else:
                 answer = server.ask("POST", path, params=query(dry_run), json=document)
                 if answer.is_error:
                     raise refused(answer)
-                told = answer.json()
+                status = answer.json()
             if dry_run and version is not None:
-                output.result(as_dry(told), HEAD, *_plan(told))
+                output.result(as_dry(status), HEAD, *_plan(status))
                 return
             if follow:
-                told = _follow(server, path, model, output)
-        output.result(told, *_shown(told))
-        if follow and told["state"] != "promoted":
+                status = _follow(server, path, model, output)
+        output.result(status, *_shown(status))
+        if follow and status["state"] != "promoted":
             raise typer.Exit(FAILED_STATUS)
 
 
@@ -134,41 +134,41 @@ def _given(pause: bool, resume: bool, abort: bool, promote: bool) -> list[tuple[
 
 def _follow(server: Management, path: str, model: str, output: Output) -> dict[str, Any]:
     """Show the progress until the roll-out has ended. New events are notes, so that a log file has them too."""
-    told: dict[str, Any] = server.order("GET", path)
+    status: dict[str, Any] = server.order("GET", path)
     seen = 0
     try:
         with output.progress() as progress:
             lines = Lines(progress)
             while True:
-                for event in told["events"][seen:]:
+                for event in status["events"][seen:]:
                     output.note(_event(event))
-                seen = len(told["events"])
-                if told["state"] not in _UNDER_WAY:
-                    return told
-                hold_s = told.get("holdSeconds") or 0
-                elapsed_s = min(told.get("elapsedSeconds") or 0, hold_s)
-                text = f"{told['state']}, {told['share']:g}% to {told['modelName']} {told['modelVersion']}"
+                seen = len(status["events"])
+                if status["state"] not in _UNDER_WAY:
+                    return status
+                hold_s = status.get("holdSeconds") or 0
+                elapsed_s = min(status.get("elapsedSeconds") or 0, hold_s)
+                text = f"{status['state']}, {status['share']:g}% to {status['modelName']} {status['modelVersion']}"
                 lines.show([Step(text, int(1000 * elapsed_s), int(1000 * hold_s) or None)])
                 time.sleep(LOOK_EVERY_S)
-                told = server.order("GET", path)
+                status = server.order("GET", path)
     except KeyboardInterrupt:
         raise Interrupted(
             f"The roll-out goes on in the server; `marserve rollout {model}` shows how far it is, --abort ends it."
         ) from None
 
 
-def _shown(told: dict[str, Any]) -> list[Any]:
+def _shown(status: dict[str, Any]) -> list[Any]:
     head = (
-        f"{told['modelName']} {told['modelVersion']}, in the place of {told['baseline']}: {told['state']}"
-        + (f", {told['share']:g}% of the requests" if told["state"] in ("running", "paused") else "")
-        + (f" ({told['reason']})" if told["reason"] else "")
+        f"{status['modelName']} {status['modelVersion']}, in the place of {status['baseline']}: {status['state']}"
+        + (f", {status['share']:g}% of the requests" if status["state"] in ("running", "paused") else "")
+        + (f" ({status['reason']})" if status["reason"] else "")
     )
     lines: list[Any] = [head]
-    findings = told.get("verdict", {}).get("findings", [])
+    findings = status.get("verdict", {}).get("findings", [])
     if findings:
         rows = [[each["measure"], each["standing"], each["reason"]] for each in findings]
         lines.append(table(["measure", "the candidate is", "evidence"], rows))
-    lines.append(table(["at", "what happened"], [_event_row(event) for event in told["events"]]))
+    lines.append(table(["at", "what happened"], [_event_row(event) for event in status["events"]]))
     return lines
 
 
@@ -183,9 +183,9 @@ def _event(event: dict[str, Any]) -> str:
     return f"{at.rpartition(' ')[2]}  {what}"
 
 
-def _plan(told: dict[str, Any]) -> list[Any]:
+def _plan(plan: dict[str, Any]) -> list[Any]:
     rows = []
-    for step in told["steps"]:
+    for step in plan["steps"]:
         found = step["findsErrors"]
         rows.append(
             [
@@ -196,7 +196,7 @@ def _plan(told: dict[str, Any]) -> list[Any]:
                 "nothing" if step.get("findsDiffering") is None else f"{100 * step['findsDiffering']:.2g}%",
             ]
         )
-    title = f"{told['modelName']} {told['modelVersion']} would take over from {told['baseline']}, at today's traffic:"
+    title = f"{plan['modelName']} {plan['modelVersion']} would take over from {plan['baseline']}, at today's traffic:"
     columns = ["step", "lasts", "requests to it", "finds errors from", "finds differing answers from"]
     return [title, table(columns, rows)]
 

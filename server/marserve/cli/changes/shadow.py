@@ -41,7 +41,7 @@ def shadow(
         asked = query(dry_run)
         with Management(find_address("management", management, config)) as server:
             if version is None:
-                told = server.order("DELETE" if off else "GET", path, asked)
+                described = server.order("DELETE" if off else "GET", path, asked)
             else:
                 document = {
                     "version": version,
@@ -52,24 +52,28 @@ def shadow(
                 answer = server.ask("PUT", path, params=asked, json=document)
                 if answer.is_error:
                     raise refused(answer)
-                told = answer.json()
-        output.result(as_dry(told) if dry_run else told, *_shown(model, told, is_dry=dry_run, is_off=off))
+                described = answer.json()
+        output.result(
+            as_dry(described) if dry_run else described, *_shown(model, described, is_dry=dry_run, is_off=off)
+        )
 
 
-def _shown(model: str, told: dict[str, Any], *, is_dry: bool, is_off: bool) -> list[Any]:
+def _shown(model: str, described: dict[str, Any], *, is_dry: bool, is_off: bool) -> list[Any]:
     would = "would be" if is_dry else "were" if is_off else "are"
-    head = f"{100 * told['share']:g}% of the requests of {model} {would} mirrored to version {told['version']}."
-    if "mirrored" not in told:
+    head = (
+        f"{100 * described['share']:g}% of the requests of {model} {would} mirrored to version {described['version']}."
+    )
+    if "mirrored" not in described:
         return [head]
     lines: list[Any] = [
         head,
-        f"{told['mirrored']} mirrored, {told['compared']} compared, {told['differing']} differing, "
-        f"{sum(told['dropped'].values())} dropped, {sum(told['errors'].values())} without an answer",
+        f"{described['mirrored']} mirrored, {described['compared']} compared, {described['differing']} differing, "
+        f"{sum(described['dropped'].values())} dropped, {sum(described['errors'].values())} without an answer",
     ]
-    if told["differences"]:
+    if described["differences"]:
         rows = [
             [each["requestId"], each["where"] or "answer", each["primary"], each["shadow"]]
-            for each in told["differences"]
+            for each in described["differences"]
         ]
         lines.append(table(["request", "where", "primary", "shadow"], rows))
     return lines

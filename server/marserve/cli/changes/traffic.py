@@ -46,17 +46,17 @@ def traffic(
         path = f"{model_path(model)}/traffic"
         parameters = query(dry_run)
         if reset:
-            told = server.order("DELETE", path, parameters)
+            described = server.order("DELETE", path, parameters)
         elif weights:
             body: dict[str, Any] = {
                 "weights": dict(map(_read_weight, weights)),
                 **({"sticky": sticky} if sticky else {}),
             }
-            told = _put(server, path, body, parameters)
+            described = _put(server, path, body, parameters)
         else:
-            told = server.order("GET", path)
-        document = {"model": model, **told}
-        output.result(as_dry(document) if dry_run else document, *([HEAD] if dry_run else []), *_show(told))
+            described = server.order("GET", path)
+        document = {"model": model, **described}
+        output.result(as_dry(document) if dry_run else document, *([HEAD] if dry_run else []), *_show(described))
 
 
 def _put(server: Management, path: str, body: dict[str, Any], parameters: dict[str, str]) -> Any:
@@ -81,18 +81,18 @@ def _read_weight(word: str) -> tuple[str, float]:
     return version, int(number) if number.is_integer() else number
 
 
-def _show(told: dict[str, Any]) -> list[str | Table]:
-    weights: dict[str, float] = told["weights"]
-    if told.get("isDefault"):
+def _show(described: dict[str, Any]) -> list[str | Table]:
+    weights: dict[str, float] = described["weights"]
+    if described.get("isDefault"):
         return [f"No weights: version {next(iter(weights))}, the default one, answers."]
     total = sum(weights.values())
-    pending = told.get("pending", [])
+    pending = described.get("pending", [])
     rows = [
         [name, f"{weight:g}", f"{100 * weight / total:.4g} %", "not ready" if name in pending else ""]
         for name, weight in weights.items()
     ]
     lines: list[str | Table] = [table(["version", "weight", "share", ""], rows)]
-    sticky = told.get("sticky")
+    sticky = described.get("sticky")
     if sticky:
         what = f"header {sticky['header']}" if "header" in sticky else f"cookie {sticky['cookie']}"
         lines.append(f"Requests alike in {what} stay together.")

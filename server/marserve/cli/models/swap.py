@@ -53,7 +53,7 @@ def swap(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         server.describe(model)  # first, so that an unknown name is an error before anything is shown
         try:
-            told = while_showing(
+            outcome = while_showing(
                 lambda: server.order("POST", f"{model_path(model)}/swap", parameters, timeout_s=None),
                 lambda: [progress_of(each) for each in server.describe(model)],
                 output,
@@ -65,5 +65,5 @@ def swap(
             raise Interrupted(
                 f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
             ) from None
-        notes = (f"Note: {without_stop(note)}." for note in told.get("notes", []))
-        output.result(told, *((HEAD, *lines_of(told)) if dry_run else (told["status"], *notes)))
+        notes = (f"Note: {without_stop(note)}." for note in outcome.get("notes", []))
+        output.result(outcome, *((HEAD, *lines_of(outcome)) if dry_run else (outcome["status"], *notes)))

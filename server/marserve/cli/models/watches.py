@@ -22,8 +22,10 @@ def watches(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if look:
             names = [name] if name else [each["name"] for each in server.order("GET", "/watches")["watches"]]
-            told = [server.order("POST", f"/watches/{quote(each, safe='')}/look") for each in names]
-            output.result({"looked": names}, *(each["status"] for each in told) if told else ("Nothing is watched.",))
+            looked = [server.order("POST", f"/watches/{quote(each, safe='')}/look") for each in names]
+            output.result(
+                {"looked": names}, *(each["status"] for each in looked) if looked else ("Nothing is watched.",)
+            )
             return
         if name is None:
             listed = server.order("GET", "/watches")
@@ -58,8 +60,8 @@ def _overview(listed: list[dict[str, Any]]) -> Any:
 
 def _remarks(described: dict[str, Any]) -> list[str]:
     """Reasons why an archive may not have appeared."""
-    told = [f"The system tells of no changes: {described['noNotices']}"] if described.get("noNotices") else []
-    return [*told, *(f"Not finished: {each['key']}: {each['reason']}" for each in described["unfinished"])]
+    notices = [f"The system tells of no changes: {described['noNotices']}"] if described.get("noNotices") else []
+    return [*notices, *(f"Not finished: {each['key']}: {each['reason']}" for each in described["unfinished"])]
 
 
 def _archives(archives: list[dict[str, Any]]) -> Any:

@@ -33,8 +33,8 @@ def serve(settings: Settings, pid_file: PidFile, watch: StartWatch | None = None
         os._exit(_status_of(number))
 
     # Until the server has handlers of its own, a signal to stop ends the process, and nothing is left behind.
-    told_by = {"SIGINT", "SIGTERM", settings.preemption_signal} & set(signal.Signals.__members__)
-    before = {signal.Signals[name]: signal.signal(signal.Signals[name], leave_at_once) for name in told_by}
+    stop_signals = {"SIGINT", "SIGTERM", settings.preemption_signal} & set(signal.Signals.__members__)
+    before = {signal.Signals[name]: signal.signal(signal.Signals[name], leave_at_once) for name in stop_signals}
     # A process inherits the signals that its parent has blocked; blocked ones would never come here.
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Before the file: a reader of its id must find the word in the command line. The title is the word alone, because

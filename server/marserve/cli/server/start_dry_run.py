@@ -72,15 +72,15 @@ def _models(settings: Settings) -> Iterator[dict[str, Any]]:
         return
     store = LocalStore(settings.model_store, roots=settings.model_roots)
     for model in models_to_load(settings.load_models, store.names() if settings.load_models == "all" else ()):
-        told: dict[str, Any] = {"archive": hide_query(model.url), **({"name": model.name} if model.name else {})}
+        found: dict[str, Any] = {"archive": hide_query(model.url), **({"name": model.name} if model.name else {})}
         try:
             if is_address(model.url):
                 AllowedUrls(settings.allowed_urls).check(parse_target(split_digest(model.url)[0]))
             else:
-                told["memoryBytes"] = _estimate(store.find(split_digest(model.url)[0]).path)
+                found["memoryBytes"] = _estimate(store.find(split_digest(model.url)[0]).path)
         except (MarserveError, OSError) as error:
-            told["reason"] = f"{hide_query(model.url)} would not be loaded: {error}"
-        yield told
+            found["reason"] = f"{hide_query(model.url)} would not be loaded: {error}"
+        yield found
 
 
 def _estimate(archive: Path) -> int:

@@ -113,7 +113,7 @@ def _add_questions(router: APIRouter, reconciler: Reconciler) -> None:
         openapi_extra=_BODY,
     )
     async def plan(request: Request, prune: Prune = None, adopt: Adopt = None) -> Response:
-        return PrettyJson(told(await reconciler.plan(await _document(request), _unnamed(prune, adopt))))
+        return PrettyJson(plan_document(await reconciler.plan(await _document(request), _unnamed(prune, adopt))))
 
 
 def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
@@ -127,7 +127,7 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
     async def apply(request: Request, dry_run: Dry = None, prune: Prune = None, adopt: Adopt = None) -> Response:
         data, unnamed = await _document(request), _unnamed(prune, adopt)
         if is_dry(request):
-            return PrettyJson(told(await reconciler.plan(data, unnamed)))
+            return PrettyJson(plan_document(await reconciler.plan(data, unnamed)))
         wanted = request.headers.get("if-match")
         digest = None if wanted is None else wanted.strip().strip('"')
         outcome = await reconciler.apply(data, if_digest=digest, unnamed=unnamed)
@@ -142,7 +142,7 @@ def _add_orders(router: APIRouter, reconciler: Reconciler) -> None:
     async def undo(request: Request, dry_run: Dry = None, prune: Prune = None, adopt: Adopt = None) -> Response:
         unnamed = _unnamed(prune, adopt)
         if is_dry(request):
-            return PrettyJson(told(await reconciler.plan_undo(unnamed)))
+            return PrettyJson(plan_document(await reconciler.plan_undo(unnamed)))
         return PrettyJson((await reconciler.undo(unnamed=unnamed)).document())
 
 
@@ -162,7 +162,7 @@ async def _document(request: Request) -> bytes | None:
     return body if body.strip() else None
 
 
-def told(diff: Diff) -> dict[str, Any]:
+def plan_document(diff: Diff) -> dict[str, Any]:
     """A plan as clients get it. `memoryBytes` is what the change takes while old and new versions are both loaded.
 
     They both are for `undoWindow` seconds after the change, so that undo is only a switch, unless the memory is needed

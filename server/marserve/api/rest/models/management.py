@@ -105,13 +105,13 @@ class Remarks:
     """Logs each warning about calls that name no model once."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def tell(self, call: str, sentences: Iterable[str]) -> None:
         """Log those of a call's warnings that are new. Clients choose their words, so the number is bounded."""
         for sentence in sentences:
-            if (call, sentence) not in self._told and len(self._told) < MOST_REMARKS:
-                self._told.add((call, sentence))
+            if (call, sentence) not in self._logged and len(self._logged) < MOST_REMARKS:
+                self._logged.add((call, sentence))
                 log.warning("%s: %s", call, sentence)
 
 
@@ -181,8 +181,8 @@ async def _describe(
         return _not_there_yet(error, registry.arriving(model, version))
     if (customized or "").lower() != "true":
         return PrettyJson([registry.describe(model, version)])
-    told = request.headers.get(TIMEOUT)
-    within_s = None if told is None else read_timeout_s(told.encode("latin-1"))
+    header = request.headers.get(TIMEOUT)
+    within_s = None if header is None else read_timeout_s(header.encode("latin-1"))
     headers = getattr(request.state, "sent_headers", request.headers.raw)
     asking = registry.describe_customized(model, version, within_s, headers)
     described, answer = await while_connected(request, asking)
@@ -235,9 +235,9 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs
         if query.warnings:
             registry.remark(model, named, query.warnings)
         if tunes:
-            told = await changes.tune(model, named, batch_size=batch_size, max_batch_delay_s=delay_s)
+            tuned = await changes.tune(model, named, batch_size=batch_size, max_batch_delay_s=delay_s)
             if not scales:
-                return PrettyJson({"status": told})
+                return PrettyJson({"status": tuned})
         scaled = await changes.scale(model, named, min_workers=minimum, max_workers=maximum, synchronous=is_synchronous)
         return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
 

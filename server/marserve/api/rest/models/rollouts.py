@@ -123,8 +123,8 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         is_tried = is_dry(request)
         for known in ORDERS:
             if order == known:
-                told = rollouts.rehearse(model_name, known).document() if is_tried else None
-                return PrettyJson(told or rollouts.order(model_name, known))
+                rehearsed = rollouts.rehearse(model_name, known).document() if is_tried else None
+                return PrettyJson(rehearsed or rollouts.order(model_name, known))
         raise RouteNotFound
 
     @router.delete(

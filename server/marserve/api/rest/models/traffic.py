@@ -128,8 +128,8 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
             registry.traffic.remove_label(model_name, label, dry_run=True)
         else:
             await changes.remove_label(model_name, label)
-        told = "would be removed" if dry else "removed"
-        return PrettyJson({"status": f'Label "{label}" of model "{model_name}" {told}'})
+        outcome = "would be removed" if dry else "removed"
+        return PrettyJson({"status": f'Label "{label}" of model "{model_name}" {outcome}'})
 
 
 def is_dry(request: Request, parameters: Parameters | None = None) -> bool:
