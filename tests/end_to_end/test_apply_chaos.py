@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
 from marserve.desired_state.document import DesiredState, read
+from support.processes import left_of
 from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.system
@@ -112,8 +112,7 @@ class World(Server):
         self.process.kill()
         self.process.wait()
         self.process = None
-        _, alive = psutil.wait_procs(family, timeout=20)
-        assert not alive
+        assert not left_of(family, 20)
 
     def before(self) -> DesiredState:
         """What undoing would go back to; nothing where there is nothing."""

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from support.processes import living, until_blocking
+from support.processes import left_of, living, until_blocking
 from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers' limits and processes are Linux's")
@@ -122,8 +122,7 @@ def test_with_on_crash_fail_the_server_drains_and_ends_with_a_status(tmp_path: P
         assert (died.status_code, died.headers["x-marserve-cause"]) == (500, "exit")
         assert process.wait(20) == 1
         assert "onCrash is fail" in server.output()
-        _, alive = psutil.wait_procs(family, timeout=5)
-        assert not alive
+        assert not left_of(family, 5)
     finally:
         server.stop(check=False)
         server.client.close()
@@ -204,8 +203,7 @@ def test_what_a_worker_started_does_not_outlive_a_killed_server(tmp_path: Path, 
         server.process.wait()
 
         until_blocking(lambda: not living(left), "what it started is gone", timeout_s=3.0)
-        _, alive = psutil.wait_procs(family, timeout=2)
-        assert not alive
+        assert not left_of(family, 2)
     finally:
         server.stop(check=False)
         server.client.close()

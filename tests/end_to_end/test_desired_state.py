@@ -27,6 +27,7 @@ from support.load_beside import LoadBeside
 from support.object_stores import S3Server
 from support.open_loop import count_by_status
 from support.prepared import run
+from support.processes import left_of
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()
@@ -298,7 +299,7 @@ def test_what_undo_would_need_is_gone_after_its_window_and_with_the_server(tmp_p
         server.wait_until_ready()
         old = [psutil.Process(pid) for pid in server.worker_pids("m")]
         server.marserve("apply", write(server, m=["2.0"]))
-        _, alive = psutil.wait_procs(old, timeout=30)
+        alive = left_of(old, 30)
         assert old
         assert not alive
         assert "keeps" not in server.state()

@@ -21,6 +21,7 @@ import pytest
 
 from support.file_server import Answer, file_server
 from support.prepared import Prepared
+from support.processes import left_of
 from support.prompt_end import kept_waiting_s, run_to_end
 from support.server import Server, make_archive, poll
 
@@ -149,7 +150,7 @@ def kill_while_it_fetches(server: Killed, urls: list[str], archive: bytes, seed:
         assert time.monotonic() - began < STARTS_WITHIN_S
         for path in server.store.glob("fetched*"):
             assert path.read_bytes() == archive, f"{path.name} is not whole; seed {seed}"
-    _, alive = psutil.wait_procs(family, timeout=10)
+    alive = left_of(family, 10)
     assert not alive, f"left running: {alive}"
 
     server.start()

@@ -21,7 +21,7 @@ import pytest
 from marserve.api.grpc.schema import INFERENCE, Schema
 from marserve.app.server import LAST_WORKERS_S
 from support.open_loop import OpenLoop, Outcome, Shot, evenly, post
-from support.processes import living
+from support.processes import left_of
 from support.server import Server, make_archive, poll
 
 SCHEMA = Schema()
@@ -424,10 +424,7 @@ def test_kill_9_on_the_server_takes_its_workers_along(tmp_path: Path) -> None:
         server.process.kill()
         server.process.wait()
 
-        # An orphan that has ended stays in the table until the machine's first process has taken note of it.
-        for _ in poll(2, "no worker or template runs"):
-            if not living(process.pid for process in family):
-                break
+        assert not left_of(family, 2)
         asked.join()
 
         # The same ports, in the same moment; and what the dead one had extracted is cleared away.

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from support.prepared import Prepared
+from support.processes import left_of
 from support.server import Server, make_archive, poll
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes by way of /proc")
@@ -54,7 +55,7 @@ def test_with_strict_start_a_missing_model_is_the_end(tmp_path: Path, entry: str
     assert len(told) == 1
     assert "missing.mar was not loaded" in told[0]
     assert "strict_start=true" in told[0]
-    assert not psutil.wait_procs(family, timeout=5)[1]
+    assert not left_of(family, 5)
     assert not list(server.temporary.iterdir())
 
 
@@ -73,7 +74,7 @@ def test_with_strict_start_a_model_that_does_not_load_is_the_end(tmp_path: Path)
     assert len(told) == 1
     assert "broken" in told[0]
     assert "no weights" in told[0]
-    assert not psutil.wait_procs(family, timeout=5)[1]
+    assert not left_of(family, 5)
     assert not list(server.temporary.iterdir())
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from support.pages import ROOT
 from support.prepared import COMMANDS, Kind, Prepared
+from support.processes import left_of
 from support.server import free_ports, poll
 
 PORTS = (8080, 8081, 8082, 7070, 7071)
@@ -188,7 +189,7 @@ class Running:
                 break
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(60)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        alive = left_of(family, 10)
         assert not alive, f"left running: {alive}"
         return status
 

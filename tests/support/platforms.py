@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 from support.prepared import Prepared
+from support.processes import left_of
 from support.server import free_ports, poll
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
@@ -81,7 +82,7 @@ def started(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    alive = left_of(family, 10)
     assert not alive, f"left running: {alive}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -16,13 +17,28 @@ from support.prepared import source_pids
 
 def living(pids: Iterable[int]) -> set[int]:
     """Those of these processes that exist. A zombie counts, unless it has become the system's own to reap."""
-    return {pid for pid in pids if _lives(pid)}
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if _lives(psutil.Process(pid)):
+                found.add(pid)
+    return found
 
 
-def _lives(pid: int) -> bool:
+def left_of(family: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that have not ended after this time at most, in seconds; what counts is as in `living`.
+
+    `psutil.wait_procs` counts an orphan until the system's first process has reaped it, which may take that seconds.
+    """
+    end = time.monotonic() + timeout_s
+    while (left := [process for process in family if _lives(process)]) and time.monotonic() < end:
+        time.sleep(0.002)
+    return left
+
+
+def _lives(process: psutil.Process) -> bool:
     try:
-        process = psutil.Process(pid)
-        return not (process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1)
+        return process.is_running() and not (process.status() == psutil.STATUS_ZOMBIE and process.ppid() == 1)
     except psutil.NoSuchProcess:
         return False
 

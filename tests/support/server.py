@@ -27,6 +27,7 @@ import httpx
 import psutil
 
 from support.prepared import Prepared
+from support.processes import left_of
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
@@ -229,7 +230,7 @@ class Server:
         if not check:
             return
         assert status == 0, f"exit status {status}:\n{self.output()}"
-        _, alive = psutil.wait_procs(family, timeout=5)
+        alive = left_of(family, 5)
         assert not alive, f"left running: {alive}"
         left = [path for path in self.temporary.rglob("*") if not path.name.startswith(("torch", "pymp"))]
         assert not left, f"left behind: {left}"
