@@ -70,9 +70,9 @@ class Difference:
     wanted: str
 
     def __str__(self) -> str:
-        who = "the batch" if self.item < 0 else f"item {self.item}"
+        subject = "the batch" if self.item < 0 else f"item {self.item}"
         where = f" at {self.path}" if self.path else ""
-        return f"{self.run}: {who}{where} was {self.seen}, wanted {self.wanted}"
+        return f"{self.run}: {subject}{where} was {self.seen}, wanted {self.wanted}"
 
 
 @dataclass(slots=True)
@@ -269,12 +269,12 @@ class _Caller:
 
 
 def _words_of(error: BaseException) -> str:
-    told = describe_failure(error)
+    failure = describe_failure(error)
     try:
         words = f"{type(error).__name__}: {error}"
     except Exception:  # the author's exception cannot say what it is
         words = type(error).__name__
-    return f"{told.code} {words}"
+    return f"{failure.code} {words}"
 
 
 def _note_what_cannot_be_seen(verdict: Verdict, alone: list[Outcome], tolerance: Tolerance) -> None:

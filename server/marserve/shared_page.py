@@ -120,12 +120,12 @@ class Page:
         For items beyond the page's room the answer is always no.
         """
         word = FIRST_YES + index
-        is_told = is_cancelled and word < PAGE_BYTES // 8
+        is_yes = is_cancelled and word < PAGE_BYTES // 8
         question = self._words[QUESTIONS] + 1
-        if is_told and not self._words[word]:
+        if is_yes and not self._words[word]:
             self._words[word] = question
         self._words[QUESTIONS] = question
-        return is_told
+        return is_yes
 
     def answer_of(self, number: int, question: int, index: int) -> bool | None:
         """The answer to the question of that number (from 1) in a call of rank 0's handler; None before it was asked.

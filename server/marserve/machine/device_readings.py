@@ -102,7 +102,7 @@ class DeviceReader:
             try:
                 devices = nvml.read()
             except NvmlMissing as error:
-                self._tell(f"{error}; devices are read by nvidia-smi meanwhile")
+                self._complain(f"{error}; devices are read by nvidia-smi meanwhile")
                 self._open_again_at = min(self._open_again_at, self._clock() + REOPEN_S)
             else:
                 if any(device.is_lost for device in devices):
@@ -146,16 +146,16 @@ class DeviceReader:
             log.info(text, error)
 
     def _read_tool(self, command: list[str], read: Callable[[str], Readings]) -> Readings:
-        told = self._run(command)
+        output = self._run(command)
         try:
-            readings = read(f"{told.text}\n{told.complaint}")  # text beside its table may be in either
+            readings = read(f"{output.text}\n{output.complaint}")  # text beside its table may be in either
         except Unreadable as error:
-            self._tell(f"what {command[0].rpartition('/')[2]} printed cannot be read: {error}")
+            self._complain(f"what {command[0].rpartition('/')[2]} printed cannot be read: {error}")
             return Readings()
-        self._tell(told.complaint)
+        self._complain(output.complaint)
         return readings
 
-    def _tell(self, complaint: str) -> None:
+    def _complain(self, complaint: str) -> None:
         """Log a complaint when it is new or has changed."""
         if complaint != self._told:
             self._told = complaint

@@ -227,10 +227,10 @@ def card_rows(text: str) -> list[dict[str, str]]:
 
 
 def _find_intel(tool: str, run: Run, complaints: list[str]) -> list[Accelerator]:
-    told = run([tool, "discovery"])
-    if told.complaint:
-        complaints.append(told.complaint)
-    return _numbered(re.findall(r"Device Name:\s*(.+?)\s*\|?\s*$", "\n".join(read_lines(told.text)), re.MULTILINE))
+    output = run([tool, "discovery"])
+    if output.complaint:
+        complaints.append(output.complaint)
+    return _numbered(re.findall(r"Device Name:\s*(.+?)\s*\|?\s*$", "\n".join(read_lines(output.text)), re.MULTILINE))
 
 
 def _numbered(names: Iterable[str]) -> list[Accelerator]:

@@ -258,9 +258,9 @@ class MemoryOnDevices:
         on_devices: Counter[str] = Counter()
         for reservation in self.holder.begun.values():
             on_devices.update({str(device): reservation.added_bytes for device in reservation.resources})
-        told = {"neededBytes": need.size, "source": need.source, "promisedBytes": dict(on_devices)}
+        described = {"neededBytes": need.size, "source": need.source, "promisedBytes": dict(on_devices)}
         lost = {str(device): words for device, words in self.lost_devices.items()}
-        return {**self._inner.described, "deviceMemory": told, **({"lostDevices": lost} if lost else {})}
+        return {**self._inner.described, "deviceMemory": described, **({"lostDevices": lost} if lost else {})}
 
     # ---------------------------------------------------------------------------------------------- places
 
@@ -317,8 +317,8 @@ class MemoryOnDevices:
             places += min(had) // max(1, need.size)
         if others_leave := places < more:
             self._see_whether_others_leave(more, need, candidates, leaving)
-        told = {"bytesPerWorker": need.size, "source": need.source, "places": places}
-        return {**told, "othersMakeRoom": others_leave}
+        foreseen = {"bytesPerWorker": need.size, "source": need.source, "places": places}
+        return {**foreseen, "othersMakeRoom": others_leave}
 
     def _see_whether_others_leave(
         self, more: int, need: DeviceNeed, candidates: list[Devices], leaving: Holder | None
@@ -403,8 +403,8 @@ class MemoryOnDevices:
     @property
     def lost_devices(self) -> dict[int, str]:
         """The lost devices of this version, each with what is wrong."""
-        told = ((device, self._watch.trouble_of(device)) for device in self._options.gpu_ids)
-        return {device: words for device, words in told if words}
+        troubles = ((device, self._watch.trouble_of(device)) for device in self._options.gpu_ids)
+        return {device: words for device, words in troubles if words}
 
     def _choose(self, need: DeviceNeed) -> Devices:
         options = self._options

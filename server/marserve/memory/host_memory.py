@@ -212,7 +212,7 @@ class HostMemory:
         self._soon = asyncio.Event()
         self._not_before = 0.0
         self._written_at = 0.0
-        self._is_told = False
+        self._is_logged = False
 
     def figures(self) -> MemoryFigures:
         """The figures for the metrics."""
@@ -337,7 +337,7 @@ class HostMemory:
         if over_bytes and not self.line.make_room({HOST: over_bytes}, None):
             self._bear(over_bytes)
             return
-        self._is_told = False
+        self._is_logged = False
         self.line.settle()
 
     def _bear(self, over_bytes: int) -> None:
@@ -359,8 +359,8 @@ class HostMemory:
             reserved.measured_bytes = 0
             version.holder.generation += 1
             pool.end_loading(why)
-        if not loading and not self._is_told:
-            self._is_told = True
+        if not loading and not self._is_logged:
+            self._is_logged = True
             log.warning(
                 "Models hold %s MiB more than model_memory, %s MiB, and none of them may be put to sleep now",
                 mib(over_bytes),

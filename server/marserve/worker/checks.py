@@ -133,7 +133,7 @@ def _run(
             bound=bound,
         )
     else:
-        wanted = [outcome_of(*told) for told in zip(check.wanted, answered, strict=True)]
+        wanted = [outcome_of(*pair) for pair in zip(check.wanted, answered, strict=True)]
         verdict = _run_again(check, rows, wanted, lambda: bound(tolerance), before_call, answer_alone)
     used = bound(tolerance)
     return Checked(
@@ -162,12 +162,12 @@ def compare_answers(
     """Compare pairs of answers, the primary's and the shadow's. An exception of the author's `compare` is reported."""
     results = check.wanted or []
     pairs = list(zip(results[::2], bodies[::2], results[1::2], bodies[1::2], strict=True))
-    told: list[tuple[str, int, str, str, str]] = []
+    reported: list[tuple[str, int, str, str, str]] = []
     compared = 0
     began = time.perf_counter()
     for index, (primary, primary_body, shadow, shadow_body) in enumerate(pairs):
         if time.perf_counter() - began > check.limit_s:
-            told += [(FAILED, rest, "", "the comparison took too long", "") for rest in range(index, len(pairs))]
+            reported += [(FAILED, rest, "", "the comparison took too long", "") for rest in range(index, len(pairs))]
             break
         before_call()
         ours, theirs = outcome_of(primary, primary_body), outcome_of(shadow, shadow_body)
@@ -181,31 +181,31 @@ def compare_answers(
             raise
         except BaseException as error:  # the author's code
             say(logging.WARNING, "compare(primary, shadow) failed", error=error)
-            told.append((FAILED, index, "", shorten(f"compare failed: {shown(error)}"), ""))
+            reported.append((FAILED, index, "", shorten(f"compare failed: {shown(error)}"), ""))
             continue
         compared += 1
         if first is not None:
             where, seen, wanted = map(shorten, first)
-            told.append((ANSWERS, index, where, seen, wanted))
+            reported.append((ANSWERS, index, where, seen, wanted))
     seconds = time.perf_counter() - began
-    found = sum(each[0] == ANSWERS for each in told)
-    return Checked(check.number, seconds, len(pairs), [1], len(pairs), compared, found, told, [])
+    found = sum(each[0] == ANSWERS for each in reported)
+    return Checked(check.number, seconds, len(pairs), [1], len(pairs), compared, found, reported, [])
 
 
 def _compare_by_handler(model: LoadedModel, primary: Outcome, shadow: Outcome) -> tuple[str, str, str] | None:
     """Path, seen and wanted if the author's `compare` says that two answers differ; None if they are alike."""
     if model.compare is None:
         raise TypeError("the handler has no method compare(primary, shadow)")
-    told = model.compare(_shown(primary), _shown(shadow))
-    if told is True or told == "":
+    verdict = model.compare(_shown(primary), _shown(shadow))
+    if verdict is True or verdict == "":
         return None
-    if told is False:
+    if verdict is False:
         return "", show(shadow.value), show(primary.value)
-    if not isinstance(told, str):
+    if not isinstance(verdict, str):
         raise TypeError(
-            f"compare() returned {type(told).__name__}; it must return True, False, or what differs as text"
+            f"compare() returned {type(verdict).__name__}; it must return True, False, or what differs as text"
         )
-    return told, show(shadow.value), show(primary.value)
+    return verdict, show(shadow.value), show(primary.value)
 
 
 def _shown(outcome: Outcome) -> ComparedAnswer:

@@ -110,12 +110,12 @@ def said_of_load(context: Any) -> tuple[list[str], str]:
     return [], ""
 
 
-def warnings_since(context: Any, told: int) -> list[str]:
-    """The handler's warnings for describe after the first `told`."""
+def warnings_since(context: Any, sent: int) -> list[str]:
+    """The handler's warnings for describe after the first `sent`."""
     with contextlib.suppress(BaseException):
         warnings = context.load_warnings
-        if len(warnings) > told:
-            return [words_of(each)[:MAX_SENTENCE] for each in list(warnings)[told:MAX_WARNINGS]]
+        if len(warnings) > sent:
+            return [words_of(each)[:MAX_SENTENCE] for each in list(warnings)[sent:MAX_WARNINGS]]
     return []
 
 
@@ -175,9 +175,9 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
 def raised(number: int, handler_s: float, error: BaseException) -> Raised:
     """The message about an exception of the author's code. Its text may be made by the author's code, too."""
     try:
-        told = describe_failure(error)
-        message = cut(told.message, MAX_MESSAGE)
-        return Raised(number, handler_s, told.kind, message, told.code, traceback_of(error))
+        failure = describe_failure(error)
+        message = cut(failure.message, MAX_MESSAGE)
+        return Raised(number, handler_s, failure.kind, message, failure.code, traceback_of(error))
     except BaseException as worse:
         text = f"{name_of(error)}, which cannot be shown:\n{traceback_of(worse)}"
         return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
@@ -186,14 +186,14 @@ def raised(number: int, handler_s: float, error: BaseException) -> Raised:
 def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | None:
     """The failure if a handler did not return a list with one element a row; None if it did."""
     if type(answered) is not list:
-        told = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
+        detail = f"handle() returned {type(answered).__name__}; it must return a list with one element a row"
         if inspect.iscoroutine(answered):
             answered.close()
-            told += ". A handler that is a coroutine needs asyncCommunication: true in the model's configuration"
-        return Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, told)
+            detail += ". A handler that is a coroutine needs asyncCommunication: true in the model's configuration"
+        return Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, detail)
     if len(answered) != rows:
-        told = f"handle() returned {len(answered)} elements for {rows} rows; it must return one a row"
-        return Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, told)
+        detail = f"handle() returned {len(answered)} elements for {rows} rows; it must return one a row"
+        return Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, detail)
     return None
 
 

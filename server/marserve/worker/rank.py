@@ -93,8 +93,8 @@ class Peer:
 
     def hear_end(self, number: int, limit_s: float | None = None) -> CallEnded | None:
         """Wait for the rank's message that it has ended this call; None after `limit_s` seconds. Raises EOFError."""
-        while (told := self.hear(limit_s)) is not None:
-            message, _ = told
+        while (heard := self.hear(limit_s)) is not None:
+            message, _ = heard
             if type(message) is CallEnded and message.number == number:
                 return message
         return None
@@ -102,8 +102,8 @@ class Peer:
     def hear_of_device(self, number: int, limit_s: float) -> bool:
         """Whether the rank answers in this time that its device is lost. Raises EOFError when it is gone."""
         end = time.monotonic() + limit_s
-        while (told := self.hear(end - time.monotonic())) is not None:
-            message, _ = told
+        while (heard := self.hear(end - time.monotonic())) is not None:
+            message, _ = heard
             if type(message) is DeviceTold and message.number == number:
                 return message.is_lost
         return False
@@ -238,8 +238,8 @@ class Leader:
             if ended is None:
                 self._report(f"rank 0 raised, and {OUT_OF_STEP_S:g} s later rank {peer.rank} was still at it", error)
             elif ended.has_raised != has_raised:
-                who = (0, peer.rank) if has_raised else (peer.rank, 0)
-                self._report(f"rank {who[0]} raised in a call that rank {who[1]} ended without", error)
+                ranks = (0, peer.rank) if has_raised else (peer.rank, 0)
+                self._report(f"rank {ranks[0]} raised in a call that rank {ranks[1]} ended without", error)
 
     def _report(self, detail: str, error: BaseException | None) -> NoReturn:
         report(self._server, detail, error)
@@ -268,9 +268,9 @@ class Follower:
         """Do what rank 0 asks for, until rank 0 is gone."""
         while True:
             try:
-                told = self._leader.hear()
-                assert told is not None
-                message, bodies = told
+                heard = self._leader.hear()
+                assert heard is not None
+                message, bodies = heard
                 if type(message) is Share:
                     self._items, self._bodies, self._is_once = message.items, bodies, message.is_once
                 elif type(message) is Call:
@@ -348,8 +348,8 @@ class Follower:
         """Rank 0's answer to the same question of its handler; False if its call ends without that question."""
         while (answer := self._page.answer_of(number, question, index)) is None:
             if self._leader.has_ended_within(ASK_EVERY_S):
-                told = self._page.answer_of(number, question, index)
-                return bool(told)
+                answer = self._page.answer_of(number, question, index)
+                return bool(answer)
         return answer
 
 

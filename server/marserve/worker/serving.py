@@ -88,7 +88,7 @@ class ServedModel:
         """For each failed item of the running batch: the runtime's words on a lost device; empty for other errors."""
         self._most_rows = 0
         self._taken_bytes = 0
-        self._told_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
+        self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
 
@@ -96,22 +96,24 @@ class ServedModel:
         """Run the samples as `checks.warm_up` does, with `model`. Ends the process if the device is lost meanwhile."""
         from marserve.worker.checks import warm_up  # here for a quicker start: most models have no samples
 
-        told = warm_up(self._watched(model), samples, self._share)
+        outcome = warm_up(self._watched(model), samples, self._share)
         loss = self.find_loss()
         if loss:
             self._connection.send(NotLoaded("device_lost", f"{loss}, by a warm-up input", ""))
             leave(1)
-        return told
+        return outcome
 
     def say_loaded(self, seconds: float, warm_up_s: float, problems: list[str], failure: str) -> None:
         """Tell the server that batches may come, how long the load took, and its warnings for describe."""
         self.send_metrics()
         warnings, computes_on = said_of_load(self._model.context)
-        self._told_warnings = len(warnings)
+        self._sent_warnings = len(warnings)
         self._taken_bytes = taken_bytes()
         has_length_of = self._model.length_of is not None
-        told = problems + warnings
-        self._connection.send(Loaded(seconds, told, warm_up_s, has_length_of, self._taken_bytes, computes_on, failure))
+        warnings = problems + warnings
+        self._connection.send(
+            Loaded(seconds, warnings, warm_up_s, has_length_of, self._taken_bytes, computes_on, failure)
+        )
 
     # ------------------------------------------------------------------------------------------- a batch
 
@@ -360,9 +362,9 @@ class ServedModel:
 
     def send_metrics(self) -> None:
         """Send the handler's new measurements, and its new warnings for describe."""
-        warnings = warnings_since(self._model.context, self._told_warnings)
+        warnings = warnings_since(self._model.context, self._sent_warnings)
         if warnings:
-            self._told_warnings += len(warnings)
+            self._sent_warnings += len(warnings)
             self._connection.send(Warned(warnings))
         metrics = self._take_metrics()
         if metrics.values or metrics.dropped:
@@ -400,9 +402,9 @@ class ServedModel:
                 raise
             except BaseException as error:
                 self.failed.append(loss_told_by(error))
-                told = raised(check.number, 0.0, error)
-                recover(told)
-                return Result(told.code, told.message, [], told.kind), b""
+                failure = raised(check.number, 0.0, error)
+                recover(failure)
+                return Result(failure.code, failure.message, [], failure.kind), b""
             if type(answered) is not list or len(answered) != 1:
                 return Result(503, "number of batch response mismatched", [], HANDLER), b""
             results, out = self.encode(answered, [None], model.context)
@@ -441,6 +443,6 @@ def recover(failure: Raised) -> None:
 
 def _failed_alone(error: BaseException) -> Result:
     """The result for an exception that a handler returned in the place of one item's answer."""
-    told = raised(0, 0.0, error)
-    say(logging.ERROR, "one item of a batch failed\n%s", told.traceback.rstrip())
-    return Result(told.code, told.message, [], told.kind)
+    failure = raised(0, 0.0, error)
+    say(logging.ERROR, "one item of a batch failed\n%s", failure.traceback.rstrip())
+    return Result(failure.code, failure.message, [], failure.kind)

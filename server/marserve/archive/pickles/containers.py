@@ -314,10 +314,10 @@ def begins_tar(head: bytes) -> bool:
     if len(block) < _TAR_BLOCK or not block.strip(b"\0"):
         return False
     try:
-        told = tarfile.nti(block[_TAR_CHECKSUM])  # type: ignore[attr-defined]
+        checksum = tarfile.nti(block[_TAR_CHECKSUM])  # type: ignore[attr-defined]
     except tarfile.HeaderError:
         return False
-    return told in tarfile.calc_chksums(block)  # type: ignore[attr-defined]
+    return checksum in tarfile.calc_chksums(block)  # type: ignore[attr-defined]
 
 
 def tar_files(span: Span) -> Iterator[tuple[str, int, int]]:

@@ -35,7 +35,7 @@ MOST_NAMED = 5
 class _Noted:
     """The origin of a folder, named `label` in messages. `names` are relative, a folder before its content.
 
-    Each file's name has its size and the time of its last change in nanoseconds; None for folders. `told` are the
+    Each file's name has its size and the time of its last change in nanoseconds; None for folders. `logged` are the
     changed files that were logged.
     """
 
@@ -45,7 +45,7 @@ class _Noted:
     names: dict[str, tuple[int, int] | None]
     label: str
     lock: threading.Lock = field(default_factory=threading.Lock)
-    told: set[str] = field(default_factory=set)
+    logged: set[str] = field(default_factory=set)
     is_discarded: bool = False
 
 
@@ -100,7 +100,7 @@ class UnpackedArchives:
             target = Path(folder)
             _refuse_strangers(target)
             found = _look(target, noted.names)
-            _tell_changed(noted, target, found)
+            _log_changed(noted, target, found)
             missing = [name for name in noted.names if name not in found]
             if missing:
                 _unpack_again(self.digests, noted, target, missing)
@@ -142,16 +142,16 @@ def _look(folder: Path, names: Collection[str]) -> dict[str, tuple[int, int] | N
     return found
 
 
-def _tell_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, int] | None]) -> None:
+def _log_changed(noted: _Noted, folder: Path, found: Mapping[str, tuple[int, int] | None]) -> None:
     """Warn of files that have changed since they were unpacked, once of each; not of Python's own `.pyc` files."""
     changed = [
         name
         for name, now in found.items()
-        if now != noted.names[name] and name not in noted.told and not name.endswith(".pyc")
+        if now != noted.names[name] and name not in noted.logged and not name.endswith(".pyc")
     ]
     if not changed:
         return
-    noted.told.update(changed)
+    noted.logged.update(changed)
     texts = []
     for name in changed[:MOST_NAMED]:
         before, now = noted.names[name], found[name]
@@ -186,7 +186,7 @@ def _unpack_again(digests: FileDigests, noted: _Noted, folder: Path, missing: Co
             else:
                 source.rename(target)
         noted.names.update(_look(folder, missing))
-        noted.told.difference_update(missing)
+        noted.logged.difference_update(missing)
     finally:
         shutil.rmtree(again, ignore_errors=True)
     log.warning("%s, and were unpacked again; a cleaner of temporary folders should leave this one out", what)

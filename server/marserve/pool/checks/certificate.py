@@ -104,7 +104,7 @@ class Certificate:
 
 def report_of(checked: Checked) -> dict[str, Any]:
     """A check's outcome for describe and the management API."""
-    told = {"relative": checked.relative, "absolute": checked.absolute, "basis": checked.basis}
+    tolerance = {"relative": checked.relative, "absolute": checked.absolute, "basis": checked.basis}
     return {
         "passed": checked.compared > 0 and not checked.found,
         "samples": checked.samples,
@@ -117,16 +117,16 @@ def report_of(checked: Checked) -> dict[str, Any]:
         ],
         "notes": checked.notes,
         "seconds": round(checked.seconds, 6),
-        **({"tolerance": told} if checked.basis and math.isfinite(checked.relative + checked.absolute) else {}),
+        **({"tolerance": tolerance} if checked.basis and math.isfinite(checked.relative + checked.absolute) else {}),
     }
 
 
 def sentence_of(checked: Checked) -> str:
     """The first difference in words."""
     run, item, path, seen, wanted = checked.differences[0]
-    who = "the batch" if item < 0 else f"item {item}"
+    subject = "the batch" if item < 0 else f"item {item}"
     where = f" at {path}" if path else ""
-    return f"{run}: {who}{where} was {seen}, alone it was {wanted}"
+    return f"{run}: {subject}{where} was {seen}, alone it was {wanted}"
 
 
 @dataclass

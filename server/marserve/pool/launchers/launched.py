@@ -33,9 +33,9 @@ class Launched:
 
     def order(self, load: Load) -> Load:
         """The order to load, with its view and its processors."""
-        told = self.process.load(load)
-        told = msgspec.structs.replace(told, cpus=self._cpus)
+        adapted = self.process.load(load)
+        adapted = msgspec.structs.replace(adapted, cpus=self._cpus)
         if self._view is None:
-            return told
-        environment = {**told.environment, **self._view.environment}
-        return msgspec.structs.replace(told, environment=environment, gpu_id=self._view.gpu_id)
+            return adapted
+        environment = {**adapted.environment, **self._view.environment}
+        return msgspec.structs.replace(adapted, environment=environment, gpu_id=self._view.gpu_id)

@@ -50,7 +50,7 @@ class Leftovers:
     async def _look(self) -> None:
         while self._next is not None:
             asked, self._asked = self._asked, {}
-            told, self._next = self._next, None
+            gone, self._next = self._next, None
             try:
                 ended = await asyncio.to_thread(end_families, asked)
                 if ended:
@@ -58,6 +58,6 @@ class Leftovers:
             except Exception:
                 log.exception("what workers left behind could not be looked for")
             finally:
-                if not told.done():
-                    told.set_result(None)
+                if not gone.done():
+                    gone.set_result(None)
         self._looking = None

@@ -116,13 +116,13 @@ def ran_out_of_memory(last_lines: Iterable[str]) -> bool:
     return any(line.startswith("MemoryError") or any(words in line for words in _MEMORY_WORDS) for line in last_lines)
 
 
-def death_of_load(told: NotLoaded) -> Death:
+def death_of_load(failure: NotLoaded) -> Death:
     """The death of a worker, or a template, that said why it could not load the model."""
     try:
-        cause = Cause(told.kind)
+        cause = Cause(failure.kind)
     except ValueError:  # the worker is newer than the server, or lies
         cause = Cause.LOAD_FAILED
-    return Death(cause, told.message)
+    return Death(cause, failure.message)
 
 
 def error_of(death: Death) -> MarserveError:

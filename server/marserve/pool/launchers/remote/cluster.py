@@ -300,8 +300,8 @@ class Cluster:
             raise StartFailed(Death(Cause.LOAD_FAILED, detail)) from error
         chosen = self._server.sockets[0].getsockname()[1]
         self.listens_on = (at, chosen)
-        advertised, told = split_address(options.advertise, host if at in ("", "0.0.0.0", "::") else at)
-        self._address = (advertised, told or chosen)
+        advertised, advertised_port = split_address(options.advertise, host if at in ("", "0.0.0.0", "::") else at)
+        self._address = (advertised, advertised_port or chosen)
         self._beats = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:

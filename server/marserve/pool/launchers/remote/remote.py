@@ -47,7 +47,7 @@ class RemoteWorker(WorkerProcess):
         self._agent = agent
         self._page = Page(page)
         self._output = output
-        self._told: Death | None = None
+        self._death: Death | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -62,15 +62,15 @@ class RemoteWorker(WorkerProcess):
     @property
     def told(self) -> tuple[Death, str] | None:
         """Why it ended, if its wait status does not say so."""
-        return None if self._told is None else (self._told, "")
+        return None if self._death is None else (self._death, "")
 
     def load(self, order: Load) -> Load:
         """The order to load, with the paths on its machine."""
         if self.started is None:
             return order
-        told = self.started
+        started = self.started
         return msgspec.structs.replace(
-            order, model_dir=told.model_dir, import_paths=told.import_paths, metrics_file=told.metrics_file
+            order, model_dir=started.model_dir, import_paths=started.import_paths, metrics_file=started.metrics_file
         )
 
     def signal_group(self, number: int) -> None:
@@ -100,12 +100,12 @@ class RemoteWorker(WorkerProcess):
     def see_exit(self, message: agent_link.WorkerExited) -> None:
         """The worker has ended and was reaped."""
         if message.was_killed_for_memory:
-            self._told = Death(Cause.OUT_OF_MEMORY, f"the kernel of node {self.node} killed it for want of memory")
+            self._death = Death(Cause.OUT_OF_MEMORY, f"the kernel of node {self.node} killed it for want of memory")
         self._end(message.status)
 
     def lose(self, why: str) -> None:
         """The agent is lost, and the worker with it. All batches sent so far may have run, so they count as begun."""
-        self._told = Death(Cause.NODE_LOST, f"node {self.node}: {why}")
+        self._death = Death(Cause.NODE_LOST, f"node {self.node}: {why}")
         if not self.exited.done() and self.client.last_sent:
             self._page.mirror(self.client.last_sent, time.monotonic(), 0)
         self._end(None)
