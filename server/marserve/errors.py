@@ -200,7 +200,7 @@ class ManagementClosed(ClientError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This server is managed from its own machine alone, because it asks nobody for a key. Whoever runs it can "
+            "This server can be managed from its own machine only, because management needs no key. Its operator can "
             "open management with keys (disable_token_authorization=false) or with allow_open_management=true."
         )
 

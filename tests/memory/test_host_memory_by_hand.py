@@ -404,7 +404,7 @@ async def test_a_model_that_nobody_waits_for_any_more_stands_in_nobodys_way(cloc
     clock.now += 0.01
     forget()
 
-    assert pool.told == ["asleep: nobody waits for it any more"]
+    assert pool.told == ["asleep: no request waits for it any more"]
     assert not new.reserved.is_waiting
     other, other_pool = here.add("always", 15, workers=1)
     assert not other.reserved.is_waiting

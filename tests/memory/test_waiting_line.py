@@ -500,7 +500,7 @@ async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more(monkeypa
     for _ in range(20):
         await asyncio.sleep(0.001)
 
-    assert left.reasons == ["asleep: nobody waits for it any more"]
+    assert left.reasons == ["asleep: no request waits for it any more"]
     assert busy.reasons == []
 
 
@@ -701,7 +701,7 @@ async def test_a_version_that_waits_for_both_is_forgotten_when_nobody_waits_for_
     line.forget_unawaited()
     line.forget_unawaited()
 
-    assert left.reasons == ["asleep: nobody waits for it any more"]
+    assert left.reasons == ["asleep: no request waits for it any more"]
     assert line.ledger.line == []
     assert line.ledger.held_bytes == 80
     assert line.ledger.holders(0) == [("busy 1.0", 60_000 * MIB)]

@@ -219,7 +219,7 @@ class WaitingLine:
                 holder.unawaited_since = None
                 if holder.on_host is not None and holder.on_host.is_waiting:
                     self.withdraw(holder)
-                pool.sleep("asleep: nobody waits for it any more")
+                pool.sleep("asleep: no request waits for it any more")
 
     # ---------------------------------------------------------------------------------------------- leaving
 

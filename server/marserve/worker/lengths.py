@@ -42,5 +42,5 @@ def _length(model: LoadedModel, row: dict[str, Any]) -> int:
     except BaseException as error:  # the author's code
         if not model.has_failed_length:
             model.has_failed_length = True
-            say(logging.WARNING, "the handler could not say how long an item is; a guess is used instead", error=error)
+            say(logging.WARNING, "the handler could not say how long an item is; its length is estimated", error=error)
         return FAILED

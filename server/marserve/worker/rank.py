@@ -385,5 +385,5 @@ def await_the_end(server: Connection) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(END_S)
-    print("the other ranks of this worker are gone, and nobody ended this one", file=sys.stderr, flush=True)  # noqa: T201
+    print("the other ranks of this worker are gone, and the server did not end this one", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(1)

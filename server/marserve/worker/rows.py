@@ -22,7 +22,7 @@ def decode_value(body: bytearray, content_type: str) -> Any:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            log.warning("a body that says it is JSON is none (%s); the handler gets its bytes", error)
+            log.warning("a body of type application/json is not JSON (%s); the handler gets its bytes", error)
             return body
     if essence.startswith("text"):
         try:

@@ -71,7 +71,7 @@ class Autoscaler:
         self.idle_timeout_s = idle_timeout_s
         self._least_awake = max(1, least_awake)
         self.target = minimum
-        self.reason = "the least number" if minimum else "asleep: nobody has asked yet"
+        self.reason = "the least number" if minimum else "asleep: no request so far"
         self._changed_at = -math.inf
         self._too_long_since: float | None = None
         self._calm_since: float | None = None

@@ -205,7 +205,7 @@ class AgentLink(asyncio.Protocol):
         """Lose an agent that has been silent for too long."""
         if not self._has_said_hello:
             if now - self._made_at > HELLO_S:
-                self.lose("it has not said who it is")
+                self.lose("it has sent no hello")
             return
         silent_s = now - self.heard_at
         if silent_s > agent_link.SILENT_S:
