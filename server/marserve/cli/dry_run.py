@@ -32,7 +32,7 @@ def query(is_dry: bool) -> dict[str, str]:
     return dict(DRY) if is_dry else {}
 
 
-def rehearse(
+def show_dry_run(
     server: Management,
     output: Output,
     method: str,

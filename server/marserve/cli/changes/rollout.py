@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from marserve.cli.dry_run import HEAD, as_dry, query, rehearse
+from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run
 from marserve.cli.options import DryRun
 from marserve.cli.output import FAILED_STATUS, AsJson, Interrupted, Output, Step, WrongArguments, table
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
@@ -107,7 +107,7 @@ def rollout(
         path = f"{model_path(model)}/rollout"
         with Management(find_address("management", management, config)) as server:
             if orders and dry_run:
-                rehearse(server, output, "PUT", f"{path}/{orders[0]}")
+                show_dry_run(server, output, "PUT", f"{path}/{orders[0]}")
                 return
             if orders:
                 status = server.order("PUT", f"{path}/{orders[0]}")

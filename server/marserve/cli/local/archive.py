@@ -102,7 +102,7 @@ def archive(
             _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]
             if dry_run:
-                _rehearse(output, plan, warnings, output_path(name, export_path, archive_format.value), force)
+                _show_dry_run(output, plan, warnings, output_path(name, export_path, archive_format.value), force)
                 return
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
@@ -137,7 +137,7 @@ def archive(
         )
 
 
-def _rehearse(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool) -> None:
+def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool) -> None:
     """Say what would go into the archive. Raises CannotArchive if it exists already."""
     refuse_existing(path, force=force)
     for warning in warnings:

@@ -68,7 +68,7 @@ def fetch(
         downloads = DownloadList()
         fetcher = build_fetcher(_allowing(settings, wanted), settings.max_archive_bytes, downloads)
         if dry_run:
-            _rehearse(output, fetcher, wanted, to)
+            _show_dry_run(output, fetcher, wanted, to)
             return
         try:
             done = while_showing(
@@ -156,7 +156,7 @@ def _fetch(fetcher: Fetcher, one: Wanted, folder: Path) -> dict[str, Any]:
     return {**said, "outcome": "fetched" if fetched.is_new else "kept", "sha256": fetched.sha256}
 
 
-def _rehearse(output: Output, fetcher: Fetcher, wanted: Sequence[Wanted], folder: Path) -> None:
+def _show_dry_run(output: Output, fetcher: Fetcher, wanted: Sequence[Wanted], folder: Path) -> None:
     """Say what would be fetched: origins are asked, and nothing is fetched. Raises CommandFailed."""
     seen = while_showing(
         lambda: [_look(fetcher, one, folder) for one in wanted], list, output, "Asking where they are kept"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marserve.cli import options
-from marserve.cli.dry_run import rehearse
+from marserve.cli.dry_run import show_dry_run
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.downloads import AwaitedDownload
 from marserve.cli.progress.wait_progress import while_showing
@@ -53,7 +53,7 @@ def register(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         download = AwaitedDownload(server, url)
         if dry_run:
-            _rehearse(server, output, parameters, download)
+            _show_dry_run(server, output, parameters, download)
             return
         before = {label(version) for version in server.describe_all()}
 
@@ -90,13 +90,13 @@ def register(
         )
 
 
-def _rehearse(
+def _show_dry_run(
     server: Management, output: Output, parameters: Mapping[str, str | int], download: AwaitedDownload
 ) -> None:
     """Show the dry run. The server fetches the archive for it, which may take long."""
     url = parameters["url"]
     try:
-        rehearse(
+        show_dry_run(
             server,
             output,
             "POST",

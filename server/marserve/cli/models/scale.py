@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.dry_run import rehearse
+from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import DryRun, Version
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.wait_progress import while_showing
@@ -30,7 +30,7 @@ def scale(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if dry_run:
             asked = {"min_worker": workers, "max_worker": workers if maximum is None else maximum}
-            rehearse(server, output, "PUT", model_path(model, version), asked)
+            show_dry_run(server, output, "PUT", model_path(model, version), asked)
             return
         # First, so that an unknown name is an error before anything is shown.
         target = server.describe(model, version)[0]

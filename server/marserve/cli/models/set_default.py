@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.dry_run import rehearse
+from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output
 from marserve.cli.progress.wait_progress import while_showing
@@ -25,7 +25,7 @@ def set_default(
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         path = f"{model_path(model, version)}/set-default"
         if dry_run:
-            rehearse(server, output, "PUT", path)
+            show_dry_run(server, output, "PUT", path)
             return
         # If the server adopts it into its desired state, it waits for a change of that which is under way.
         answer = while_showing(

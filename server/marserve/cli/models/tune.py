@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.dry_run import rehearse
+from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import BatchSize, DryRun, MaxBatchDelay, Version
 from marserve.cli.output import AsJson, Output, WrongArguments
 from marserve.cli.progress.wait_progress import while_showing
@@ -32,7 +32,7 @@ def tune(
         with Management(find_address("management", management, config)) as server:
             path = model_path(model, version)
             if dry_run:
-                rehearse(server, output, "PUT", path, parameters)
+                show_dry_run(server, output, "PUT", path, parameters)
                 return
             answer = while_showing(
                 lambda: server.order("PUT", path, parameters, timeout_s=None), list, output, f"Tuning {model}"

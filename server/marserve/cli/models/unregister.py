@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.dry_run import rehearse
+from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.wait_progress import while_showing
@@ -34,7 +34,7 @@ def unregister(
         parameters = {"force": "true"} if force else None
         path = model_path(model, version)
         if dry_run:
-            rehearse(server, output, "DELETE", path, parameters)
+            show_dry_run(server, output, "DELETE", path, parameters)
             return
         named = f"{model}/{version}" if version else model
         try:

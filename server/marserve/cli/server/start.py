@@ -87,9 +87,9 @@ def start(
         try:
             if dry_run:
                 # Late: it imports parts that a start in the background does not need.
-                from marserve.cli.server.start_dry_run import rehearse_start
+                from marserve.cli.server.start_dry_run import show_dry_run_of_start
 
-                rehearse_start(loaded, pid_file, output)
+                show_dry_run_of_start(loaded, pid_file, output)
                 return
             if foreground:
                 raise typer.Exit(serve(loaded, pid_file, watch))

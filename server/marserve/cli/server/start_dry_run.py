@@ -28,7 +28,7 @@ from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.sources.local import LocalStore
 
 
-def rehearse_start(settings: Settings, pid_file: PidFile, output: Output) -> None:
+def show_dry_run_of_start(settings: Settings, pid_file: PidFile, output: Output) -> None:
     """Say which addresses would listen, which models would be loaded, and which source set what.
 
     Raises AlreadyRunning, BadSettings for folders that cannot be used, and CommandFailed for anything else that would

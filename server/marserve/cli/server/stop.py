@@ -38,7 +38,7 @@ def stop(
             output.result({"stopped": False, "pid": None}, f"No server runs at {address}.")
             return
         if dry_run:
-            _rehearse(output, address, pid, timeout, kill)
+            _show_dry_run(output, address, pid, timeout, kill)
             return
         with output.progress() as progress:
             progress.add_task(f"Stopping process {pid}: accepted requests are answered first", total=None)
@@ -50,7 +50,7 @@ def stop(
         )
 
 
-def _rehearse(output: Output, address: str, pid: int, timeout_s: float, kill: bool) -> None:
+def _show_dry_run(output: Output, address: str, pid: int, timeout_s: float, kill: bool) -> None:
     """Say which server would end, and how many requests it would answer first, if it reports that.
 
     Raises CommandFailed if it may not be stopped.
