@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all: written beside their place, hidden, and given their name at the end.
+"""Writes files whole or not at all: under a hidden name beside their place, and renamed at the end.
 
-What is being written is locked, so that `sweep` can tell it from what a crash has left. All of it blocks.
+A file that is being written is locked, so that `sweep` can distinguish it from leftovers of a crash. All of it blocks.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from marserve.files.locks import is_at, lock, try_lock
 
 log = logging.getLogger("marserve.files")
 
-#: Where files cannot be locked, one that was written to so long ago is of no living process, in seconds.
+#: On file systems without locks, a file that has not changed for so long is a leftover, in seconds.
 UNLOCKABLE_S: Final = 3600.0
-# The second one is of earlier versions' snapshots.
+# Earlier versions wrote snapshots under the second form.
 _PART = re.compile(r"\.(?:[0-9a-f]{16}\.part|[0-9a-f]{32}\.tmp)")
 # File systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
 class Part:
-    """A new file in a folder that has no name of its own yet. Its `descriptor` is open for reading and writing.
+    """A new file in a folder, under a hidden name. Its `descriptor` is open for reading and writing.
 
-    As a context manager it deletes what got no name and was not handed over.
+    As a context manager it deletes the file if it got no name and was not handed over.
     """
 
     def __init__(self, folder: Path, mode: int = 0o644) -> None:
@@ -50,7 +50,7 @@ class Part:
             except BaseException:
                 self.discard()
                 raise
-            os.close(self.descriptor)  # another process swept it up before the lock was there
+            os.close(self.descriptor)  # another process deleted it before it was locked
 
     def __enter__(self) -> Part:
         return self
@@ -63,9 +63,9 @@ class Part:
         return open(self.descriptor, "wb", closefd=False)
 
     def replace(self, target: Path, *, is_durable: bool = False) -> None:
-        """Take the place of what is at `target`, a link itself too. `is_durable`: a power cut, too, leaves one whole.
+        """Replace the file at `target`; a link is replaced itself. Raises OSError.
 
-        Raises OSError.
+        `is_durable`: even a power cut leaves the old or the new one whole.
         """
         if is_durable:
             os.fsync(self.descriptor)
@@ -74,9 +74,9 @@ class Part:
             _sync_folder(target.parent)
 
     def link(self, target: Path, *, is_durable: bool = False) -> None:
-        """Get the name `target` beside its own. Raises FileExistsError where there is one already, and OSError.
+        """Give the file the name `target`. Raises FileExistsError if that is taken, and OSError.
 
-        Without hard links it is renamed, and two that do so at once do not see each other.
+        Without hard links it is renamed; two processes that do so at once do not notice each other.
         """
         if is_durable:
             os.fsync(self.descriptor)
@@ -92,12 +92,12 @@ class Part:
             _sync_folder(target.parent)
 
     def hand_over(self) -> int:
-        """The descriptor, now the caller's to close."""
+        """The descriptor, which the caller has to close."""
         descriptor, self.descriptor = self.descriptor, -1
         return descriptor
 
     def discard(self) -> None:
-        """Delete what was not handed over. May be called twice; what cannot be deleted is left to `sweep`."""
+        """Delete the file if it was not handed over. May be called twice; if it fails, `sweep` deletes it later."""
         if self.descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -106,9 +106,9 @@ class Part:
 
 @contextmanager
 def replacing(path: Path, *, mode: int | None = None, is_durable: bool = False) -> Iterator[BufferedWriter]:
-    """A file to write that takes the place of `path` when the block ends; when the block raises nothing is changed.
+    """A file to write, which replaces `path` at the end of the block; if the block raises, nothing is changed.
 
-    `mode` are its permissions, less the umask; None keeps those of the file that is there. Raises OSError.
+    `mode` are its permissions, less the umask; None keeps those of the present file. Raises OSError.
     """
     with Part(path.parent, 0o644 if mode is None else mode) as part:
         if mode is None:
@@ -120,7 +120,7 @@ def replacing(path: Path, *, mode: int | None = None, is_durable: bool = False) 
 
 
 def replace_file(path: Path, data: bytes, *, mode: int | None = None, is_durable: bool = False) -> os.stat_result:
-    """Put a file in the place of another, as `replacing` does; returns what it is. Raises OSError."""
+    """Replace a file by one with this data, as `replacing` does; returns the new file's status. Raises OSError."""
     with replacing(path, mode=mode, is_durable=is_durable) as file:
         file.write(data)
         file.flush()
@@ -128,9 +128,9 @@ def replace_file(path: Path, data: bytes, *, mode: int | None = None, is_durable
 
 
 def sweep(folder: Path, *, unlocked_s: float = 0.0) -> None:
-    """Delete what processes that ended early have left in a folder. What is being written stays.
+    """Delete files that processes left unfinished in a folder. Files that are being written stay.
 
-    With `unlocked_s` it must have been untouched for so long: another machine's lock is not seen on every file system.
+    With `unlocked_s` only files that have not changed for so long: not every file system shows other machines' locks.
     """
     for path in folder.glob(".*"):
         if _PART.fullmatch(path.name):

@@ -1,9 +1,9 @@
 """SHA-256 digests of files, computed once for each state of a file.
 
-Hashing a gigabyte takes seconds, and several parts ask for the digest of one archive: an address that names it, a list
-of trusted digests, the note of what a folder was unpacked from. A state is device, inode, size and the times of the
-last change in nanoseconds. A file that was changed a moment before its digest was computed is hashed again next time:
-file systems count time in steps, and a change within the same step shows no other time.
+Hashing a gigabyte takes seconds, and several parts need the digest of one archive: an address that names it, a list of
+trusted digests, the record of a folder's archive. A state is device, inode, size and the times of the last change in
+nanoseconds. A file that was changed just before its digest was computed is hashed again next time: file systems count
+time in steps, so another change within the same step would have the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from marserve.files.regular import open_regular
 
-# The coarsest step in which a file system that servers use counts time.
+# The coarsest step of time in file systems that servers use.
 STEP_S = 2.0
 MOST_KEPT = 1000
 _PIECE_BYTES = 1024 * 1024
@@ -32,12 +32,12 @@ def digest_of(path: Path) -> str:
 
 
 def state_of(found: os.stat_result) -> State:
-    """What is another one after every change of a file."""
+    """The state of a file, which differs after every change."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class FileDigests:
-    """The digests that are known. Threads may ask at the same time. `now` is the system's clock, in seconds."""
+    """The known digests, for any thread. `now` is the system's clock, in seconds."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -45,11 +45,11 @@ class FileDigests:
         self._known: dict[State, str] = {}
 
     def known(self, path: Path) -> str | None:
-        """The digest of the file as it is now, None where it was not computed yet. Raises OSError."""
+        """The digest of the file as it is now, None if it was not computed yet. Raises OSError."""
         return self._known.get(state_of(path.stat()))
 
     def of(self, path: Path, is_vain: threading.Event | None = None) -> str:
-        """The digest of a file; empty once `is_vain` says that nothing needs it. Blocks. Raises OSError."""
+        """The digest of a file; empty if `is_vain` was set meanwhile. Blocks. Raises OSError."""
         with open_regular(path) as file:
             state, begun = state_of(os.fstat(file.fileno())), self._now()
             known = self._known.get(state)

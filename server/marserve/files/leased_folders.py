@@ -1,10 +1,10 @@
-"""Folders that processes make once and share, each named by what it holds: whole or not there, never deleted in use.
+"""Folders that processes make once and share, each named by its content: whole or missing, never deleted in use.
 
-    FOLDER/NAME             is there when it is whole: it gets its name at one stroke
-    FOLDER/NAME.lock        shared by those who use it, exclusive while it is made or deleted; its time: the last use
-    STAGING/NAME.…SUFFIX    in the making, or being deleted; with the lock free, what a killed process left
+    FOLDER/NAME             a whole folder: it gets its name by one rename
+    FOLDER/NAME.lock        shared by its users, exclusive while it is made or deleted; its time is the last use
+    STAGING/NAME.…SUFFIX    being made or deleted; with the lock free, a leftover of a killed process
 
-All of it blocks, for moments but where folders are deleted; threads and processes may do it at the same time.
+All of it blocks, only for moments except when folders are deleted. Threads and processes may use it at the same time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from marserve.files.locks import open_locked, try_lock
 
 @dataclass(slots=True)
 class Lease:
-    """A folder that stays as it is until `release`; with `is_exclusive` it is not there, and the holder's to make.
+    """A folder that stays as it is until `release`; with `is_exclusive` it is missing, and the holder may make it.
 
-    A child process that inherits the `descriptor` holds it as well.
+    A child process that inherits the `descriptor` holds the lease as well.
     """
 
     folder: Path
@@ -36,7 +36,7 @@ class Lease:
     is_exclusive: bool
 
     def release(self) -> None:
-        """End it. May be called twice."""
+        """End the lease. May be called twice."""
         if self.descriptor >= 0:
             if self.is_exclusive:
                 _drop_lock_of_nothing(self.folder)
@@ -45,17 +45,17 @@ class Lease:
 
 
 class Pruned(NamedTuple):
-    """Names of folders that were deleted, and of those of which a killed process had left something."""
+    """Names of folders that were deleted, and of folders with leftovers of a killed process."""
 
     unused: list[str]
     left: list[str]
 
 
 class LeasedFolders:
-    """The folders below `folder`, where no other process than such as this writes.
+    """The folders below `folder`, where only processes of this kind write.
 
     `staging` is on the same disk, `folder` itself if not given; names there end in `suffix`. `is_whole` says whether a
-    folder may be used, `bytes_of` how large one is, None for what is left alone. `beside` are endings of files that are
+    folder may be used, `bytes_of` how large it is, None to leave it alone. `beside` are endings of files that are
     deleted with the folder.
     """
 
@@ -77,9 +77,9 @@ class LeasedFolders:
         self._beside = beside
 
     def lease(self, name: str) -> Lease | None:
-        """A lease of what is whole, an exclusive one of what is not there; None while others exclude that: ask again.
+        """A lease of a whole folder, or an exclusive one of a missing folder; None while others exclude that.
 
-        Raises OSError.
+        The caller then tries again. Raises OSError.
         """
         folder = self.folder / name
         is_whole = self._is_whole(folder)
@@ -94,12 +94,12 @@ class LeasedFolders:
         except BaseException:
             lease.release()
             raise
-        lease.is_exclusive = False  # it was made, or deleted, before the lock was there
+        lease.is_exclusive = False  # it was made or deleted before it was locked
         lease.release()
         return None
 
     def share(self, lease: Lease) -> bool:
-        """Let others use what was made. False where another process deleted it first: the lease has ended then."""
+        """Let others use the new folder. False if another process deleted it first; the lease has then ended."""
         lease.is_exclusive = False
         if try_lock(lease.descriptor, is_shared=True) and self._is_whole(lease.folder):
             os.utime(lease.descriptor)
@@ -108,22 +108,22 @@ class LeasedFolders:
         return False
 
     def stage(self, name: str) -> Path:
-        """A new folder to make it in, with an exclusive lease; what was left of it is deleted first. Raises OSError."""
+        """A new folder to make it in, under an exclusive lease; leftovers of it are deleted first. Raises OSError."""
         self._clear(name)
         staged = self._new_name(name)
         staged.mkdir(mode=0o700)
         return staged
 
     def publish(self, whole: Path, name: str) -> None:
-        """Give its name to what was made, in the place of what is not whole. Raises OSError."""
+        """Give the new folder its name; one that is not whole is replaced. Raises OSError."""
         final = self.folder / name
         shutil.rmtree(final, ignore_errors=True)
         whole.rename(final)
 
     def prune(self, most_bytes: float) -> Pruned:
-        """Delete what killed processes left, and what is not in use, longest unused first, until the rest fits.
+        """Delete leftovers of killed processes, and unused folders, longest unused first, until the rest fits.
 
-        What cannot be deleted stays.
+        Folders that cannot be deleted stay.
         """
         pruned = Pruned([], [])
         for name in {path.name.partition(".")[0] for path in self._staging.glob(f"*.*{self._suffix}") if path.is_dir()}:
@@ -143,7 +143,7 @@ class LeasedFolders:
         return pruned
 
     def _sizes(self) -> dict[Path, int]:
-        """All folders, with their bytes; without those in the making."""
+        """All folders with their bytes, except those that are being made."""
         sizes = {}
         for path in self.folder.glob("*"):
             if path.is_dir() and not (self._suffix and path.name.endswith(self._suffix)):
@@ -154,7 +154,7 @@ class LeasedFolders:
 
     @contextmanager
     def _unused(self, name: str) -> Iterator[bool]:
-        """Whether no process uses, makes or deletes it; none does as long as the block lasts."""
+        """Whether no process uses, makes or deletes it; none can start to during the block."""
         folder, descriptor = self.folder / name, None
         with contextlib.suppress(OSError):  # a full disk has no room for a lock
             descriptor = open_locked(_lock_of(folder))
@@ -165,14 +165,14 @@ class LeasedFolders:
                 Lease(folder, descriptor, is_exclusive=True).release()
 
     def _delete(self, folder: Path) -> None:
-        # First its name, at one stroke: half of it must never have that.
+        # First its name, by one rename: half a folder must never have it.
         folder.rename(self._new_name(folder.name))
         self._clear(folder.name)
         for ending in self._beside:
             folder.with_name(folder.name + ending).unlink(missing_ok=True)
 
     def _clear(self, name: str) -> bool:
-        """Delete what is left of making or deleting it, alone with it; says whether there was any."""
+        """Delete leftovers of making or deleting it, under its lock; returns whether there were any."""
         left = [path for path in self._staging.glob(f"{name}.*{self._suffix}") if path.is_dir()]
         for path in left:
             shutil.rmtree(path, ignore_errors=True)
@@ -183,7 +183,7 @@ class LeasedFolders:
 
 
 def discard(staged: Path) -> None:
-    """Delete what was not finished. A process that was just killed may still write: it is tried for two seconds."""
+    """Delete an unfinished folder. Tries for two seconds, as a process that was just killed may still write."""
     for _ in range(20):
         shutil.rmtree(staged, ignore_errors=True)
         if not staged.exists():
@@ -202,11 +202,11 @@ def bytes_below(folder: Path) -> int:
 
 
 def find_stranger(folder: Path) -> str | None:
-    """Who else may have put into a folder what workers would run; None where only this process's user or root could."""
+    """A sentence about others who may write code into a folder; None if only this process's user or root may."""
     try:
         state = folder.stat()
     except OSError:
-        return None  # then there is nothing to be read either
+        return None  # without a folder there is nothing to run
     if state.st_mode & 0o002:
         return "others on this machine may write there"
     me = os.geteuid()
@@ -216,7 +216,7 @@ def find_stranger(folder: Path) -> str | None:
 
 
 def tag_as_cache(folder: Path, what: str) -> None:
-    """Say to programs that make backups that they may leave a folder out. Raises OSError."""
+    """Tell backup programs that they may leave a folder out. Raises OSError."""
     tag = folder / "CACHEDIR.TAG"
     if not tag.exists():
         replace_file(tag, f"Signature: 8a477f597d28d172789f06886806bc55\n# {what}\n".encode())
@@ -227,7 +227,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _drop_lock_of_nothing(folder: Path) -> None:
-    """Delete the lock file of a folder that is not there, alone with it: processes that wait for it make another."""
+    """Delete the lock file of a missing folder, under its lock; processes that wait for it make a new one."""
     with contextlib.suppress(OSError):
         if not folder.exists():
             _lock_of(folder).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The kernel's locks on files (`flock`). They end with their process, however it ends, so a crash leaves none.
 
 A lock belongs to an open file, and a process that inherits the descriptor has it too. The file's name may be deleted or
-given to another file before the lock is there: then it is the lock of nothing, and `is_at` says so.
+given to another file before the lock is taken: the lock is then useless, and `is_at` returns False.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ LOOK_S: Final = 0.02
 
 
 class LockHeld(OSError):
-    """Another process has the lock, and goes on having it; `strerror` says for how long."""
+    """Another process keeps the lock; `strerror` says for how long it was waited for."""
 
 
 def lock(descriptor: int, *, is_shared: bool = False) -> None:
-    """Lock an open file, or exchange the lock that it has; waits. Raises OSError where files cannot be locked."""
+    """Lock an open file, or exchange its lock; waits. Raises OSError if files cannot be locked."""
     fcntl.flock(descriptor, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
 
 
 def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
-    """Lock an open file; False while another process excludes that. Raises OSError where files cannot be locked.
+    """Lock an open file; False while another process excludes that. Raises OSError if files cannot be locked.
 
-    A lock that the file has already is exchanged; if that fails it may be lost.
+    A lock that the file has already is exchanged; if that fails, it may be lost.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -40,7 +40,7 @@ def try_lock(descriptor: int, *, is_shared: bool = False) -> bool:
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether a path names the file that is open. Raises OSError."""
+    """Whether a path names this open file. Raises OSError."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -48,9 +48,9 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def open_locked(path: Path, *, is_shared: bool = False) -> int | None:
-    """A descriptor of a lock file, made where it is missing; None while others exclude that. Raises OSError.
+    """A locked descriptor of a lock file, which is made if missing; None while others exclude that. Raises OSError.
 
-    None, too, where its name was deleted before the lock was there: the caller asks again.
+    Also None if its name was deleted before the lock was taken; the caller tries again.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -65,9 +65,9 @@ def open_locked(path: Path, *, is_shared: bool = False) -> int | None:
 
 @contextmanager
 def locked(path: Path, *, within_s: float) -> Iterator[None]:
-    """Hold the lock of a folder, or of a file that is made where it is missing. Blocks. Raises LockHeld, OSError.
+    """Hold the lock of a folder, or of a file, which is made if missing. Blocks. Raises LockHeld, OSError.
 
-    Holders have it for moments, but one that is stopped (SIGSTOP, a frozen container) has it for good.
+    Holders keep it for moments, but a stopped process (SIGSTOP, a frozen container) keeps it for good.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)

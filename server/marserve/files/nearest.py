@@ -1,4 +1,4 @@
-"""Which known name somebody may have meant who wrote another one. Pure."""
+"""Finds the known name that an unknown one may stand for. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST_COMPARED: Final = 200
 
 
 def nearest(word: str, known: Iterable[str], *, least: float = 0.6, is_loose: bool = False) -> str | None:
-    """The known name most like a word; None where none has the likeness `least`, between 0 and 1.
+    """The known name most like a word; None if none has at least the likeness `least`, between 0 and 1.
 
     `is_loose` compares without capitals, dashes and underscores.
     """
@@ -23,7 +23,7 @@ def nearest(word: str, known: Iterable[str], *, least: float = 0.6, is_loose: bo
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", *, least: float = 0.6) -> str:
-    """What a message says behind an unknown name: `; did you mean NAME?`, or `otherwise`."""
+    """The end of a message about an unknown name: `; did you mean NAME?`, or `otherwise`."""
     near = nearest(word, known, least=least)
     return otherwise if near is None else f"; did you mean {near}?"
 

@@ -1,7 +1,7 @@
-"""Opens files that should be regular ones, and are only if nothing else was put in their place.
+"""Opens regular files, and refuses anything else that has their name.
 
-Opening a named pipe waits for its other end, and reading `/dev/zero` never ends. Links to regular files are followed:
-Kubernetes mounts ConfigMaps and Secrets as such.
+Opening a named pipe would wait for its other end, and reading `/dev/zero` would never end. Links to regular files are
+followed: Kubernetes mounts ConfigMaps and Secrets as links.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _KINDS = {
 
 
 class NotRegular(OSError):
-    """A file of another kind stands there; `strerror` says which."""
+    """The path names another kind of file; `strerror` says which."""
 
 
 class TooLarge(OSError):
-    """The file has more bytes than are read; `strerror` says how many those are."""
+    """The file has more bytes than may be read; `strerror` has the bound."""
 
 
 def open_regular(path: Path | str) -> BufferedReader:
@@ -45,7 +45,7 @@ def open_regular(path: Path | str) -> BufferedReader:
 
 
 def read_regular(path: Path | str, most_bytes: int) -> bytes:
-    """All that is in it. Raises TooLarge, and as `open_regular`."""
+    """The file's content. Raises TooLarge, and as `open_regular`."""
     with open_regular(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
