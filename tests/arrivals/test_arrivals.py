@@ -324,7 +324,7 @@ async def test_what_time_may_mend_is_tried_again_and_then_given_up(
 
 
 async def test_a_defect_with_one_archive_keeps_no_other_waiting(tmp_path: Path) -> None:
-    """What nobody thought of is refused as everything else."""
+    """An unexpected error refuses the archive like any other error."""
     async with running(Stage(tmp_path, ArrivalPolicy("load"))) as stage:
         stage.store["a.mar"] = ZeroDivisionError("a defect")
         stage.tell("added", "a.mar")

@@ -260,7 +260,7 @@ def test_unix_addresses_are_accepted_unless_native_io_is_off(here: Path) -> None
 
 
 def test_marserve_opens_management_only_when_told(here: Path) -> None:
-    """Whoever reaches it can run code here."""
+    """Any client that reaches it can run code here."""
     with pytest.raises(BadSettings, match="MARSERVE_ALLOW_OPEN_MANAGEMENT=true"):
         load(here, "marserve", management_address="http://0.0.0.0:8081")
 
@@ -283,7 +283,7 @@ def test_torchserve_takes_tokens_switched_off_for_being_told_and_warns(here: Pat
     settings = load(here, management_address="http://0.0.0.0:8081")
 
     (warning,) = settings.warnings
-    assert "whoever reaches it can run code here" in warning
+    assert "any client that reaches it can run code here" in warning
     assert not load(here, management_address="http://0.0.0.0:8081", allow_open_management="true").warnings
 
 

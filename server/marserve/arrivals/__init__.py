@@ -1,7 +1,7 @@
-"""What becomes of archives that appear in a watched place.
+"""Loads archives that appear in a watched place.
 
 watches        all watches of a server
-arrivals       loads archives that came, by policy
-arrival_names  which model and version an archive is
+arrivals       loads new archives, by policy
+arrival_names  the model and version of an archive
 object_events  the events of object stores
 """

@@ -1,6 +1,6 @@
-"""Which model and version an archive is, by where it lies and by what its manifest says. Pure.
+"""The model and version of an archive, by its place and by its manifest. Pure.
 
-model/1.2/anything.mar, model/1.2/        both, as servers that serve folders of versions have it
+model/1.2/anything.mar, model/1.2/        both, the layout of servers that serve folders of versions
 model/1.2.mar                             both
 model-1.2.mar, model-v3.mar, model@7.mar  both; a number alone (`resnet-18.mar`) is part of a name
 model.mar, model/                         the model
@@ -25,7 +25,7 @@ _FILE_VERSION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PlaceName:
-    """What a key says of its archive; None where it says nothing. `is_layout`: it is `model/version/…`."""
+    """The names in an archive's key; None for a missing one. `is_layout`: the key is `model/version/…`."""
 
     model: str | None
     version: str | None
@@ -33,7 +33,7 @@ class PlaceName:
 
 
 def name_from_place(key: str) -> PlaceName:
-    """What a key, relative to the place that is watched, says of its archive."""
+    """The names in an archive's key, which is relative to the watched place."""
     parts = [part for part in key.split("/") if part]
     if not parts:
         return PlaceName(None, None)
@@ -53,21 +53,21 @@ def name_from_place(key: str) -> PlaceName:
 
 
 def choose_name(key: str, model: str | None, version: str | None, rule: NameRule) -> tuple[str, str]:
-    """Model and version of the archive at `key` whose manifest says `model` and `version`, None where it does not.
+    """Model and version of the archive at `key`. `model` and `version` are its manifest's, None for a missing one.
 
-    What names it first is as `rule` has it; the other fills in what that leaves out.
+    `rule` says whether the manifest or the key names it first; the other fills in missing names.
     """
     place = name_from_place(key)
     if rule == "path" or (rule == "auto" and place.is_layout):
         return place.model or model or "model", place.version or version or DEFAULT_VERSION
     if model is not None and model != place.model:
-        # Of a file called otherwise than its model, what looks like a version may be part of the name.
+        # If the file has another name than the model, what looks like a version may be part of that name.
         place = PlaceName(model, place.version if place.is_layout else None)
     return model or place.model or "model", version or place.version or DEFAULT_VERSION
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
-    """What versions are sorted by: 1.9 is before 1.10, and 2.0rc1 before 2.0."""
+    """The sort key of versions: 1.9 is before 1.10, and 2.0rc1 before 2.0."""
     keys: list[tuple[int, int, str]] = []
     for part in (*re.findall(r"[0-9]+|[A-Za-z]+", version.lstrip("vV")), ""):
         if not part.isdecimal():
@@ -78,17 +78,17 @@ def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def oldest_first(versions: list[str]) -> list[str]:
-    """Versions in their order, the oldest first, where all of them are numbered; else as they came."""
+    """Versions sorted, the oldest first, if all of them are numbered; else as they came."""
     return sorted(versions, key=version_order) if are_numbered(versions) else versions
 
 
 def are_numbered(versions: Iterable[str]) -> bool:
-    """Whether all of these say by themselves which is the newer one."""
+    """Whether all of these are numbered, so that their order is known."""
     return all(map(_VERSION.fullmatch, versions))
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Whether a version that came later takes the place of another: unless both are numbered, and it is the lower."""
+    """Whether a later version replaces another: yes, unless both are numbered and it has the lower number."""
     return not are_numbered((version, than)) or version_order(version) >= version_order(than)
 
 

@@ -114,8 +114,8 @@ class WatchedRollouts:
 
     def begin(self, model: str, version: str) -> str:
         """Begin a roll-out of a loaded version."""
-        told = self._rollouts.begin(model, read_rollout({**self._course, "version": version}))
-        return f"its roll-out is begun, in the place of {told['baseline']}"
+        begun = self._rollouts.begin(model, read_rollout({**self._course, "version": version}))
+        return f"its roll-out is begun, in the place of {begun['baseline']}"
 
     def was_taken_back(self, model: str, version: str) -> bool:
         """Whether the last roll-out of this version ended without promotion."""
@@ -163,14 +163,14 @@ class Record:
 
     def describe(self) -> dict[str, Any]:
         """The record for management."""
-        told: dict[str, Any] = {"key": self.entry.key, "state": self.state, "at": _instant(self.at)}
+        described: dict[str, Any] = {"key": self.entry.key, "state": self.state, "at": _instant(self.at)}
         if self.model is not None:
-            told |= {"modelName": self.model, "modelVersion": self.version}
+            described |= {"modelName": self.model, "modelVersion": self.version}
         if self.reason:
-            told["reason"] = self.reason
+            described["reason"] = self.reason
         if self.entry.etag is not None:
-            told["etag"] = self.entry.etag.strip('"')
-        return {**told, "size": self.entry.size}
+            described["etag"] = self.entry.etag.strip('"')
+        return {**described, "size": self.entry.size}
 
 
 class Arrivals:
@@ -325,7 +325,7 @@ class Arrivals:
             self._fail(change, error)
         except Exception as error:
             # Catches everything: a defect with one archive must not stop the others.
-            log.exception("Watch %s: %s failed in a way nobody thought of", self.name, key)
+            log.exception("Watch %s: %s failed with an unexpected error", self.name, key)
             self._note(key, change.entry, "refused", f"an unexpected error ({type(error).__name__}); the log says more")
             self.outcomes["refused"] += 1
 

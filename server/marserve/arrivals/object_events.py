@@ -44,12 +44,12 @@ class Verdict:
 
     def document(self) -> dict[str, str]:
         """As the sender gets it."""
-        told = {"object": self.event.shown[:2048], "event": self.event.happened, "action": self.action}
+        members = {"object": self.event.shown[:2048], "event": self.event.happened, "action": self.action}
         if self.watch:
-            told["watch"] = self.watch
+            members["watch"] = self.watch
         if self.reason:
-            told["reason"] = self.reason
-        return told
+            members["reason"] = self.reason
+        return members
 
 
 class Sequencers:

@@ -41,7 +41,7 @@ Numbers = Callable[["Watches"], Mapping[str, float]]
 Declared = Sequence[tuple[str | None, NewVersions]]
 Policies = Callable[[], Declared]
 
-# Between the two halves of a replacement a name is nowhere.
+# A name is missing for a moment while it is replaced.
 REMOVAL_S = 5.0
 # How often the declared watches of a desired state are compared; that costs next to nothing.
 DECLARED_LOOK_S = 1.0
@@ -72,7 +72,7 @@ class Watched:
             await end_tasks(tasks)
 
     def describe(self) -> dict[str, Any]:
-        """All of it, for management."""
+        """The watch with its archives, for management."""
         return {**self.watch.describe(), **self.arrivals.describe()}
 
 
@@ -95,7 +95,7 @@ class Watches:
         is_expected: Callable[[str], bool] = lambda key: False,
         coming: Coming | None = None,
     ) -> None:
-        """`intake` finds by absolute path what lies in watched folders; `coming` lists archives on their way.
+        """`intake` finds archives in watched folders by absolute path; `coming` lists archives on their way.
 
         Times in seconds.
         """
@@ -120,7 +120,7 @@ class Watches:
     # ------------------------------------------------------------------------------------------- building
 
     def add(self, spec: WatchedPlace, model: str | None = None) -> None:
-        """Add a watch. With `model` all that appears there is a version of it.
+        """Add a watch. With `model` all archives there are versions of it.
 
         Raises BadSettings for a place that cannot be watched.
         """
@@ -231,7 +231,7 @@ class Watches:
     async def run(
         self, policies: Policies = tuple, let_go: Callable[[Declared], Awaitable[None]] | None = None
     ) -> None:
-        """Watch until cancelled; leaves nothing behind. `policies` gives what a desired state declares now.
+        """Watch until cancelled; leaves nothing behind. `policies` returns what a desired state declares now.
 
         `let_go` gets the policies that are no longer declared, once their watches have ended.
         """
@@ -260,7 +260,7 @@ class Watches:
         names: dict[str, tuple[str | None, WatchedPlace]] = {}
         for model, spec in wanted:
             name, number = spec.name, 1
-            while name in names:  # it is made of a prefix, and two may come to the same
+            while name in names:  # names are made of prefixes, and two may be equal
                 number += 1
                 name = f"{spec.name}-{number}"
             names[name] = model, replace(spec, name=name)
@@ -318,7 +318,7 @@ class Watches:
         return found
 
     def each(self) -> Sequence[Watched]:
-        """All of them, for metrics."""
+        """All watches, for metrics."""
         return list(self._watched.values())
 
     # ------------------------------------------------------------------------------------------- events
@@ -326,7 +326,7 @@ class Watches:
     def announce(self, events: Sequence[ObjectEvent]) -> list[Verdict]:
         """Take events: those of watched places make their watches look; returns a verdict for each.
 
-        Raises BadInput for an event of our own form that names a watch that is not there.
+        Raises BadInput for an event of marserve's own form that names an unknown watch.
         """
         for event in events:
             if event.watch and event.watch not in self._watched:
@@ -335,7 +335,7 @@ class Watches:
         return [verdict for event in events for verdict in self._judge(event)]
 
     def count_events(self, outcome: str, number: int) -> None:
-        """Count what became of events; `outcome` is one of few fixed words."""
+        """Count events by their outcome, one of a few fixed words."""
         self.events[outcome] += number
 
     def _judge(self, event: ObjectEvent) -> list[Verdict]:

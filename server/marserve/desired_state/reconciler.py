@@ -47,7 +47,7 @@ log = logging.getLogger("marserve.rollout")
 
 By = Literal["start", "apply", "undo", "watch", "adopt"]
 Unnamed = Literal["refuse", "prune", "adopt"]
-"""What becomes of versions that no document names, where no document decides: see `Diff.unnamed`."""
+"""What to do with versions that no document names, on a server where no document decides: see `Diff.unnamed`."""
 Result = TypeVar("Result")
 # The most changes that may wait; one more is refused.
 MOST_WAITING = 64

@@ -123,7 +123,7 @@ def schema() -> dict[str, Any]:
                 "additionalProperties": False,
                 "properties": {
                     "prefix": {**_TEXT, "description": "The address below which versions appear."},
-                    "policy": {**_words(*POLICIES), "description": "What becomes of a new one; load if not given."},
+                    "policy": {**_words(*POLICIES), "description": "What to do with a new one; load if not given."},
                 },
             },
         },

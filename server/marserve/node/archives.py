@@ -101,7 +101,7 @@ class NodeArchives:
         try:
             self._prune(self._max_bytes)
         except OSError as error:
-            log.warning("what nobody uses in %s could not be looked for: %s", self._folder, error)
+            log.warning("unused archives in %s could not be looked for: %s", self._folder, error)
         return lease
 
     def _lease(self, ref: ArchiveRef, name: str, receive: Callable[[Path], None], stop: threading.Event) -> Lease:

@@ -16,12 +16,12 @@ SILENCE_S = 5.0
 
 def origins(stores: Sequence[StoreAt], environment: Mapping[str, str]) -> dict[str, Opener]:
     """The openers of object stores' addresses, by scheme. A store that needs secrets of the server is refused."""
-    told = Stores(tuple(StoreOptions(SCHEMES[each.kind], each.prefix, each.options) for each in stores))
+    known = Stores(tuple(StoreOptions(SCHEMES[each.kind], each.prefix, each.options) for each in stores))
     secret = {each.prefix for each in stores if each.has_secrets}
-    objects = ObjectStores(told, environment, silence_s=SILENCE_S)
+    objects = ObjectStores(known, environment, silence_s=SILENCE_S)
 
     def open_here(target: Target) -> Source:
-        if told.choose(SCHEMES[target.scheme], target.url).prefix in secret:
+        if known.choose(SCHEMES[target.scheme], target.url).prefix in secret:
             raise Failed("the server alone has its credentials")
         return objects.open(target)
 

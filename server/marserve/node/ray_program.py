@@ -280,8 +280,8 @@ def name_of(address: str, node_id: str) -> str:
 
 def _first_line(error: BaseException) -> str:
     """An error of Ray's in one line: its sentence, not its traceback."""
-    told = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (told[0] if told else repr(error))[:500]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else repr(error))[:500]
 
 
 def main() -> None:

@@ -395,7 +395,7 @@ class Registry:
         if not versions:
             return None
         rule, shadow = self.traffic.rule_of(name), self.mirrors.shadow_of(name)
-        labels = {label: told["version"] for label, told in self.traffic.labels(name).items()}
+        labels = {label: described["version"] for label, described in self.traffic.labels(name).items()}
         return ActualModel(
             versions,
             entry.default,

@@ -1,7 +1,7 @@
 """Canary releases: a version takes over step by step, unless it is worse.
 
 rollouts    carries roll-outs out: reads counts, asks the judge, sets the traffic
-course      the steps of one, and how far it is
+course      the steps and the state of one roll-out
 judge       decides: go on, hold, promote, or roll back
 statistics  exact bounds for the rate behind a count
 records     roll-outs kept on disk

@@ -1,4 +1,4 @@
-"""A roll-out's steps and holds, how far it is, and what follows from each verdict.
+"""A roll-out's steps and holds, its state, and the consequence of each verdict.
 
 Pure: the monotonic clock is passed in, traffic is set by others. The state is one of
 
@@ -56,16 +56,16 @@ class RolloutSpec:
 
     def document(self) -> dict[str, Any]:
         """In the shape that `read_rollout` takes."""
-        told: dict[str, Any] = {"version": self.version}
+        members: dict[str, Any] = {"version": self.version}
         if self.url is not None:
-            told["url"] = self.url
+            members["url"] = self.url
         if self.workers is not None:
-            told["workers"] = self.workers
-        told |= {"steps": list(self.steps), "hold": self.hold_s, "max_hold": self.max_hold_s}
-        told |= {each.name: getattr(self.limits, each.name) for each in fields(Limits)}
+            members["workers"] = self.workers
+        members |= {"steps": list(self.steps), "hold": self.hold_s, "max_hold": self.max_hold_s}
+        members |= {each.name: getattr(self.limits, each.name) for each in fields(Limits)}
         if self.compare is not None:
-            told |= {"compare": ShadowSpec("", compare=self.compare).document()["compare"], "share": self.share}
-        return told
+            members |= {"compare": ShadowSpec("", compare=self.compare).document()["compare"], "share": self.share}
+        return members
 
     def shadow(self) -> ShadowSpec | None:
         """The mirror that answers are compared by, None without comparison."""
@@ -79,7 +79,7 @@ _KEYS = (
 
 
 def read_rollout(document: object) -> RolloutSpec:
-    """What a document asks for. Raises BadInput that names the member, the value and what it may be."""
+    """The roll-out in a document. Raises BadInput that names the member, the value and its valid values."""
     if not isinstance(document, Mapping):
         raise BadInput('A roll-out is an object such as {"version": "2.0", "steps": [5, 50, 100], "hold": 60}.')
     for key in document:
@@ -121,17 +121,17 @@ def _read_steps(steps: object, *, compares: bool) -> tuple[float, ...]:
     for step in steps:
         if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step <= 100:
             raise BadInput(f"The step {str(step)[:100]} of a roll-out must be a percentage from 0 to 100.")
-    told = tuple(map(float, steps))
-    if told[-1] != 100 or any(after <= before for before, after in pairwise(told)):
+    shares = tuple(map(float, steps))
+    if shares[-1] != 100 or any(after <= before for before, after in pairwise(shares)):
         raise BadInput(f"The steps {list(steps)[:50]} of a roll-out must rise, and the last one must be 100.")
-    if len(told) < 2:
+    if len(shares) < 2:
         raise BadInput(
             "A roll-out needs a step below 100, at which both versions can be compared; to switch at once, set the "
             "default version."
         )
-    if not told[0] and not compares:
+    if not shares[0] and not compares:
         raise BadInput("A first step of 0 gets mirrored requests alone, so it needs compare.")
-    return told
+    return shares
 
 
 def _number(
@@ -146,7 +146,7 @@ def _number(
 
 
 class Course:
-    """How far a roll-out is. `now` is the monotonic clock in seconds, and never goes back."""
+    """The state of a roll-out. `now` is the monotonic clock in seconds, and never goes back."""
 
     def __init__(self, spec: RolloutSpec) -> None:
         self.spec = spec
@@ -158,12 +158,12 @@ class Course:
         self._began = 0.0
         self._paused_at: float | None = None
         self._paused_s = 0.0
-        # The baseline of the last window in which it had requests: what the last step is judged against.
+        # The baseline's counts of the last window in which it had requests; the last step is judged against them.
         self._known_baseline: Seen | None = None
 
     @property
     def share(self) -> float:
-        """What the candidate gets now, in percent."""
+        """The candidate's share of requests now, in percent."""
         if self.state in ("running", "paused"):
             return self.spec.steps[self.step]
         return 100.0 if self.state == "promoted" else 0.0
@@ -243,7 +243,7 @@ def forecast(spec: RolloutSpec, requests_per_s: float) -> list[dict[str, Any]]:
     """
     compares = spec.compare is not None
     budget = budget_of(spec.limits, len(spec.steps), compares=compares)
-    told: list[dict[str, Any]] = []
+    forecasts: list[dict[str, Any]] = []
     for share in spec.steps:
         requests = int(requests_per_s * spec.hold_s * share / 100)
         compared = int(requests_per_s * spec.hold_s * (1 - share / 100) * spec.share) if compares else 0
@@ -262,5 +262,5 @@ def forecast(spec: RolloutSpec, requests_per_s: float) -> list[dict[str, Any]]:
                 "compared": compared,
                 "findsDiffering": smallest_found(compared, spec.limits.max_difference, budget),
             }
-        told.append(step)
-    return told
+        forecasts.append(step)
+    return forecasts

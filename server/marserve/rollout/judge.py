@@ -86,7 +86,7 @@ class Finding:
 
     def document(self) -> dict[str, Any]:
         """The finding as the evidence records it."""
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "measure": self.measure,
             "standing": self.standing,
             "reason": self.reason,
@@ -98,8 +98,8 @@ class Finding:
             "doubt": _rounded(self.doubt),
         }
         if self.limit_s is not None:
-            told["limitSeconds"] = _rounded(self.limit_s)
-        return told
+            members["limitSeconds"] = _rounded(self.limit_s)
+        return members
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,7 +335,7 @@ class _Rollout:
     def describe(self) -> dict[str, Any]:
         """Its whole state; this is also the record."""
         course, now = self.course, self._rollouts.now()
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "id": self.id,
             "modelName": self.model,
             "modelVersion": self.spec.version,
@@ -351,22 +351,22 @@ class _Rollout:
             "events": list(self._events),
         }
         if self._ended is not None:
-            told["ended"] = self._ended
+            described["ended"] = self._ended
         if self._before is not None:
-            told["before"] = self._before.document()
+            described["before"] = self._before.document()
         if course.state in ("running", "paused"):
-            told["elapsedSeconds"] = round(course.elapsed_s(now), 3)
-            told["holdSeconds"] = self.spec.hold_s
+            described["elapsedSeconds"] = round(course.elapsed_s(now), 3)
+            described["holdSeconds"] = self.spec.hold_s
         if self._arms or course.has_ended:
-            told["counts"] = {
+            described["counts"] = {
                 name: {"requests": seen.requests, "errors": seen.errors, "rejections": seen.rejections}
                 for name, seen in zip(("baseline", "candidate"), self._seen, strict=True)
             }
             if self.spec.compare is not None:
-                told["answers"] = {"compared": self._answers.compared, "differing": self._answers.differing}
+                described["answers"] = {"compared": self._answers.compared, "differing": self._answers.differing}
         if course.verdict is not None:
-            told["verdict"] = course.verdict.document()
-        return told
+            described["verdict"] = course.verdict.document()
+        return described
 
     def note(self, event: str, **more: Any) -> None:
         """Add an event to the evidence, and save it."""
@@ -388,11 +388,11 @@ class _Rollout:
         course, now = self.course, self._rollouts.now()
         self._check_order(order)
         if order == "abort":
-            self._end("aborted", "somebody aborted it")
+            self._end("aborted", "aborted by a call")
         elif order == "promote":
             if self._notice_hands():
                 return
-            self._end("promoted", "somebody promoted it")
+            self._end("promoted", "promoted by a call")
         elif order == "pause":
             course.pause(now)
             self.note("paused")

@@ -201,8 +201,8 @@ def _find_snapshot(
     if newest is None:
         return None
     name, data = newest
-    told = {key for key, _, _ in read_properties(data, name)}
-    missing = [key for key in (VERSION, "model_snapshot") if key not in told]
+    names = {key for key, _, _ in read_properties(data, name)}
+    missing = [key for key in (VERSION, "model_snapshot") if key not in names]
     if missing and entry == "marserve":
         raise BadSettings(
             f"the newest snapshot, {name} (in {store.where}), has no {' and no '.join(missing)}: it is "
@@ -262,10 +262,10 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
     is_snapshot = any(name == "model_snapshot" for name, _, _ in lines)
     if is_snapshot:
         sources.facts = {name: text for name, text, _ in lines if name in FACT_NAMES}
-    told = {*FACT_NAMES, *sources.facts.get(FACTS, "").split(",")} if is_snapshot else set()
+    facts = {*FACT_NAMES, *sources.facts.get(FACTS, "").split(",")} if is_snapshot else set()
     unknown: dict[str, str] = {}
     for name, raw, line in lines:
-        if name in told:
+        if name in facts:
             continue
         where = f"{shown}, line {line}"
         text = _replace_variables(raw, name, where, sources.environment)

@@ -42,17 +42,17 @@ def keep_management_here(settings: Settings) -> tuple[Settings, list[str]]:
         sentences.append(f"Management over gRPC listens on {_host_port(here)} and not on {_host_port(grpc)}")
     if not sentences:
         return settings, []
-    why = f"tokens are off ({_why(settings)}), and who reaches it can run code here"
+    why = f"tokens are off ({_why(settings)}), and any client that reaches it can run code here"
     return closed, [f"{'; '.join(sentences)}: {without_stop(why)}. {TWO_WAYS}"]
 
 
 def _move(settings: Settings, name: str, place: object) -> Settings:
     """The settings with another value for this address; its origin has the change, and the given text for snapshots."""
-    told = tuple(
+    moved = tuple(
         replace(origin, where=f"{origin.where}, kept here by unprotected_management")
         for origin in settings.origins.get(name, ())
     )
-    return replace(settings, origins={**settings.origins, name: told}, **{name: place})  # type: ignore[arg-type]
+    return replace(settings, origins={**settings.origins, name: moved}, **{name: place})  # type: ignore[arg-type]
 
 
 def _host_port(address: Address) -> str:

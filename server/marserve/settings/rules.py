@@ -76,8 +76,8 @@ def _check_preemption(settings: Settings) -> None:
     file = settings.preemption_file
     if file is not None and not file.parent.is_dir():
         raise BadSettings(
-            f"preemption_file is {_given(settings, 'preemption_file')!r}, and its folder is not there, so nobody could "
-            "put it there; create the folder (in a container, mount it), or name another file",
+            f"preemption_file is {_given(settings, 'preemption_file')!r}, and its folder is not there, so the file "
+            "could never appear; create the folder (in a container, mount it), or name another file",
             key="preemption_file",
             source=_where(settings, "preemption_file"),
         )
@@ -175,8 +175,8 @@ def _check_open_address(settings: Settings, name: str) -> Iterator[str]:
     address = getattr(settings, name)
     if settings.entry == "torchserve" and _is_given(settings, "disable_token_authorization"):
         yield (
-            f"{name}={address} can be reached from other machines, and tokens are off: whoever reaches it "
-            "can run code here. Write allow_open_management=true if that is meant"
+            f"{name}={address} can be reached from other machines, and tokens are off: any client that "
+            "reaches it can run code here. Write allow_open_management=true if that is meant"
         )
         return
     raise BadSettings(
@@ -227,8 +227,8 @@ def _check_snapshot(settings: Settings) -> tuple[list[str], list[str]]:
     if settings.model_snapshot is None or not settings.load_models:
         return [], []
     where, other = settings.origins["load_models"][-1].where, settings.origins["model_snapshot"][-1].where
-    told = KEYS["load_models"].show(settings.load_models)
-    sentence = f"load_models={told} is not used: model_snapshot says which models are loaded ({other})"
+    shown = KEYS["load_models"].show(settings.load_models)
+    sentence = f"load_models={shown} is not used: model_snapshot says which models are loaded ({other})"
     if where.partition(", line ")[0] != other.partition(", line ")[0]:
         return [f"{sentence}; remove that, or start with --ncs if it is a snapshot's, to load these ({where})"], []
     return [], [] if settings.restored_from is not None else [sentence]

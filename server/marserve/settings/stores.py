@@ -118,7 +118,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             Option("tenant_id", "text", ("az",), "of a service principal"),
             Option("client_id", "text", ("az",), "of a service principal or a managed identity"),
             Option("client_secret", "secret", ("az",), "of a service principal"),
-            Option("bearer_token", "secret", ("gs", "az"), "a token that somebody else keeps fresh"),
+            Option("bearer_token", "secret", ("gs", "az"), "a token that another program renews"),
             Option("token", "secret", ("hf",), "the access token"),
             Option("cache_folder", "path", ("hf",), "where snapshots are kept, if not in HF_HUB_CACHE"),
             Option("pinned_only", "flag", ("hf",), "refuse what names no commit: branches and tags move"),
@@ -176,14 +176,14 @@ class StoreOptions:
         return None if secret is None else secret.reveal(environment)
 
     @property
-    def told(self) -> dict[str, str | bool]:
+    def public(self) -> dict[str, str | bool]:
         """The options that another machine may know: where the store is, but no credentials."""
-        return {name: value for name, value in self.values.items() if name in TOLD}
+        return {name: value for name, value in self.values.items() if name in PUBLIC}
 
     @property
     def is_private(self) -> bool:
         """Whether reading it needs options that are not sent to other machines: credentials, or files of this one."""
-        return any(name not in (*TOLD, *NOT_FOR_READING) for name in self.values)
+        return any(name not in (*PUBLIC, *NOT_FOR_READING) for name in self.values)
 
     def has(self, *names: str) -> bool:
         """Whether one of these options is given."""
@@ -210,7 +210,7 @@ class Stores:
 
 NO_STORES = Stores()
 # The options that another machine may know: where a store is, but nothing that only this machine has.
-TOLD = (
+PUBLIC = (
     "endpoint_url",
     "anonymous",
     "region",

@@ -50,18 +50,18 @@ class WatchedPlace:
 
     def document(self) -> dict[str, Any]:
         """Its members in the setting."""
-        told: dict[str, Any] = {"name": self.name, "place": self.place, "policy": self.policy}
+        members: dict[str, Any] = {"name": self.name, "place": self.place, "policy": self.policy}
         if self.removed != "ignore":
-            told["removed"] = self.removed
+            members["removed"] = self.removed
         if self.names != "auto":
-            told["names"] = self.names
+            members["names"] = self.names
         if self.keep is not None:
-            told["keep"] = self.keep
+            members["keep"] = self.keep
         if self.interval_s is not None:
-            told["interval"] = self.interval_s
+            members["interval"] = self.interval_s
         if self.canary:
-            told["canary"] = dict(self.canary)
-        return told
+            members["canary"] = dict(self.canary)
+        return members
 
 
 def read_policy(word: str) -> NewVersionPolicy | None:

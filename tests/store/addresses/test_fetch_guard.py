@@ -308,7 +308,7 @@ REASONS = {
         "file:///a/../m.mar",
         "s3://bucket/../m.mar",
     ],
-    "its path holds an escape that hides a separator, or is none": [
+    "its path holds an invalid escape, or one that hides a separator": [
         "http://example.org/a%2fm.mar",
         "http://example.org/a%2Fm.mar",
         "http://example.org/a%5cm.mar",
@@ -327,7 +327,7 @@ REASONS = {
     ],
     "a file has no host and no query": ["file://example.org/m.mar", "file:///m.mar?a", "file://localhost/m.mar?a"],
     "user information does not belong into it": ["http://user@example.org/m.mar", "https://a:b@example.org/m.mar"],
-    "its host and port are none": ["http://[::1/m.mar", "http://a:b:1/m.mar", "http://a:123456/m.mar"],
+    "its host and port are invalid": ["http://[::1/m.mar", "http://a:b:1/m.mar", "http://a:123456/m.mar"],
     "65536 is no port": ["http://example.org:65536/m.mar", "http://[::1]:65536/m.mar"],
     "0 is no port": ["http://example.org:0/m.mar"],
     "its host is no IPv6 address": ["http://[1.2.3.4]/m.mar", "http://[:::1]/m.mar"],

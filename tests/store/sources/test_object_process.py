@@ -64,7 +64,7 @@ def process_at(store: OddStore, provider: Any = None, *, idle_s: float = 60.0) -
 def size_of(asking: Asking) -> int:
     """The size of the object, asked of the store."""
     with asking.ask("stat", key="m.mar", version=None) as answer:
-        return int(answer.told["entry"][1])
+        return int(answer.first["entry"][1])
 
 
 def is_gone(pid: int | None) -> bool:

@@ -57,7 +57,7 @@ class Mirrors:
     def _check(self, entry: Model, version: Version, spec: ShadowSpec) -> None:
         if len(entry.versions) < 2:
             raise BadInput(
-                f"{version.name} is the only version of model {entry.name}: there is nobody whose requests to mirror. "
+                f"{version.name} is the only version of model {entry.name}: no other one has requests to mirror. "
                 "Register another version first."
             )
         if entry.default == version.name and entry.rule is None:
@@ -87,11 +87,11 @@ class Mirrors:
 
         Raises ModelNotFound, ShadowNotFound.
         """
-        told = self._shadow(model).describe()
+        description = self._shadow(model).describe()
         if not dry_run:
             self._end_shadow(model)
             log.info("Model %s: its requests are mirrored no more", model)
-        return told
+        return description
 
     def _shadow(self, model: str) -> Shadow:
         self._versions.model(model)

@@ -37,7 +37,7 @@ class SnapshotWriter:
         self._lock = threading.Lock()
         self._newest: str | None = None
         self._knows_newest = False
-        self._is_told = False
+        self._has_failed = False
 
     def note_change(self) -> None:
         """Have a snapshot written, because the models have changed."""
@@ -49,10 +49,10 @@ class SnapshotWriter:
         while True:
             self._changed.clear()
             await self.write(kind, models())
-            if not self._is_told:
+            if not self._has_failed:
                 kind = "snapshot"
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._try_again_s if self._is_told else None):
+                async with asyncio.timeout(self._try_again_s if self._has_failed else None):
                     await self._changed.wait()
 
     async def write(self, kind: SnapshotKind, versions: Sequence[SnapshotVersion]) -> None:
@@ -65,7 +65,7 @@ class SnapshotWriter:
                 name = self._save(kind, versions)
             except Exception as error:
                 # A border: the store may be a plug-in, and a failed snapshot must not end a server that serves.
-                if not self._is_told:
+                if not self._has_failed:
                     is_known = isinstance(error, OSError)
                     log.error(
                         "A snapshot cannot be written to %s (%s): after a restart the models will be those of the one "
@@ -74,11 +74,11 @@ class SnapshotWriter:
                         error,
                         exc_info=None if is_known else error,
                     )
-                self._is_told = True
+                self._has_failed = True
                 return
-            if self._is_told:
+            if self._has_failed:
                 log.warning("Snapshots are written to %s again", self._store.where)
-            self._is_told = False
+            self._has_failed = False
         log.debug("Snapshot %s of %d versions", name, len(versions))
 
     def _save(self, kind: SnapshotKind, versions: list[SnapshotVersion]) -> str:

@@ -32,7 +32,7 @@ LARGEST_WEIGHT = 1_000_000
 LONGEST_SALT = 128
 _KEYS = ("weights", "sticky")
 # Members that `GET` adds; `PUT` accepts and ignores them.
-_TOLD = ("pending", "isDefault")
+_ADDED = ("pending", "isDefault")
 _STICKY_KEYS = ("header", "cookie", "salt")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}").fullmatch
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,62}").fullmatch
@@ -51,8 +51,8 @@ class Sticky:
 
     def document(self) -> dict[str, str]:
         """In the shape of `PUT`."""
-        told = {"header": self.header, "cookie": self.cookie, "salt": self.salt or None}
-        return {name: value for name, value in told.items() if value is not None}
+        members = {"header": self.header, "cookie": self.cookie, "salt": self.salt or None}
+        return {name: value for name, value in members.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Traffic:
 
     def document(self) -> dict[str, Any]:
         """In the shape of `PUT`."""
-        told: dict[str, Any] = {"weights": dict(self.weights)}
+        members: dict[str, Any] = {"weights": dict(self.weights)}
         if self.sticky is not None:
-            told["sticky"] = self.sticky.document()
-        return told
+            members["sticky"] = self.sticky.document()
+        return members
 
     def without(self, version: str) -> Traffic | None:
         """The same for the other versions; None if none of them has a weight above 0."""
@@ -89,14 +89,14 @@ class Role:
 
     def document(self) -> dict[str, Any]:
         """In the shape of a snapshot; empty for a version without weight and labels."""
-        told: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         if self.weight is not None:
-            told["weight"] = self.weight
+            members["weight"] = self.weight
             if self.sticky is not None:
-                told["sticky"] = self.sticky.document()
+                members["sticky"] = self.sticky.document()
         if self.labels:
-            told["labels"] = list(self.labels)
-        return told
+            members["labels"] = list(self.labels)
+        return members
 
 
 NO_ROLE = Role()
@@ -112,7 +112,7 @@ def read_traffic(document: object) -> Traffic:
             f"The traffic of a model is {_shown(document)}; it must be an object such as "
             '{"weights": {"1.0": 80, "2.0": 20}}.'
         )
-    _refuse_unknown(document, _KEYS, _TOLD, "the traffic of a model")
+    _refuse_unknown(document, _KEYS, _ADDED, "the traffic of a model")
     weights = document.get("weights")
     if not isinstance(weights, Mapping) or not weights:
         raise BadInput(f'weights is {_shown(weights)}; it must name versions, such as {{"1.0": 80, "2.0": 20}}.')
@@ -146,9 +146,9 @@ def _read_sticky(document: object) -> Sticky:
     return Sticky(header, cookie, salt or "")
 
 
-def _refuse_unknown(document: Mapping[Any, Any], known: Sequence[str], told: Sequence[str], where: str) -> None:
+def _refuse_unknown(document: Mapping[Any, Any], known: Sequence[str], added: Sequence[str], where: str) -> None:
     for name in document:
-        if name not in known and name not in told:
+        if name not in known and name not in added:
             near = nearest(str(name), known)
             hint = f"Did you mean {near}?" if near else f"Known are {', '.join(known)}."
             raise BadInput(f"{_shown(name)} is no key of {where}. {hint}")

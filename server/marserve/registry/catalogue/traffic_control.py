@@ -113,10 +113,10 @@ class TrafficControl:
             raise BadInput(f"Model {model} has {MOST_LABELS} labels, as many as it may have; remove one.")
         if dry_run:
             return {"version": version, **({} if entry.can_answer(version) else {"isPending": True})}
-        told = self._versions.set_label(model, label, version)
+        labelled = self._versions.set_label(model, label, version)
         log.info("Model %s: label %s names version %s", model, label, version)
         self._note(entry)
-        return _describe_label(entry, told)
+        return _describe_label(entry, labelled)
 
     def put_all_labels(self, model: str, labels: Mapping[str, str]) -> None:
         """Set these labels, from label to version, and remove all others. Raises as `put_label`."""

@@ -305,7 +305,7 @@ class Swapping:
 
     async def _wait_until_ready(self, new: Version, old: Version) -> None:
         if not await self._registering.wait_until_ready(new):
-            raise LoadFailed(new.model, new.name, reason="it was stopped, or scaled by somebody else, meanwhile")
+            raise LoadFailed(new.model, new.name, reason="it was stopped, or scaled by another call, meanwhile")
         if new.pool.warm_up_failure:
             raise Unfit(new.pool.warm_up_failure, "warm_up")
 

@@ -119,7 +119,7 @@ class Transaction:
     async def wait(self, version: Version) -> None:
         """Wait until a version has the workers that it should have. Raises LoadFailed."""
         if not await self._registering.wait_until_ready(version):
-            reason = "it was stopped, or scaled by somebody else, before it was ready"
+            reason = "it was stopped, or scaled by another call, before it was ready"
             raise LoadFailed(version.model, version.name, reason=reason)
 
     def _is_mine(self, version: Version) -> bool:

@@ -313,12 +313,12 @@ class Shadow:
             for _ in several:
                 self._fail(pool, "comparison", f"{type(error).__name__}: {error}")
             return
-        told = {index: (run, path, seen, wanted) for run, index, path, seen, wanted in checked.differences}
+        differences = {index: (run, path, seen, wanted) for run, index, path, seen, wanted in checked.differences}
         for index, (copy, answer) in enumerate(several):
-            run, *difference = told.get(index, ("answers", "", "", ""))
+            run, *difference = differences.get(index, ("answers", "", "", ""))
             if run == "failed":
                 self._fail(pool, "comparison", difference[1])
-            elif index in told:
+            elif index in differences:
                 self._judge(copy, answer, (difference[0], difference[1], difference[2]))
             else:
                 self._judge(copy, answer, None)

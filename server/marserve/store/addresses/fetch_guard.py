@@ -106,7 +106,7 @@ def parse_target(url: str) -> Target:
     if any(part in (".", "..") for part in unquote(unquote(path)).replace("\\", "/").split("/")):
         raise refuse("its path leads through `.` or `..`")
     if re.search(r"%(?![0-9A-Fa-f]{2})|%00|%2[fF]|%5[cC]", path):
-        raise refuse("its path holds an escape that hides a separator, or is none")
+        raise refuse("its path holds an invalid escape, or one that hides a separator")
     if not _FILE_NAME.fullmatch(path.rpartition("/")[2]):
         raise refuse("its path ends with no name that a file in the store can have")
     if scheme == "file":
@@ -129,7 +129,7 @@ def _read_authority(authority: str, refuse: Callable[[str], BadTarget]) -> tuple
         raise refuse("user information does not belong into it")
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::([0-9]{1,5}))?", authority)
     if found is None:
-        raise refuse("its host and port are none")
+        raise refuse("its host and port are invalid")
     host = found[1].removeprefix("[").removesuffix("]").lower()
     port = int(found[2]) if found[2] else 0
     if port > 65535 or (found[2] and not port):

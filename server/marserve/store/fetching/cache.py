@@ -272,7 +272,7 @@ def _hold(path: Path) -> Held | None:
             return None
         status = os.fstat(descriptor)
         if found is None or (status.st_size, status.st_mtime_ns) != (int(found[2]), int(found[3])):
-            log.warning("%s of the cache was written to by somebody; it is dropped", path.name[:12])
+            log.warning("%s of the cache was changed by another program; it is dropped", path.name[:12])
             path.unlink(missing_ok=True)
             os.close(descriptor)
             return None

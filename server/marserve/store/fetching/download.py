@@ -48,7 +48,7 @@ HASH_BYTES = 1 * MIB
 FIRST_LATE_PAUSE_S = 0.25
 MOST_LATE_PAUSE_S = 5.0
 
-"""Told how many bytes there are, and of how many (None: unknown). Called from any thread of the download, one a time.
+"""Gets the number of bytes that came, and of all (None: unknown). Called from any thread of the download, one a time.
 
 The first number falls back to 0 when a download begins anew.
 """
@@ -378,7 +378,7 @@ class _Parallel:
                     raise self._error
                 front = self._parts.front
             if front == self._hashed:  # there is nothing to hash, so it was woken because all threads have ended
-                raise Failed("nobody is left to fetch the rest")
+                raise Failed("no connection is left to fetch the rest")
             while self._hashed < front:
                 wanted = view[: min(HASH_BYTES, front - self._hashed)]
                 read = os.preadv(self._work.descriptor, [wanted], self._hashed)

@@ -58,7 +58,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 DigestRule = Literal["given", "beside", "required"]
 OnBegin = Callable[[Download], None]
-"""Told of the download, as soon as it is on the list, by the thread that fetches."""
+"""Gets the download as soon as it is listed, from the thread that fetches."""
 Gather = Callable[[Target, Cancel, OnProgress], Gathered]
 """Fetches what is a folder of files, or one of them, into a cache of its own. Raises SourceError."""
 
@@ -353,7 +353,7 @@ class Fetcher:
                 return cache.find(source.identity, source.stat())
         except SourceError as error:
             listed.cancel.check()
-            log.info("%s: %s; whether it is unchanged cannot be told", source.shown, error)
+            log.info("%s: %s; whether it has changed is unknown", source.shown, error)
             return None
 
     def _alone(self, source: Source, digest: str | None, store: Path | None, listed: Download, late_s: float) -> Held:

@@ -21,7 +21,7 @@ from typing import Any
 
 from marserve.errors import BadSettings
 from marserve.store.sources.object_errors import NAMES
-from marserve.store.sources.object_program import END, MEMORY_BYTES, MESSAGE_BYTES, PIECE, TOLD, TROUBLE
+from marserve.store.sources.object_program import DOCUMENT, END, MEMORY_BYTES, MESSAGE_BYTES, PIECE, TROUBLE
 from marserve.store.sources.object_settings import Connection
 from marserve.store.sources.source import Broken, Failed, Missing, Replaced
 
@@ -228,11 +228,11 @@ class Asking:
 
 
 class Answer:
-    """The answer to one question. `told` is its first message."""
+    """The answer to one question. `first` is its first message."""
 
     def __init__(self, asking: Asking, answer: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.socket = answer
-        self.told: Any = None
+        self.first: Any = None
         self._asking = asking
         self._process = process
         self._is_over = False
@@ -246,7 +246,7 @@ class Answer:
         except OSError:
             pass  # the answer says why
         found = self._next(is_begun=False)
-        self.told = None if found is None else json.loads(bytes(found[1]))
+        self.first = None if found is None else json.loads(bytes(found[1]))
 
     def pieces(self) -> Iterator[memoryview]:
         """Bytes, each piece valid until the next is asked for. Raises SourceError."""
@@ -276,6 +276,6 @@ class Answer:
         if kind == TROUBLE:
             name, sentence = json.loads(bytes(data))
             raise _KINDS.get(name, Failed)(sentence)
-        assert kind in (TOLD, PIECE, END)
+        assert kind in (DOCUMENT, PIECE, END)
         self._is_over = kind == END
         return None if self._is_over else (kind, data)

@@ -35,7 +35,7 @@ KEYS_AT_ONCE = 1000
 # Names have 1,024 bytes at most in all stores.
 MOST_NAME_CHARACTERS = 4096
 
-TOLD, PIECE, TROUBLE, END = b"t", b"p", b"x", b"."
+DOCUMENT, PIECE, TROUBLE, END = b"t", b"p", b"x", b"."
 
 Question = dict[str, Any]
 
@@ -148,7 +148,7 @@ class _Store:
     def _stat(self, question: Question, _: socket.socket) -> Iterator[tuple[bytes, Any]]:
         options = {"head": True, **_version(question)}
         meta = self._library.get(self._store, question["key"], options=options).meta
-        yield TOLD, _json({"entry": _entry(meta, question["key"])})
+        yield DOCUMENT, _json({"entry": _entry(meta, question["key"])})
 
     def _read(self, question: Question, _: socket.socket) -> Iterator[tuple[bytes, Any]]:
         begin, end, of = question["begin"], question["end"], question["of"]
@@ -171,7 +171,7 @@ class _Store:
         if of is not None and not _is_same(found, of):
             raise Replaced("it was replaced while it was fetched")
         have, behind = answer.range
-        yield TOLD, _json({"entry": found, "begin": have})
+        yield DOCUMENT, _json({"entry": found, "begin": have})
         # As it comes: gathered bytes would be lost with the connection.
         for piece in answer.stream(min_chunk_size=1):
             view = memoryview(piece)
@@ -196,7 +196,7 @@ class _Store:
             if type(error).__name__ == "AlreadyExistsError":
                 raise Replaced("it is there already") from None
             raise
-        yield TOLD, _json({"entry": [question["key"], len(data), _strong(done["e_tag"]), None]})
+        yield DOCUMENT, _json({"entry": [question["key"], len(data), _strong(done["e_tag"]), None]})
 
     def _list(self, question: Question, _: socket.socket) -> Iterator[tuple[bytes, Any]]:
         for page in self._library.list(self._store, question["folder"] or None, chunk_size=KEYS_AT_ONCE):
@@ -205,9 +205,9 @@ class _Store:
             for number, entry in enumerate(entries):
                 size += len(entry) + 1
                 if size > MESSAGE_BYTES:
-                    yield TOLD, b"[" + b",".join(entries[first:number]) + b"]"
+                    yield DOCUMENT, b"[" + b",".join(entries[first:number]) + b"]"
                     first, size = number, len(entry) + 1
-            yield TOLD, b"[" + b",".join(entries[first:]) + b"]"
+            yield DOCUMENT, b"[" + b",".join(entries[first:]) + b"]"
 
 
 def _json(what: Any) -> bytes:

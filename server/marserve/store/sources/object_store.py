@@ -148,7 +148,7 @@ class ObjectSource:
     def stat(self) -> Entry:
         """See `Source.stat`. One HEAD request."""
         with self._asking.ask("stat", key=self._key, version=self._version) as answer:
-            return Entry(*answer.told["entry"])
+            return Entry(*answer.first["entry"])
 
     @contextmanager
     def read(self, begin: int, end: int | None, of: Entry | None = None) -> Iterator[ObjectReading]:
@@ -156,7 +156,7 @@ class ObjectSource:
         known = None if of is None else (of.key, of.size, of.etag)
         question: dict[str, Any] = {"key": self._key, "version": self._version, "begin": begin, "end": end, "of": known}
         with self._asking.ask("read", **question) as answer:
-            yield ObjectReading(Entry(*answer.told["entry"]), answer.told["begin"], answer)
+            yield ObjectReading(Entry(*answer.first["entry"]), answer.first["begin"], answer)
 
     def write(self, data: bytes, of: Entry | None = None, *, is_new: bool = False) -> Entry:
         """Put `data` in its place, in one request: with `of` only if it is still that, with `is_new` only if missing.
@@ -165,7 +165,7 @@ class ObjectSource:
         """
         mode: Any = "create" if is_new else "overwrite" if of is None else {"e_tag": of.etag}
         with self._asking.ask("write", data, key=self._key, mode=mode, bytes=len(data)) as answer:
-            return Entry(*answer.told["entry"])
+            return Entry(*answer.first["entry"])
 
     def close(self) -> None:
         """See `Source.close`."""
@@ -201,7 +201,7 @@ class ObjectListing:
         wanted = prefix or self._prefix
         # The library only knows prefixes that are whole folders.
         with self._asking.ask("list", folder=wanted.rpartition("/")[0]) as answer:
-            for page in chain([answer.told or []], answer.rest()):
+            for page in chain([answer.first or []], answer.rest()):
                 for key, *rest in page:
                     if key.startswith(wanted):
                         yield Entry(key, *rest)

@@ -188,7 +188,10 @@ class Cluster:
             key,
             options.cache,
             options.cache_bytes,
-            [agent_link.StoreAt(each.kind, each.prefix, each.told, each.is_private) for each in options.stores.options],
+            [
+                agent_link.StoreAt(each.kind, each.prefix, each.public, each.is_private)
+                for each in options.stores.options
+            ],
         )
         self._places[place.id] = place
         self._program.send(
