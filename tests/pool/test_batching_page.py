@@ -76,9 +76,6 @@ class Timeline:
     def lane_emptied(self, key: str) -> None:
         """No worker is retired here."""
 
-    def lane_lent(self, key: str, flight: Flight) -> None:
-        """No worker is lent here."""
-
     def all_ended(self) -> None:
         """The last one left."""
 

@@ -94,7 +94,7 @@ def test_who_goes_on_is_sent_without_its_input() -> None:
     wrote = Wrote()
     client = WorkerClient(wrote)  # type: ignore[arg-type]
     client.connection_made(wrote)  # type: ignore[arg-type]
-    client.exchange(stage.flights["w"][0])
+    client.send(stage.flights["w"][0])
     [(batch, bodies)] = wire.worker_decoder().feed(wrote.data)
 
     assert [(item.id, item.parts) for item in batch.items] == [("r0", []), ("r1", [("body", None)])]  # type: ignore[union-attr]

@@ -281,8 +281,9 @@ async def test_requests_wait_for_a_start_that_is_known_after_two_failed_loads(tm
 async def test_with_on_crash_fail_the_server_is_told_of_the_first_crash(tmp_path: Path) -> None:
     """With the worker and the cause; a load that fails at its first try is not yet one."""
     told: list[str] = []
-    async with RunningPool(tmp_path, EXITS, on_crash="fail", retry_on_worker_death=False) as running:
-        running.pool.on_failed = told.append
+    async with RunningPool(
+        tmp_path, EXITS, on_crash="fail", on_failed=told.append, retry_on_worker_death=False
+    ) as running:
         await running.start()
         assert not told
 

@@ -119,7 +119,7 @@ async def test_a_batch_is_halved_once_where_items_are_not_isolated(tmp_path: Pat
         assert outcome(told) == ["OutOfMemory"] * 8
         assert [str(error) for error in told] == ["Out of resources"] * 8
         assert notes(pool) == ["ran 8", "emptied", "ran 4", "emptied", "ran 4", "emptied"]
-        assert [life.is_ready for life in pool.pool.lives.values()] == [True]
+        assert [life.is_ready for life in pool.pool.lives.by_key.values()] == [True]
 
 
 async def test_one_that_is_too_large_by_itself_costs_its_mates_nothing(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_a_worker_says_how_much_of_a_device_it_has_taken(tmp_path: Path) -
     async with fixed(tmp_path, 1) as pool:
         await pool.start()
 
-        assert [life.device_bytes for life in pool.pool.lives.values()] == [7 << 20]
+        assert [life.device_bytes for life in pool.pool.lives.by_key.values()] == [7 << 20]
 
 
 REAL_TORCH = """

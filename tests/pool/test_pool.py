@@ -360,7 +360,7 @@ async def test_many_deaths_leave_no_descriptor_open(tmp_path: Path, start: str) 
             await running.ask(b"x")
 
         await until(lambda: len(running.left_open()) <= before, f"as many as before, but {running.left_open()}")
-        assert len(running.pool.lives) == 1
+        assert len(running.pool.lives.by_key) == 1
 
 
 async def test_a_workers_death_between_two_batches_is_seen(tmp_path: Path) -> None:
@@ -492,7 +492,9 @@ async def test_the_limit_runs_for_each_batch_by_itself(tmp_path: Path) -> None:
     """Six batches of 0.3 s in a row break no limit of a second, whichever was sent ahead when."""
     async with RunningPool(tmp_path, response_timeout_s=1.0, max_batch_delay_s=0.0) as running:
         await running.start()
-        running.pool.dispatcher.lanes.by_key[next(iter(running.pool.lives))].mean_run_s = 0.001  # believed to be quick
+        running.pool.dispatcher.lanes.by_key[
+            next(iter(running.pool.lives.by_key))
+        ].mean_run_s = 0.001  # believed to be quick
 
         ends = await asyncio.gather(*[running.ask(b"sleep 0.3 %d" % number) for number in range(6)])
 

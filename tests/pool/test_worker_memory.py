@@ -163,7 +163,7 @@ async def test_a_worker_lives_in_its_control_group_where_there_is_a_folder_for_i
     root = tmp_path / "cgroup"
     root.mkdir()
     async with RunningPool(tmp_path, GREEDY, retry_on_worker_death=False, max_worker_memory_bytes=LIMIT) as running:
-        running.pool.cgroups = WorkerCgroups(root)
+        running.launchers.cgroups = WorkerCgroups(root)
         await running.start()
         [pid] = running.pids
         [group] = [folder for folder in root.iterdir() if folder.is_dir()]

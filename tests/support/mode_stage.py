@@ -62,9 +62,6 @@ class ModeStage:
         """A closed worker is done."""
         self.emptied.append(key)
 
-    def lane_lent(self, key: str, flight: Flight) -> None:
-        """A worker is lent."""
-
     def all_ended(self) -> None:
         """The last job left."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -89,6 +89,7 @@ class RunningPool:
         environment: Mapping[str, str] | None = None,
         room: Room | None = None,
         cluster: Cluster | None = None,
+        on_failed: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
         self.folder = folder / "model"
@@ -101,6 +102,7 @@ class RunningPool:
         self.load: Load = order
         self._room = room
         self._cluster = cluster
+        self._on_failed = on_failed
         self._environment = environment or worker_environment()
         self._ids = itertools.count()
         self._seen: set[int] = set()
@@ -110,7 +112,7 @@ class RunningPool:
         await self._make_a_pipe()
         self._descriptors_before = open_descriptors()
         self.launchers = Launchers(self._environment, self.log, cluster=self._cluster)
-        self.pool = Pool(self.options, self.load, self.launchers, self.log, room=self._room)
+        self.pool = Pool(self.options, self.load, self.launchers, self.log, on_failed=self._on_failed, room=self._room)
         self.metrics = self.pool.metrics
         return self
 

@@ -364,7 +364,7 @@ class World:
         if self.dice.random() < 0.2:
             self.dispatcher.want_no_lane()
         else:
-            self.dispatcher.want_lane(self.now)
+            self.dispatcher.want_lane(self.lane_lent, self.now)
 
     def lane_lent(self, key: str, flight: Flight) -> None:
         """The dispatcher lends a worker."""

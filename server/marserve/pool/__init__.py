@@ -1,6 +1,8 @@
 """One pool a model version: queue, batcher, dispatcher (pure), and the processes that answer.
 
-pool         `Pool`: the workers of one version, and the clock for the dispatcher
+pool         `Pool`: the workers of one version, built of the parts below
+changes      lets coroutines wait until a pool has changed
+wake_timer   wakes the dispatcher at its next moment
 options      how a version is served, after all precedence
 reservation  the memory that a pool may use, as the pool asks for it
 sizing/      how many workers there are, and when one is replaced

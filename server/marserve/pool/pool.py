@@ -1,7 +1,7 @@
 """One pool: the workers of one model version, their number, and the clock for the dispatcher, which has none.
 
-The pool owns the slots, carries out what the dispatcher asks for (`Actions`), wakes it at its next moment, and ends
-workers that are past their response limit. Registry and surfaces see `Pool` and nothing else of this package.
+The pool builds its parts and passes news between them: the dispatcher learns from it how the slots are. Registry and
+surfaces see `Pool` and nothing else of this package.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
-from marserve.machine.device_readings import describe_usage
-from marserve.machine.devices import choose_group
 from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request, Tolerance
+from marserve.pool.changes import Changes
 from marserve.pool.checks.certifier import Certifier
 from marserve.pool.dispatch.dispatcher import Dispatcher
-from marserve.pool.dispatch.jobs import Flight, Job, Question
+from marserve.pool.dispatch.jobs import Job
 from marserve.pool.dispatch.queue import GivenUp
-from marserve.pool.launchers.launcher import Launchers, make_launcher
+from marserve.pool.launchers.launcher import AnyLauncher, Launchers, make_launcher
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room, Unbounded
 from marserve.pool.sizing.scaling import Scaling
 from marserve.pool.sizing.succession import Succession
 from marserve.pool.sizing.upkeep import Upkeep
 from marserve.pool.slots.first_load import FirstLoad
-from marserve.pool.slots.hang_report import LOOK_BEFORE_S
-from marserve.pool.slots.slot import DeathView, Life, Slot, WorkerView
+from marserve.pool.slots.life import Life
+from marserve.pool.slots.lives import Lives
+from marserve.pool.slots.slot import DeathView, Slot, SlotContext, WorkerView
+from marserve.pool.slots.slots import Slots
+from marserve.pool.wake_timer import WakeTimer
 from marserve.pool.worker_end.cause_of_death import Cause, Death
 from marserve.pool.worker_end.output import WorkerLog
 from marserve.telemetry.metrics.counts import Gauges, VersionMetrics
@@ -41,10 +43,6 @@ from marserve.telemetry.metrics.counts import Gauges, VersionMetrics
 __all__ = ["DeathView", "Pool", "WorkerView"]
 
 log = logging.getLogger("marserve.pool")
-
-# How finely the response limit is watched.
-MIN_WATCH_S = 0.02
-MIN_WAKE_S = 0.001
 
 
 class Pool:
@@ -67,35 +65,46 @@ class Pool:
         """
         self.options = options
         self.room: Room = room or Unbounded()
-        self.on_measured = on_measured or _ignore
-        self.on_failed = on_failed or _ignore
-        load = self.load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
+        load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
         metrics = self.metrics = VersionMetrics(options.model, options.version, self._gauges)
-        self.log = worker_log
-        self.dispatcher = Dispatcher(options, metrics, self)
-        self.launcher = make_launcher(launchers, options, load)
-        self.threads = (options.rank_threads if options.ranks else 0) or load.threads or self.launcher.threads
-        if not self.threads:
-            wish = launchers.environment.get("OMP_NUM_THREADS")
-            self.threads = threads_for(options.max_workers * max(1, options.ranks), launchers.cores, wish)
-        self.lives: dict[str, Life] = {}
-        self._launchers = launchers
-        self._slots: list[Slot] = []
-        self._leaving: dict[asyncio.Task[None], Slot] = {}
+        changes = self._changes = Changes()
+        lives = self.lives = Lives(options.response_timeout_s, all_ended=changes.tell)
+        dispatcher = self.dispatcher = Dispatcher(options, metrics, lives)
+        launcher = self.launcher = make_launcher(launchers, options, load)
+        threads = self.threads = threads_of(options, load, launcher, launchers)
+        self.certifier = Certifier(
+            options, Path(load.model_dir), dispatcher, metrics, lives.check, has_slots=lambda: bool(self.slots)
+        )
+        self._context = SlotContext(
+            options=options,
+            load=load,
+            launchers=launchers,
+            launcher=launcher,
+            threads=threads,
+            log=worker_log,
+            metrics=metrics,
+            dispatcher=dispatcher,
+            certifier=self.certifier,
+            room=self.room,
+            lives=lives,
+            first_load=FirstLoad(None if launcher.is_remote else launchers.first_loads),
+            changed=self._slot_changed,
+            batch_ended=self._batch_ended,
+            measured=on_measured or _ignore,
+            no_memory=self._no_memory,
+            crashed=self._crashed,
+            due=self._due,
+        )
+        self._on_failed = on_failed or _ignore
+        slots = self._processes = Slots(self._context)
+        self.slots = slots.placed
+        """The slots, oldest first, without those that are leaving."""
+        self.scaling = Scaling(options, dispatcher, metrics, self.room, slots)
+        self._succession = Succession(self.room, slots, changes, self._slot_changed)
+        self._upkeep = Upkeep(options, lambda: list(lives.by_key.values()))
+        self._wake = WakeTimer(dispatcher, changes.tell)
         self._minimum, self._maximum = options.min_workers, options.max_workers
-        self._waiters: list[asyncio.Future[None]] = []
-        self._wake: asyncio.TimerHandle | None = None
-        self._wake_at = math.inf  # monotonic seconds; inf while no timer runs
-        self._watch: asyncio.TimerHandle | None = None
         self._is_stopped = False
-        self._dropping: set[asyncio.Task[None]] = set()
-        self.scaling = Scaling(self)
-        self.first_load = FirstLoad(None if self.launcher.is_remote else launchers.first_loads)
-        self.oom_kills = launchers.oom_kills
-        self.cgroups = launchers.cgroups
-        self._upkeep = Upkeep(options, lambda: list(self.lives.values()))
-        self._succession = Succession(self)
-        self.certifier = Certifier(self)
         self.certifier.apply()
 
     # ------------------------------------------------------------------------------------------- requests
@@ -112,9 +121,9 @@ class Pool:
         if job.deadline is not None or (
             job.flight is None
             and (options.batch_policy != "goal" or self.dispatcher.living_slots <= 0)
-            and self._wake_at > now + options.max_batch_delay_s
+            and self._wake.at > now + options.max_batch_delay_s
         ):
-            self._set_wake()
+            self._wake.set()
         return job
 
     def hand_over(self, other: Pool, tell: Callable[[Receiver], None]) -> int:
@@ -131,8 +140,8 @@ class Pool:
         if other.scaling.is_resting and jobs and not other.dispatcher.is_draining:
             other.scaling.begin(now)
         other.dispatcher.adopt(jobs, now)
-        other._set_wake()
-        self.slot_changed()  # wakes `wait_until_idle`: the pool may be empty now
+        other._wake.set()
+        self._slot_changed()  # wakes `wait_until_idle`: the pool may be empty now
         return len(jobs)
 
     def _begin_scaling(self, now: float) -> None:
@@ -152,9 +161,9 @@ class Pool:
             self.options.version,
             self.threads,
             self.options.max_workers,
-            self._launchers.cores,
+            self._context.launchers.cores,
         )
-        self._launchers.watch_kills()
+        self._context.launchers.watch_kills()
         self._upkeep.start()
         self.certifier.start()
         self.scale(self._minimum, self._maximum)
@@ -167,64 +176,23 @@ class Pool:
         """
         if self._is_stopped:
             return
-        before, count = len(self._slots), min(max(minimum, len(self._slots)), maximum)
+        before, count = len(self.slots), min(max(minimum, len(self.slots)), maximum)
         if count > before:
             self.room.ask(count)
         self._minimum, self._maximum = minimum, maximum
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.has_given_up:
                 slot.has_given_up = False
                 slot.nudge()
         self.scaling.bound(minimum, maximum, count)
-        self.resize(count)
+        self._processes.resize(count)
         if count < before:
             self.room.shrink(count)
 
     @property
-    def slots(self) -> list[Slot]:
-        """The slots, oldest first, without those that are leaving."""
-        return self._slots
-
-    @property
     def leaving(self) -> list[Slot]:
         """The slots that were retired and whose workers have not ended yet."""
-        return list(self._leaving.values())
-
-    def resize(self, count: int) -> None:
-        """Begin to have `count` workers: start those missing, or retire the last ones, which finish their batches."""
-        while len(self._slots) < count:
-            slot = self._make_slot()
-            self._slots.append(slot)
-            slot.start()
-        while len(self._slots) > count:
-            slot = self._slots.pop()
-            self._leave(slot, at_once=False)
-        self.slot_changed()
-
-    def _make_slot(self) -> Slot:
-        """A slot for one more worker, with its device or its group of devices."""
-        options, level = self.options, self.options.parallel_level
-        place = self.room.place()
-        if not level or not options.gpu_ids:
-            assign = self._launchers.devices.assign
-            gpu_id = place[0] if place else assign(options.model, options.version, options.gpu_ids)
-            return Slot(self._launchers.next_worker_id(level), self, gpu_id)
-        if place:
-            return Slot(self._launchers.next_worker_id(level), self, place[0], devices=place)
-        living = [slot.devices for slot in self._slots]
-        leaving = [slot.devices for slot in self._leaving.values()]
-        devices = choose_group(options.gpu_ids, level, living, leaving)
-        return Slot(self._launchers.next_worker_id(level), self, devices[0], devices=devices)
-
-    def drop_template(self) -> None:
-        """Begin to end the template: the next worker has to load the model anew."""
-        task = asyncio.create_task(self.launcher.drop_template())
-        self._dropping.add(task)
-        task.add_done_callback(self._dropped)
-
-    def _dropped(self, task: asyncio.Task[None]) -> None:
-        self._dropping.discard(task)
-        self.room.emptied()
+        return self._processes.leaving
 
     @property
     def can_sleep(self) -> bool:
@@ -239,23 +207,17 @@ class Pool:
     @property
     def is_loading(self) -> bool:
         """Whether workers are being started. A worker that waits for a device or for its next try does not count."""
-        waits = [slot for slot in self._slots if slot.has_given_up or slot.next_start_at or slot.waits_for_device]
-        return any(not slot.is_ready and slot not in waits for slot in self._slots)
+        return self._processes.is_loading
 
     @property
     def is_awaited(self) -> bool:
         """Whether a request or a check waits for a worker."""
         return bool(self.dispatcher.waiting) or self.certifier.is_awaited
 
-    @property
-    def has_template(self) -> bool:
-        """Whether a template lives, so that the next worker can be forked in milliseconds."""
-        return bool(self.launcher.template_pids)
-
     def end_loading(self, why: str) -> None:
         """End the processes that load the model: they take more memory than there is."""
         death = Death(Cause.OUT_OF_MEMORY, why)
-        for life in self.lives.values():
+        for life in self.lives.by_key.values():
             if not life.is_ready:
                 life.kill(death)
         self.launcher.kill_loading()
@@ -263,7 +225,7 @@ class Pool:
     @property
     def pids_by_worker(self) -> list[list[int]]:
         """The processes of each worker, those of leaving workers included."""
-        return [life.pids for life in self.lives.values() if life.pids]
+        return [life.pids for life in self.lives.by_key.values() if life.pids]
 
     @property
     def template_pids(self) -> list[int]:
@@ -280,15 +242,7 @@ class Pool:
 
     async def wait_until_asleep(self) -> None:
         """Wait until the processes whose end began before this call are gone."""
-        ending = {*self._leaving, *self._dropping}
-        if ending:
-            await asyncio.wait(ending)
-
-    def no_memory(self, error: NoMemoryNow) -> None:
-        """The memory for a worker did not come free in time: fail what waits for a sleeping model."""
-        if self.scaling.can_wake:
-            self.dispatcher.fail_waiting(error, time.monotonic())
-            self.scaling.sleep("there was no memory to load it")
+        await self._processes.wait_until_asleep()
 
     async def wait_until_ready(self) -> bool:
         """Wait until the minimum of workers has loaded the model.
@@ -297,26 +251,25 @@ class Pool:
         waits because its device is lost.
         """
         minimum = self._minimum
-        failures = {slot.id: slot.load_failures for slot in self._slots}
+        failures = {slot.id: slot.load_failures for slot in self.slots}
         while self._minimum == minimum and not self._is_stopped:
-            for slot in self._slots:
+            for slot in self.slots:
                 if slot.load_failures > failures.get(slot.id, 0):
                     raise self._load_failed(slot)
                 if slot.waits_for_device:
                     raise self._waits_for_device()
             if self.ready_workers >= minimum:
                 return True
-            await self._change()
+            await self._changes.wait()
         return False
 
     async def wait_until_scaled_down(self) -> None:
         """Wait until the workers that were retired are gone."""
-        while self._leaving:
-            await asyncio.wait(set(self._leaving))
+        await self._processes.wait_until_gone()
 
     def workers(self) -> list[WorkerView]:
         """What describe says of the workers, oldest first."""
-        return [slot.view() for slot in self._slots]
+        return [slot.view() for slot in self.slots]
 
     @property
     def minimum(self) -> int:
@@ -331,12 +284,12 @@ class Pool:
     @property
     def ready_workers(self) -> int:
         """Workers that have loaded the model."""
-        return sum(slot.is_ready for slot in self._slots)
+        return sum(slot.is_ready for slot in self.slots)
 
     @property
     def wanted_workers(self) -> int:
         """Workers that there should be now: the number of slots."""
-        return len(self._slots)
+        return len(self.slots)
 
     @property
     def queued(self) -> int:
@@ -354,12 +307,12 @@ class Pool:
 
         A slot that waits because its device is lost counts as given up.
         """
-        return sum(not slot.has_given_up and not slot.waits_for_device for slot in self._slots) >= self._minimum
+        return sum(not slot.has_given_up and not slot.waits_for_device for slot in self.slots) >= self._minimum
 
     @property
     def last_death(self) -> DeathView | None:
         """The latest end of a worker that the server did not order."""
-        deaths = [slot.last_death for slot in self._slots if slot.last_death is not None]
+        deaths = [slot.last_death for slot in self.slots if slot.last_death is not None]
         return max(deaths, key=lambda death: death.at, default=None)
 
     @property
@@ -383,16 +336,16 @@ class Pool:
     @property
     def warnings(self) -> list[str]:
         """Sentences for describe."""
-        of_workers = [warning for life in self.lives.values() for warning in life.warnings]
+        of_workers = [warning for life in self.lives.by_key.values() for warning in life.warnings]
         return list(dict.fromkeys([*self.launcher.warnings, *of_workers]))
 
     @property
     def warm_up_failure(self) -> str:
         """A sentence about warm-up inputs that a worker did not answer; else empty."""
-        return next((life.warm_up_failure for life in self.lives.values() if life.warm_up_failure), "")
+        return next((life.warm_up_failure for life in self.lives.by_key.values() if life.warm_up_failure), "")
 
     def _lives_with_warm_up(self) -> list[Life]:
-        return [life for life in self.lives.values() if life.is_ready and life.warm_up_s]
+        return [life for life in self.lives.by_key.values() if life.is_ready and life.warm_up_s]
 
     # ------------------------------------------------------------------------------------------- batching
 
@@ -402,16 +355,15 @@ class Pool:
         The certificate still counts: where the model has samples a size larger than the checked one is checked first.
         """
         options = self.options
-        self.options = dataclasses.replace(
+        options = self.options = self._context.options = dataclasses.replace(
             options,
             batch_size=options.batch_size if batch_size is None else batch_size,
             max_batch_delay_s=options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s,
         )
-        for life in self.lives.values():
-            life.allow_batches_of(self.options.batch_size)
-        self.certifier.apply()
-        self.certifier.start()
-        self._set_wake()
+        for life in self.lives.by_key.values():
+            life.allow_batches_of(options.batch_size)
+        self.certifier.reconfigure(options)
+        self._wake.set()
 
     async def check(self, samples: Sequence[list[Part]] = ()) -> dict[str, Any]:
         """Compare batches of these inputs, or of the model's samples, with single requests; as `Certifier.check`."""
@@ -422,14 +374,6 @@ class Pool:
     async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
         """Have a worker compare pairs of answers; as `Certifier.compare`."""
         return await self.certifier.compare(pairs, tolerance)
-
-    def usage_of(self, gpu_id: int | None) -> str:
-        """What a device is doing, in TorchServe's words."""
-        return "N/A" if gpu_id is None else describe_usage(gpu_id, self._launchers.read_device(gpu_id))
-
-    def life_of(self, key: str) -> Life | None:
-        """The worker behind a lane."""
-        return self.lives.get(key)
 
     # ------------------------------------------------------------------------------------------- the end
 
@@ -448,13 +392,13 @@ class Pool:
     async def wait_until_idle(self) -> None:
         """Wait until nothing waits or runs. Requests that come meanwhile are accepted and waited for, too."""
         while not self.dispatcher.is_empty:
-            await self._change()
+            await self._changes.wait()
 
     def refuse_accepted(self, error: MarserveError) -> list[GivenUp]:
         """Refuse accepted requests that are not answered yet with `error`; returns them, the oldest first."""
         self.refuse_new()
         given_up = self.dispatcher.refuse_accepted(error, time.monotonic())
-        self._notify()
+        self._changes.tell()
         return given_up
 
     async def stop(self, drain_s: float = 0.0) -> None:
@@ -472,82 +416,18 @@ class Pool:
         if left:
             log.warning("%s %s: %d requests given up", self.options.model, self.options.version, left)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
-        for slot in (*self._slots, *self._leaving.values()):
-            self._leave(slot, at_once=True)
-        self._slots.clear()
-        self.dispatcher.living_slots = 0
-        await self.wait_until_scaled_down()
-        if self._dropping:
-            await asyncio.wait(self._dropping)
+        await self._processes.close()
         await self.launcher.close()
         self.room.close()
-        self._launchers.devices.forget(self.options.model, self.options.version)
+        self._context.launchers.devices.forget(self.options.model, self.options.version)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
-        for handle in (self._wake, self._watch):
-            if handle is not None:
-                handle.cancel()
-        self._wake = self._watch = None
-        self._wake_at = math.inf
-        self._notify()
-
-    # ------------------------------------------------------------------------------------------- dispatcher's actions
-
-    def send(self, key: str, flight: Flight) -> None:
-        """Send a flight to the worker behind `key`."""
-        life = self.lives.get(key)
-        if life is not None:
-            life.exchange(flight)
-            if self._watch is None:
-                self.watch_limits()
-
-    def watch_limits(self) -> None:
-        """Start to watch response limits, since something was sent to a worker."""
-        if self._watch is None:
-            limit_s = self.options.response_timeout_s
-            first_look_s = limit_s - min(LOOK_BEFORE_S, limit_s / 2)
-            self._watch = asyncio.get_running_loop().call_later(first_look_s, self._check_time)
-
-    def lane_lent(self, key: str, flight: Flight) -> None:
-        """Give a lent worker to the certifier."""
-        self.certifier.lent(key, flight)
-
-    def ask_lengths(self, key: str, question: Question) -> None:
-        """Ask a worker for lengths."""
-        life = self.lives.get(key)
-        if life is not None:
-            life.ask_lengths(question)
-
-    def mark_cancelled(self, key: str, number: int, index: int) -> None:
-        """Tell a worker that an item is no longer wanted."""
-        life = self.lives.get(key)
-        if life is not None:
-            life.mark_cancelled(number, index)
-
-    def hold(self, key: str) -> None:
-        """Read nothing more from a worker: a client does not keep up with its stream."""
-        life = self.lives.get(key)
-        if life is not None:
-            life.hold()
-
-    def resume(self, key: str) -> None:
-        """Read from a worker again: the clients of its streams have caught up."""
-        life = self.lives.get(key)
-        if life is not None:
-            life.resume()
-
-    def lane_emptied(self, key: str) -> None:
-        """End a retired worker, which has done its last batch."""
-        life = self.lives.get(key)
-        if life is not None:
-            life.stop()
-
-    def all_ended(self) -> None:
-        """Wake `wait_until_idle`: the last client left."""
-        self._notify()
+        self._wake.cancel()
+        self.lives.close()
+        self._changes.tell()
 
     # ------------------------------------------------------------------------------------------- slots' news
 
-    def slot_changed(self) -> None:
+    def _slot_changed(self) -> None:
         """A slot's state changed."""
         now, dispatcher = time.monotonic(), self.dispatcher
         dispatcher.living_slots = self._count_living()
@@ -557,31 +437,31 @@ class Pool:
             dispatcher.hold_for_start.note(self._next_start(now), now, may_wait=not self.scaling.can_wake)
         death = self.last_death
         dispatcher.last_death = "" if death is None else death.cause
-        waits = any(slot.waits_for_device for slot in self._slots)
+        waits = any(slot.waits_for_device for slot in self.slots)
         dispatcher.awaited_device = self.room.why_none() if waits else ""
         dispatcher.fail_stranded(now)
-        self._set_wake()
-        self._notify()
+        self._wake.set()
+        self._changes.tell()
         self._leave_lost_templates()
         self.devices_read()
 
     def devices_read(self) -> None:
         """Move workers to other devices where theirs is lost, or back to their own. Slots between two tries try now."""
-        for slot in self._slots if self.options.gpu_ids else ():
+        for slot in self.slots if self.options.gpu_ids else ():
             site = self.room.site_for(slot.uses, slot.home)
             if site is None or site == slot.uses:
                 continue
             if slot.is_ready:
-                self.worker_due(slot, "device")
+                self._due(slot, "device")
             elif slot.next_start_at is not None:
                 slot.nudge()
 
     def _leave_lost_templates(self) -> None:
         """Replace workers of a template that was given up, once another template has a worker; it then ends."""
-        ready = [slot for slot in self._slots if slot.is_ready]
+        ready = [slot for slot in self.slots if slot.is_ready]
         lost = [slot for slot in ready if slot.has_lost_template]
         if lost and len(lost) < len(ready):
-            self.worker_due(lost[0], "template")
+            self._due(lost[0], "template")
 
     def _count_living(self) -> int:
         """How many slots requests may wait for; while asleep 1, for the slot that a request brings.
@@ -589,87 +469,46 @@ class Pool:
         Slots that gave up, failed to load more than once, or wait for a device do not count: their requests are refused
         at once. In a pool that may sleep one failed load is enough.
         """
-        slots = [slot for slot in self._slots if not slot.waits_for_device]
+        slots = [slot for slot in self.slots if not slot.waits_for_device]
         if not self.scaling.can_wake:
             return sum(not slot.has_given_up and not slot.cannot_load for slot in slots)
-        if not self._slots:
+        if not self.slots:
             return 1
         return sum(not slot.has_given_up and (slot.is_ready or not slot.load_failures) for slot in slots)
 
     def _next_start(self, now: float) -> float | None:
         """When the next worker is started by itself, by the monotonic clock; None if none will be."""
-        moments = [slot.next_start(now) for slot in self._slots]
+        moments = [slot.next_start(now) for slot in self.slots]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def batch_ended(self) -> None:
+    def _batch_ended(self) -> None:
         """A batch ended, or a worker did."""
         dispatcher, options = self.dispatcher, self.options
         if dispatcher.keeps_time or (
             # As in `submit`: a timer that is due within the batch delay is due before a waiting job can need one.
             len(dispatcher.queue)
-            and (options.batch_policy == "goal" or self._wake_at > time.monotonic() + options.max_batch_delay_s)
+            and (options.batch_policy == "goal" or self._wake.at > time.monotonic() + options.max_batch_delay_s)
         ):
-            self._set_wake()
-        if self._waiters:
-            self._notify()
+            self._wake.set()
+        self._changes.tell()
 
-    def worker_measured(self, metrics: Metrics) -> None:
-        """Hand on what a handler measured."""
-        self.on_measured(metrics)
-
-    def worker_due(self, slot: Slot, reason: str) -> None:
+    def _due(self, slot: Slot, reason: str) -> None:
         """Replace a worker that has served long enough, when a replacement is there."""
         if not self._is_stopped and not self.dispatcher.is_draining:
             self._succession.begin(slot, reason)
 
-    def crashed(self, slot: Slot, death: Death) -> None:
+    def _no_memory(self, error: NoMemoryNow) -> None:
+        """The memory for a worker did not come free in time: fail what waits for a sleeping model."""
+        if self.scaling.can_wake:
+            self.dispatcher.fail_waiting(error, time.monotonic())
+            self.scaling.sleep("there was no memory to load it")
+
+    def _crashed(self, slot: Slot, death: Death) -> None:
         """A worker crashed, or a slot was given up: with `onCrash: fail` the server ends (`on_failed`)."""
-        if self.options.on_crash == "fail" and slot in self._slots:
-            self.on_failed(f"{slot.name} ended ({death.cause}): {death.detail}")
-
-    # ------------------------------------------------------------------------------------------- clock
-
-    def _set_wake(self) -> None:
-        """Have the dispatcher looked at again at its next moment."""
-        when = self.dispatcher.next_wake()
-        if when is None:
-            return
-        if self._wake is not None:
-            if self._wake_at <= when:
-                return
-            self._wake.cancel()
-        # uvloop counts whole milliseconds; with less than one the loop would turn without a pause.
-        delay_s = max(MIN_WAKE_S, when - time.monotonic())
-        self._wake = asyncio.get_running_loop().call_later(delay_s, self._woken)
-        self._wake_at = when
-
-    def _woken(self) -> None:
-        self._wake = None
-        self._wake_at = math.inf
-        self.dispatcher.wake(time.monotonic())
-        self._set_wake()
-        if self._waiters:
-            self._notify()
-
-    def _check_time(self) -> None:
-        """End workers that are past their response limit; look again when the next one may be due."""
-        now = time.monotonic()
-        dues = [life.check_time(now) for life in list(self.lives.values())]
-        waiting = [due for due in dues if due is not None]
-        self._watch = (
-            asyncio.get_running_loop().call_later(max(MIN_WATCH_S, min(waiting) - now), self._check_time)
-            if waiting
-            else None
-        )
+        if self.options.on_crash == "fail" and slot in self.slots:
+            self._on_failed(f"{slot.name} ended ({death.cause}): {death.detail}")
 
     # ------------------------------------------------------------------------------------------- the rest
-
-    def _leave(self, slot: Slot, *, at_once: bool) -> None:
-        """Retire a slot in the background; `wait_until_scaled_down` waits for it."""
-        slot.retire(at_once=at_once)  # not in the task: a request might come before its first step
-        task = asyncio.create_task(slot.wait_until_gone())
-        self._leaving[task] = slot
-        task.add_done_callback(lambda task: self._leaving.pop(task, None))
 
     def _waits_for_device(self) -> LoadFailed:
         why = f"its workers wait for a device: {self.room.why_none()}"
@@ -686,9 +525,9 @@ class Pool:
         )
 
     def _gauges(self) -> Gauges:
-        states = {"ready": 0, "loading": 0, "failed": 0, "stopping": len(self._leaving)}
+        states = {"ready": 0, "loading": 0, "failed": 0, "stopping": len(self.leaving)}
         loads: dict[str, float] = {}
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.is_ready:
                 loads[slot.name] = slot.load_s
             else:
@@ -705,24 +544,12 @@ class Pool:
             memory_bytes=self.room.held_bytes,
         )
 
-    def dismiss(self, slot: Slot, *, at_once: bool) -> None:
-        """Retire a slot in the background; the pool's end waits for it."""
-        self._leave(slot, at_once=at_once)
 
-    async def changed(self) -> None:
-        """Wait until something about the slots may have changed."""
-        await self._change()
-
-    async def _change(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+def threads_of(options: PoolOptions, load: Load, launcher: AnyLauncher, launchers: Launchers) -> int:
+    """Intra-op threads for each worker of a version."""
+    threads = (options.rank_threads if options.ranks else 0) or load.threads or launcher.threads
+    wish = launchers.environment.get("OMP_NUM_THREADS")
+    return threads or threads_for(options.max_workers * max(1, options.ranks), launchers.cores, wish)
 
 
 def threads_for(workers: int, cores: int, wish: str | None) -> int:

@@ -64,7 +64,7 @@ def test_an_idle_worker_is_lent_at_once_and_given_back() -> None:
     stage = Stage()
     stage.dispatcher.open_lane("a", 0.0)
 
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
     stage.submit()
 
     assert [(key, flight.number, flight.jobs) for key, flight in stage.lent] == [("a", 1, [])]
@@ -80,7 +80,7 @@ def test_a_busy_worker_is_lent_before_it_gets_its_next_batch() -> None:
     stage.dispatcher.open_lane("a", 0.0)
     stage.submit(3)
 
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
     assert stage.lent == []
     stage.answer()
 
@@ -91,7 +91,7 @@ def test_a_busy_worker_is_lent_before_it_gets_its_next_batch() -> None:
 def test_the_first_worker_that_loads_is_lent_before_it_serves() -> None:
     """A wish from before there was one."""
     stage = Stage()
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
     stage.submit()
 
     stage.dispatcher.open_lane("a", 0.0)
@@ -104,12 +104,12 @@ def test_the_first_worker_that_loads_is_lent_before_it_serves() -> None:
 def test_a_wish_is_fulfilled_once_and_may_be_taken_back() -> None:
     """Two wishes are one."""
     stage = Stage()
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
     stage.dispatcher.want_no_lane()
     stage.dispatcher.open_lane("a", 0.0)
     assert stage.lent == []
 
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
     stage.dispatcher.end_loan("a", 1, 0.0)
 
     assert len(stage.lent) == 1
@@ -123,7 +123,7 @@ def test_a_lent_worker_is_sent_nothing_ahead() -> None:
     stage.submit()
     key, flight = stage.flights.pop(0)
     stage.dispatcher.finished(key, flight.number, 0.0001, [Result(200, "", [])], [b""], 0.0)
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
 
     stage.submit(5)
     stage.dispatcher.pump(10.0)
@@ -135,7 +135,7 @@ def test_a_lent_worker_that_dies_is_gone_and_nobody_fails() -> None:
     """It held no request."""
     stage = Stage()
     stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
     clients = stage.submit(2)
 
     stage.dispatcher.died("a", 1, WorkerDied("killed"), may_retry=True, now=0.0)
@@ -149,7 +149,7 @@ def test_a_lent_worker_that_is_retired_goes_when_it_is_given_back() -> None:
     """As one with a batch does."""
     stage = Stage()
     stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
 
     assert not stage.dispatcher.close_lane("a")
     stage.dispatcher.end_loan("a", 1, 0.0)
@@ -161,7 +161,7 @@ def test_a_lent_worker_leaves_the_pool_empty() -> None:
     """Whoever waits for the last request does not wait for it."""
     stage = Stage()
     stage.dispatcher.open_lane("a", 0.0)
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
 
     assert stage.dispatcher.is_empty
     assert stage.dispatcher.running == 0
@@ -173,7 +173,7 @@ def test_what_a_worker_says_of_a_loan_that_is_none_is_a_broken_frame() -> None:
     stage.dispatcher.open_lane("a", 0.0)
     with pytest.raises(BadFrame):
         stage.dispatcher.end_loan("a", 1, 0.0)
-    stage.dispatcher.want_lane(0.0)
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
 
     with pytest.raises(BadFrame):
         stage.dispatcher.end_loan("a", 2, 0.0)

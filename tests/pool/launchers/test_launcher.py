@@ -22,7 +22,7 @@ from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.launcher import MAX_REASONS, Launchers, StartFailed, WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.pool import Pool
-from marserve.pool.slots.slot import STOP_GRACE_S
+from marserve.pool.slots.life import STOP_GRACE_S
 from marserve.pool.worker_end.cause_of_death import Cause
 from support.processes import living, until
 from support.running_pool import RunningPool, worker_environment

@@ -140,7 +140,7 @@ async def test_a_worker_that_grows_is_replaced(tmp_path: Path) -> None:
     async with RunningPool(tmp_path, LEAKS, max_worker_growth_bytes=40_000_000) as running:
         await running.start()
         [first] = running.pids
-        await until(lambda: all(life.first_bytes for life in running.pool.lives.values()), "the first look")
+        await until(lambda: all(life.first_bytes for life in running.pool.lives.by_key.values()), "the first look")
 
         for _ in range(8):
             await running.ask(b"leak")
@@ -190,12 +190,12 @@ async def test_a_pool_that_is_stopped_or_scaled_while_a_replacement_loads_leaves
     async with RunningPool(tmp_path, source, start="fresh", max_requests_per_worker=1) as running:
         await running.start()
         await running.ask(b"x")
-        await until(lambda: len(running.pool.lives) == 2, "the replacement loads")
+        await until(lambda: len(running.pool.lives.by_key) == 2, "the replacement loads")
         began = time.monotonic()
 
         if how == "scale":
             running.pool.scale(0, 0)
-            await until(lambda: not running.pool.lives, "both are gone")
+            await until(lambda: not running.pool.lives.by_key, "both are gone")
         else:
             await running.pool.stop()
 

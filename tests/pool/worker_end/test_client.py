@@ -130,7 +130,7 @@ def flight(*requests: Request) -> Flight:
 async def test_a_flight_becomes_one_batch_with_its_bodies_behind_it() -> None:
     """Names, headers and deadlines in the metadata; bodies raw, in order."""
     async with FakeWorker(Ear()) as worker:
-        worker.client.exchange(
+        worker.client.send(
             flight(
                 Request("a", [Part("x", b"1", "text/plain"), Part("y", b"2")], [(b"H", b"\xff")], [("u", "p")], 9.5),
                 Request("b", []),
@@ -153,7 +153,7 @@ async def test_large_bodies_arrive_whole() -> None:
     """They are written where they lie."""
     body = bytes(range(256)) * 20_000
     async with FakeWorker(Ear()) as worker:
-        worker.client.exchange(flight(Request("a", [Part("x", body), Part("y", b"small")])))
+        worker.client.send(flight(Request("a", [Part("x", body), Part("y", b"small")])))
 
         _, bodies = await worker.hear()
 
@@ -196,8 +196,8 @@ def test_packed_headers_are_kept_within_bounds() -> None:
 async def test_small_batches_that_go_ahead_together_share_a_frame() -> None:
     """One write and one encoding for what one turn of the event loop brings; each keeps its number and its bodies."""
     async with FakeWorker(Ear()) as worker:
-        worker.client.exchange(ahead(1, b"a"))
-        worker.client.exchange(ahead(2, b"b", b"c"))
+        worker.client.send(ahead(1, b"a"))
+        worker.client.send(ahead(2, b"b", b"c"))
 
         together, bodies = await worker.hear()
 
@@ -212,10 +212,10 @@ async def test_small_batches_that_go_ahead_together_share_a_frame() -> None:
 async def test_a_batch_for_a_worker_that_waits_leaves_at_once() -> None:
     """And with it, before it, what was gathered: order is kept."""
     async with FakeWorker(Ear()) as worker:
-        worker.client.exchange(ahead(1, b"a"))
+        worker.client.send(ahead(1, b"a"))
         waited_for = flight(Request("now", [Part("body", b"b")]))
 
-        worker.client.exchange(waited_for)
+        worker.client.send(waited_for)
         sent = worker.client.gathered
         message, _ = await worker.hear()
 
@@ -229,7 +229,7 @@ async def test_large_batches_do_not_share_a_frame() -> None:
     large = bytes(SHARED_FRAME_BYTES)
     async with FakeWorker(Ear()) as worker:
         for number in (1, 2, 3):
-            worker.client.exchange(ahead(number, large))
+            worker.client.send(ahead(number, large))
 
         heard = [(await worker.hear())[0] for _ in range(3)]
 
@@ -248,7 +248,7 @@ async def test_batches_that_ended_together_are_told_together_and_answered_with_o
             """Note how many came together, and send as many."""
             self._hear("together", [message.number for message, _ in ended])
             for message, _ in ended:
-                self.client.exchange(ahead(message.number + 10, b"next"))
+                self.client.send(ahead(message.number + 10, b"next"))
 
     pool = Pool()
     async with FakeWorker(pool) as worker:
@@ -267,7 +267,7 @@ async def test_orders_arrive_in_their_order() -> None:
     """Load, work, stop."""
     async with FakeWorker(Ear()) as worker:
         worker.client.load(Load("m", "1", "/m", "h", None, None, 1))
-        worker.client.exchange(flight(Request("a", [])))
+        worker.client.send(flight(Request("a", [])))
         worker.client.stop()
 
         kinds = [type((await worker.hear())[0]) for _ in range(3)]
@@ -442,7 +442,7 @@ async def test_after_the_end_nothing_is_sent_and_nothing_is_raised() -> None:
         await worker.hang_up()
         await ear.next()
 
-        worker.client.exchange(flight(Request("a", [])))
+        worker.client.send(flight(Request("a", [])))
         worker.client.stop()
         worker.client.close()
 
@@ -453,7 +453,7 @@ async def test_closing_is_at_once() -> None:
     """What was written and not yet sent is lost, as it must be for a worker that reads nothing."""
     ear = Ear()
     async with FakeWorker(ear) as worker:
-        worker.client.exchange(flight(Request("a", [Part("x", bytes(50_000_000))])))
+        worker.client.send(flight(Request("a", [Part("x", bytes(50_000_000))])))
         worker.client.close()
 
         assert await ear.next() == [("closed", None)]
@@ -466,7 +466,7 @@ async def test_what_is_sent_after_closing_is_dropped() -> None:
         worker.client.close()
 
         worker.client.stop()
-        worker.client.exchange(flight(Request("a", [])))
+        worker.client.send(flight(Request("a", [])))
         worker.client.close()
 
         assert (await ear.next())[-1] == ("closed", None)

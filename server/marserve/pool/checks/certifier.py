@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from marserve.errors import BadInput, Draining, NoWorker, WorkerDied
 from marserve.messages import (
@@ -24,7 +24,6 @@ from marserve.messages import (
     Check,
     Checked,
     Item,
-    Load,
     Part,
     Request,
     Result,
@@ -52,36 +51,6 @@ MOST_PAIRS = 10
 SIZE_ON_DEMAND = 8
 
 
-# A protocol: checks lie below slots, and `Life` is one of theirs.
-class CheckingLife(Protocol):
-    """A worker, as checks see it."""
-
-    warm_up_s: float
-
-    def check(self, check: Check, bodies: Sequence[Body]) -> None:
-        """Send a check."""
-
-
-# A protocol: `Pool` lies above all that it is made of.
-class CheckedPool(Protocol):
-    """A pool, as its certifier sees it."""
-
-    options: PoolOptions
-    load: Load
-    dispatcher: Dispatcher
-    metrics: VersionMetrics
-
-    @property
-    def slots(self) -> Sequence[object]:
-        """Its worker slots, without those that are leaving."""
-
-    def life_of(self, key: str) -> CheckingLife | None:
-        """The worker behind a lane."""
-
-    def watch_limits(self) -> None:
-        """Start to watch response limits, since something was sent to a worker."""
-
-
 @dataclass(eq=False)
 class _Order:
     """A check to be made. `size` is the largest batch; `wanted` are answers that were given (in service).
@@ -102,13 +71,24 @@ class _Order:
 class Certifier:
     """The checks of one pool. All methods belong to the event loop's thread."""
 
-    def __init__(self, pool: CheckedPool, draw: Callable[[], float] = random.random) -> None:
-        options = pool.options
+    def __init__(
+        self,
+        options: PoolOptions,
+        folder: Path,
+        dispatcher: Dispatcher,
+        metrics: VersionMetrics,
+        send: Callable[[str, Check, Sequence[Body]], None],
+        *,
+        has_slots: Callable[[], bool],
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`folder` is the model's; `send` sends a check to a worker by its key."""
         self.certificate = Certificate(options.batch_check, has_samples=bool(options.samples))
         self.in_service = InService()
         self.allowance = Allowance()
         self.samples_batches = options.batch_check_sample > 0
-        self._pool = pool
+        self._options, self._folder, self._dispatcher, self._metrics = options, folder, dispatcher, metrics
+        self._send, self._has_slots = send, has_slots
         self._draw = draw
         self._orders: deque[_Order] = deque()
         self._out: tuple[str, int, _Order] | None = None
@@ -120,7 +100,7 @@ class Certifier:
 
     def start(self) -> None:
         """Begin to check the model's samples if the certificate needs it; returns at once."""
-        options = self._pool.options
+        options = self._options
         if self._is_stopped or self._reading is not None or not self.certificate.needs_check(options.batch_size):
             return
         if any(order.kind == "load" for order in self._orders) or (self._out and self._out[2].kind == "load"):
@@ -128,7 +108,6 @@ class Certifier:
         self._reading = asyncio.create_task(self._order_samples(options.batch_size))
 
     async def _order_samples(self, size: int) -> None:
-        options = self._pool.options
         try:
             inputs = await self._read_samples()
         except BadInput as error:
@@ -137,12 +116,11 @@ class Certifier:
             return
         finally:
             self._reading = None
-        limit_s = min(CHECK_LIMIT_S, options.startup_timeout_s)
+        limit_s = min(CHECK_LIMIT_S, self._options.startup_timeout_s)
         self._order(_Order("load", inputs, size, limit_s))
 
     async def _read_samples(self) -> list[list[Part]]:
-        options = self._pool.options
-        return await asyncio.to_thread(read_samples, options.samples, Path(self._pool.load.model_dir))
+        return await asyncio.to_thread(read_samples, self._options.samples, self._folder)
 
     # ------------------------------------------------------------------------------------------- on demand
 
@@ -157,8 +135,8 @@ class Certifier:
         The outcome is the certificate's new state. Raises BadInput without inputs and samples, NoWorker, Draining,
         WorkerDied.
         """
-        pool = self._pool
-        if not can_lend(pool.options):
+        options = self._options
+        if not can_lend(options):
             raise BadInput("Batches of this model cannot be checked: it has sequences, steps, or calls side by side.")
         self._refuse_without_workers()
         inputs = list(given) or await self._read_samples()
@@ -166,7 +144,7 @@ class Certifier:
             raise BadInput(
                 "There is nothing to check with: send samples, or name some as `samples` in the model's configuration."
             )
-        size = pool.options.batch_size if pool.options.batch_size > 1 else SIZE_ON_DEMAND
+        size = options.batch_size if options.batch_size > 1 else SIZE_ON_DEMAND
         told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
         checked = await self._carry_out(_Order("demand", inputs, size, CHECK_LIMIT_S, told=told), told)
         return {"certificate": self.certificate.state, **report_of(checked)}
@@ -185,19 +163,18 @@ class Certifier:
         return await self._carry_out(order, told)
 
     def _refuse_without_workers(self) -> None:
-        pool = self._pool
-        if pool.dispatcher.is_draining or self._is_stopped:
+        if self._dispatcher.is_draining or self._is_stopped:
             raise Draining
-        if not pool.slots or pool.dispatcher.living_slots <= 0:
-            raise NoWorker(pool.options.model)
+        if not self._has_slots() or self._dispatcher.living_slots <= 0:
+            raise NoWorker(self._options.model)
 
     async def _carry_out(self, order: _Order, told: asyncio.Future[Checked]) -> Checked:
         self._order(order)
         try:
-            async with asyncio.timeout(self._pool.options.startup_timeout_s + CHECK_LIMIT_S):
+            async with asyncio.timeout(self._options.startup_timeout_s + CHECK_LIMIT_S):
                 return await told
         except TimeoutError:  # workers have not loaded the model, or earlier checks take long
-            raise NoWorker(self._pool.options.model) from None
+            raise NoWorker(self._options.model) from None
         finally:
             with contextlib.suppress(ValueError):  # not in the line any more: it was begun
                 self._orders.remove(order)
@@ -207,10 +184,9 @@ class Certifier:
     def note(self, flight: Flight, message: Results, bodies: Sequence[Body]) -> None:
         """A batch was answered: perhaps have it run again, item by item. Called after its clients got their answers."""
         self.allowance.earn(message.handler_s)
-        options = self._pool.options
-        if len(flight.jobs) < 2 or self._draw() >= options.batch_check_sample:
+        if len(flight.jobs) < 2 or self._draw() >= self._options.batch_check_sample:
             return
-        if self._orders or self._out or self._is_stopped or not self._pool.dispatcher.has_spare_lane:
+        if self._orders or self._out or self._is_stopped or not self._dispatcher.has_spare_lane:
             return
         kept = [
             index
@@ -235,7 +211,7 @@ class Certifier:
 
     # ------------------------------------------------------------------------------------------- the pool's news
 
-    def lent(self, key: str, flight: Flight) -> None:
+    def _lent(self, key: str, flight: Flight) -> None:
         """Send the oldest order to a lent worker."""
         order = self._orders.popleft() if self._orders else _Order("service", [], 1, 0.0)
         self._out = (key, flight.number, order)
@@ -250,22 +226,18 @@ class Certifier:
         if order.wanted is not None:
             wanted = order.wanted[0]
             bodies.extend(order.wanted[1])
-        life = self._pool.life_of(key)
-        if life is not None:
-            tolerance = order.tolerance or self._pool.options.batch_tolerance
-            how: Literal["tolerance", "handler"] | None = None
-            if order.kind == "answers":
-                how = "handler" if order.tolerance is None else "tolerance"
-            life.check(Check(flight.number, items, order.size, tolerance, order.limit_s, wanted, how), bodies)
-            self._pool.watch_limits()
+        tolerance = order.tolerance or self._options.batch_tolerance
+        how: Literal["tolerance", "handler"] | None = None
+        if order.kind == "answers":
+            how = "handler" if order.tolerance is None else "tolerance"
+        self._send(key, Check(flight.number, items, order.size, tolerance, order.limit_s, wanted, how), bodies)
 
     def on_checked(self, key: str, checked: Checked) -> None:
         """A worker has ended its check. Raises BadFrame if it had none of this number."""
-        pool = self._pool
         out, self._out = self._out, None
         if out is not None and out[:2] == (key, checked.number):
             self._take(out[2], checked)
-        pool.dispatcher.end_loan(key, checked.number, time.monotonic())
+        self._dispatcher.end_loan(key, checked.number, time.monotonic())
         self._next()
         self.start()  # the batch size may have grown meanwhile
 
@@ -283,16 +255,19 @@ class Certifier:
                 self._tell_failure()
         self._next()
 
+    def reconfigure(self, options: PoolOptions) -> None:
+        """Form batches by other options from now on; what they ask for is checked first."""
+        self._options = options
+        self.apply()
+        self.start()
+
     def apply(self) -> None:
         """Have batches formed as the options say and the certificate allows."""
-        pool = self._pool
-        options = pool.options
+        options, dispatcher = self._options, self._dispatcher
         size = self.certificate.batch_limit(options.batch_size)
-        present = pool.dispatcher.options
+        present = dispatcher.options
         if (present.batch_size, present.max_batch_delay_s) != (size, options.max_batch_delay_s):
-            pool.dispatcher.reconfigure(
-                batch_size=size, max_batch_delay_s=options.max_batch_delay_s, now=time.monotonic()
-            )
+            dispatcher.reconfigure(batch_size=size, max_batch_delay_s=options.max_batch_delay_s, now=time.monotonic())
 
     async def stop(self) -> None:
         """Make no more checks. Callers that wait for one get Draining."""
@@ -301,7 +276,7 @@ class Certifier:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reading
-        self._pool.dispatcher.want_no_lane()
+        self._dispatcher.want_no_lane()
         orders = [*self._orders, *([self._out[2]] if self._out else [])]
         self._orders.clear()
         for order in orders:
@@ -310,7 +285,7 @@ class Certifier:
 
     def describe(self, warm_ups: Sequence[float] = ()) -> dict[str, Any]:
         """What describe says under `batching`; `warm_ups` are the times of the workers' warm-ups in seconds."""
-        described = self.certificate.describe(self._pool.options.batch_size)
+        described = self.certificate.describe(self._options.batch_size)
         if self._orders or self._out or self._reading:
             described["isChecking"] = True
         if warm_ups:
@@ -327,10 +302,10 @@ class Certifier:
 
     def _next(self) -> None:
         if self._orders and self._out is None and not self._is_stopped:
-            self._pool.dispatcher.want_lane(time.monotonic())
+            self._dispatcher.want_lane(self._lent, time.monotonic())
 
     def _take(self, order: _Order, checked: Checked) -> None:
-        metrics = self._pool.metrics
+        metrics = self._metrics
         if order.kind == "answers":
             if order.told is not None and not order.told.done():
                 order.told.set_result(checked)
@@ -359,7 +334,7 @@ class Certifier:
             order.told.set_result(checked)
 
     def _tell_failure(self) -> None:
-        options = self._pool.options
+        options = self._options
         limit = self.certificate.batch_limit(options.batch_size)
         what = "requests run one by one" if limit == 1 and options.batch_size > 1 else "batches are formed all the same"
         log.warning("%s: %s; %s", self._name, self.certificate.reason, what)
@@ -367,7 +342,7 @@ class Certifier:
 
     @property
     def _name(self) -> str:
-        return f"{self._pool.options.model} {self._pool.options.version}"
+        return f"{self._options.model} {self._options.version}"
 
 
 def can_lend(options: PoolOptions) -> bool:

@@ -7,7 +7,7 @@ from typing import Protocol
 from marserve.pool.dispatch.jobs import Flight, Question
 
 
-# A protocol: `Pool` lies above all that it is made of.
+# A protocol: workers lie above the dispatcher.
 class Actions(Protocol):
     """What the dispatcher asks of the outside world. None of these may call back into the dispatcher."""
 
@@ -31,6 +31,3 @@ class Actions(Protocol):
 
     def all_ended(self) -> None:
         """The last job was cancelled: nothing waits and nothing runs."""
-
-    def lane_lent(self, key: str, flight: Flight) -> None:
-        """Worker `key` is lent to the server, which asked by `want_lane`; `flight` has its number and no jobs."""

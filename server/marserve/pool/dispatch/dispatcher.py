@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from marserve.errors import (
@@ -283,18 +283,19 @@ class Dispatcher:
             return len(landed.results)
         return sum(not goes_on(result) for result in landed.results)
 
-    def want_lane(self, now: float) -> None:
-        """Have one idle worker lent to the server, before it gets requests: `Actions.lane_lent` follows.
+    def want_lane(self, lent: Callable[[str, Flight], None], now: float) -> None:
+        """Have one idle worker lent to the server, before it gets requests.
 
-        It follows at once if a worker is idle, else as soon as one is. `end_loan` gives a worker back that still lives.
+        `lent` is called with its key and a flight, which has its number and no jobs: at once if a worker is idle, else
+        as soon as one is. It must not call back. `end_loan` gives a worker back that still lives.
         """
-        self.lanes.wants_one = True
+        self.lanes.lend_to = lent
         if self.lanes.idle:
             self._mode.rest(self.lanes.idle.pop(), now)
 
     def want_no_lane(self) -> None:
         """Withdraw `want_lane` if no worker was lent yet."""
-        self.lanes.wants_one = False
+        self.lanes.lend_to = None
 
     @property
     def has_spare_lane(self) -> bool:

@@ -7,6 +7,7 @@ The cost for a request does not grow with the number of workers: sums are kept, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import islice
 
 from marserve.errors import BadFrame
@@ -30,8 +31,8 @@ class Lanes:
         self.room_ahead = RoomAhead()
         self.jobs_ahead = 0
         self.mean_runs_s = 0.0
-        self.wants_one = False
-        """Whether the next lane without work is lent to the server for a check."""
+        self.lend_to: Callable[[str, Flight], None] | None = None
+        """Takes the next lane without work for a check; None while no check asks for one."""
         self._metrics = metrics
         self._actions = actions
         self._in_any_order = in_any_order
@@ -61,13 +62,13 @@ class Lanes:
         if not lane.is_open:
             self.remove(lane)
             self._actions.lane_emptied(lane.key)
-        elif self.wants_one:
-            self.wants_one = False
+        elif self.lend_to is not None:
+            lend_to, self.lend_to = self.lend_to, None
             lane.last_number += 1
             flight = Flight(lane.last_number, [], True, now, is_check=True, heard_at=now)
             lane.flights.append(flight)
             self._changed(lane)
-            self._actions.lane_lent(lane.key, flight)
+            lend_to(lane.key, flight)
         else:
             self.idle.append(lane)
 

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from marserve.errors import NotEnoughMemory
 from marserve.machine.describe import available_bytes
@@ -20,7 +20,7 @@ from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Room
 from marserve.pool.sizing.autoscaler import Autoscaler, Decision, Observation
-from marserve.pool.slots.slot import Slot
+from marserve.pool.slots.slots import Slots
 from marserve.pool.worker_end.memory import own_bytes
 from marserve.telemetry.metrics.counts import VersionMetrics
 
@@ -32,41 +32,20 @@ LEAST_LOOK_S = 0.02
 MEMORY_LOOK_S = 1.0
 
 
-# A protocol: `Pool` lies above all that it is made of.
-class ScaledPool(Protocol):
-    """A pool, as its scaling sees it."""
-
-    options: PoolOptions
-    dispatcher: Dispatcher
-    metrics: VersionMetrics
-    room: Room
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the next worker is forked from a template."""
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """Its worker slots, without those that are leaving."""
-
-    def resize(self, count: int) -> None:
-        """Begin to have so many workers."""
-
-    def drop_template(self) -> None:
-        """Begin to end the template."""
-
-
 class Scaling:
     """The watch over one pool. All methods belong to the event loop's thread."""
 
     def __init__(
         self,
-        pool: ScaledPool,
+        options: PoolOptions,
+        dispatcher: Dispatcher,
+        metrics: VersionMetrics,
+        room: Room,
+        slots: Slots,
         *,
         read_available: Callable[[], int | None] = available_bytes,
         read_own: Callable[[int], int] = own_bytes,
     ) -> None:
-        options = pool.options
         self.autoscaler = Autoscaler(
             options.min_workers,
             options.max_workers,
@@ -75,7 +54,8 @@ class Scaling:
         )
         self.changed_at = time.time()  # UTC, for describe
         self.is_resting = False
-        self._pool = pool
+        self._options, self._dispatcher, self._metrics = options, dispatcher, metrics
+        self._room, self._slots = room, slots
         self._read_available = read_available
         self._read_own = read_own
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +91,7 @@ class Scaling:
 
     def _bound(self) -> None:
         """Without autoscaling keep to the least number of workers while awake."""
-        if not self._pool.options.autoscale:
+        if not self._options.autoscale:
             self.autoscaler.maximum = min(self.autoscaler.maximum, self.autoscaler.least_awake)
         self.is_resting = self.is_active and not self._is_fast
 
@@ -124,13 +104,13 @@ class Scaling:
             self.autoscaler.resume(now)
         if self.autoscaler.target == 0 and self.can_wake:
             try:
-                self._pool.room.ask(self.autoscaler.least_awake)
+                self._room.ask(self.autoscaler.least_awake)
             except NotEnoughMemory as error:
                 raise error.for_clients() from None
         decision = self.autoscaler.wake(now)
         if decision is not None:
-            if not self._pool.has_template:
-                self._pool.metrics.loads_on_demand += 1
+            if not self._slots.has_template:
+                self._metrics.loads_on_demand += 1
             self._carry_out(decision)
         self._look_again(LOOK_S, closely=True)
 
@@ -142,7 +122,7 @@ class Scaling:
         if decision is not None:
             self._carry_out(decision)
         self._has_template = self._is_fast = False
-        self._pool.drop_template()
+        self._slots.drop_template()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -176,12 +156,11 @@ class Scaling:
         if self._has_template and self.autoscaler.may_drop_template(now):
             self._has_template = False
             log.info("%s: its template may go, too", self._name)
-            self._pool.drop_template()
-        dispatcher = self._pool.dispatcher
+            self._slots.drop_template()
         if not self.is_active or self._is_at_rest():
             self._is_fast = False
             self.is_resting = self.is_active
-        elif dispatcher.is_empty:
+        elif self._dispatcher.is_empty:
             idle_timeout_s = self.autoscaler.idle_timeout_s or IDLE_LOOK_S
             self._look_again(max(LEAST_LOOK_S, min(IDLE_LOOK_S, idle_timeout_s / 4)), closely=False)
         else:
@@ -199,15 +178,15 @@ class Scaling:
 
     def _is_at_rest(self) -> bool:
         scaler = self.autoscaler
-        if not self._pool.dispatcher.is_empty:
+        if not self._dispatcher.is_empty:
             return False
         if scaler.idle_timeout_s == math.inf:  # it sleeps only by a call of `sleep`
             return scaler.target <= scaler.least_awake
         return scaler.target <= scaler.minimum and not self._has_template
 
     def _carry_out(self, decision: Decision) -> None:
-        before = len(self._pool.slots)
-        allowed = self._pool.room.grow(decision.target) if decision.target > before else decision.target
+        before = len(self._slots.placed)
+        allowed = self._room.grow(decision.target) if decision.target > before else decision.target
         if allowed < decision.target:
             self.autoscaler.target = max(allowed, before)
             self.autoscaler.reason = f"no more, for the memory for models is used up, though {decision.reason}"
@@ -218,17 +197,17 @@ class Scaling:
         self.changed_at = time.time()
         if decision.target and self.autoscaler.may_sleep:
             self._has_template = True
-        self._pool.resize(decision.target)
+        self._slots.resize(decision.target)
         if decision.target < before:
-            self._pool.room.shrink(decision.target)
+            self._room.shrink(decision.target)
 
     @property
     def _name(self) -> str:
-        return f"{self._pool.options.model} {self._pool.options.version}"
+        return f"{self._options.model} {self._options.version}"
 
     def _observe(self, now: float) -> Observation:
-        dispatcher = self._pool.dispatcher
-        slots = self._pool.slots
+        dispatcher = self._dispatcher
+        slots = self._slots.placed
         ready = sum(slot.is_ready for slot in slots)
         failed = sum(slot.has_given_up or (slot.load_failures > 0 and not slot.is_ready) for slot in slots)
         waiting = dispatcher.waiting
@@ -255,7 +234,7 @@ class Scaling:
         """
         if self._reading is None and (self._memory_at is None or now - self._memory_at >= MEMORY_LOOK_S):
             self._memory_at = now
-            pids = [slot.pids for slot in self._pool.slots if slot.is_ready]
+            pids = [slot.pids for slot in self._slots.placed if slot.is_ready]
             self._reading = asyncio.create_task(asyncio.to_thread(self._read_memory, pids))
             self._reading.add_done_callback(self._memory_read)
 

@@ -12,50 +12,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Protocol
+from collections.abc import Callable
 
+from marserve.pool.changes import Changes
 from marserve.pool.reservation import Room
 from marserve.pool.slots.slot import Slot
-from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.pool.slots.slots import Slots
 
 log = logging.getLogger("marserve.pool")
 
 TRY_AGAIN_S = 30.0
 
 
-# A protocol: `Pool` lies above all that it is made of.
-class Household(Protocol):
-    """The pool, as a succession sees it."""
-
-    metrics: VersionMetrics
-    room: Room
-
-    @property
-    def slots(self) -> list[Slot]:
-        """The slots; a successor replaces one of them in this list."""
-
-    async def changed(self) -> None:
-        """Wait until something about the slots may have changed."""
-
-    def slot_changed(self) -> None:
-        """A slot was replaced, or its state changed."""
-
-    def dismiss(self, slot: Slot, *, at_once: bool) -> None:
-        """Retire a slot in the background; the pool waits for it at its own end."""
-
-
 class Succession:
     """The replacements of one pool's workers."""
 
-    def __init__(self, household: Household) -> None:
-        self._household = household
+    def __init__(self, room: Room, slots: Slots, changes: Changes, slot_changed: Callable[[], None]) -> None:
+        self._room, self._slots, self._changes = room, slots, changes
+        self._slot_changed = slot_changed
         self._task: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._is_over = False
 
     def begin(self, slot: Slot, reason: str) -> None:
         """Begin to replace a slot's worker. Ignored while another replacement is under way or one failed lately."""
-        if self._task is not None or self._is_over or slot.is_retired or slot not in self._household.slots:
+        if self._task is not None or self._is_over or slot.is_retired or slot not in self._slots.placed:
             return
         if time.monotonic() < self._not_before:
             return
@@ -74,15 +55,14 @@ class Succession:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a worker could not be replaced", exc_info=error)
         if not self._is_over:
-            self._household.slot_changed()  # the next one may be due
+            self._slot_changed()  # the next one may be due
 
     async def _replace(self, slot: Slot, reason: str) -> None:
-        household = self._household
-        workers = len(household.slots)
-        has_room = household.room.grow(workers + 1) > workers
-        site = household.room.site_for(slot.uses, slot.home) or slot.uses
-        if has_room and not household.room.fits_beside(site):
-            household.room.shrink(workers)
+        room, workers = self._room, len(self._slots.placed)
+        has_room = room.grow(workers + 1) > workers
+        site = room.site_for(slot.uses, slot.home) or slot.uses
+        if has_room and not room.fits_beside(site):
+            room.shrink(workers)
             has_room = False
         if not has_room:
             await self._replace_in_place(slot, reason)
@@ -90,43 +70,35 @@ class Succession:
         try:
             await self._replace_beside(slot, reason)
         finally:
-            household.room.shrink(len(household.slots))
+            room.shrink(len(self._slots.placed))
 
     async def _replace_in_place(self, slot: Slot, reason: str) -> None:
-        household = self._household
         log.info(
             "%s is replaced (%s); it goes first, for there is no memory for its replacement beside it",
             slot.name,
             reason,
         )
         heir = slot.successor()
-        household.slots[household.slots.index(slot)] = heir
-        household.metrics.worker_recycles[reason] += 1
-        household.dismiss(slot, at_once=False)
-        household.slot_changed()
+        self._slots.replace(slot, heir, reason)
         await slot.wait_until_gone()
         if not heir.is_retired:
             heir.start()
 
     async def _replace_beside(self, slot: Slot, reason: str) -> None:
-        household = self._household
         log.info("%s is replaced (%s); its replacement is being started", slot.name, reason)
-        heir = slot.successor()
+        heir, slots = slot.successor(), self._slots
         heir.start()
         try:
-            while not heir.is_ready and not heir.load_failures and slot in household.slots and not slot.is_retired:
-                await household.changed()
+            while not heir.is_ready and not heir.load_failures and slot in slots.placed and not slot.is_retired:
+                await self._changes.wait()
         except BaseException:
-            household.dismiss(heir, at_once=True)
+            slots.dismiss(heir, at_once=True)
             raise
-        if not heir.is_ready or slot not in household.slots:
+        if not heir.is_ready or slot not in slots.placed:
             if heir.load_failures:
                 why = heir.last_death.detail if heir.last_death is not None else "it did not load"
                 log.warning("%s keeps its worker: a replacement could not be started: %s", slot.name, why)
                 self._not_before = time.monotonic() + TRY_AGAIN_S
-            household.dismiss(heir, at_once=True)
+            slots.dismiss(heir, at_once=True)
             return
-        household.slots[household.slots.index(slot)] = heir
-        household.metrics.worker_recycles[reason] += 1
-        household.dismiss(slot, at_once=False)
-        household.slot_changed()
+        self._slots.replace(slot, heir, reason)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from marserve.pool.options import PoolOptions
 from marserve.pool.sizing.recycling import RecyclePolicy
-from marserve.pool.slots.slot import Life
+from marserve.pool.slots.life import Life
 from marserve.pool.worker_end.memory import own_bytes
 
 LOOK_EVERY_S = 1.0

@@ -1,6 +1,6 @@
 """The server's end of the wire to one worker: batches out, results in. Knows no queue and no policy.
 
-`exchange` turns a flight into one frame; messages that come back go to a `Peer`, the worker's slot. A worker that
+`send` turns a flight into one frame; messages that come back go to a `Peer`, the worker's slot. A worker that
 breaks the protocol is reported through `on_broken` and must be ended.
 
 A flight for an idle worker is written at once. Flights sent ahead to a busy worker are gathered until this turn of the
@@ -150,7 +150,7 @@ class WorkerClient(asyncio.Protocol):
         """Send the order to load."""
         self._send(load)
 
-    def exchange(self, flight: Flight) -> None:
+    def send(self, flight: Flight) -> None:
         """Send the flight's jobs, at the latest at the end of this turn of the loop; the peer gets the results."""
         gathered = self._gathered
         gathered.append(flight)
