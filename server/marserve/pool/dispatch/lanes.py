@@ -101,7 +101,7 @@ class Lanes:
     # ------------------------------------------------------------------------------------------- flights
 
     def begin(
-        self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float, *, mates: int = 0, is_ahead: bool = False
+        self, lane: WorkerLane, jobs: list[Job], is_group: bool, now: float, mates: int = 0, is_ahead: bool = False
     ) -> Flight:
         """Book a flight, which the caller sends; the first `mates` of its jobs were in the flight before."""
         lane.last_number += 1
@@ -111,12 +111,15 @@ class Lanes:
         if is_ahead:
             self.jobs_ahead += len(jobs)
         self._changed(lane)
-        for job in jobs:
-            job.state = JobState.RUNNING
-            job.flight = flight
+        if mates:
+            for job in jobs[:mates]:
+                job.flight = flight
+        running = JobState.RUNNING
         waits_s: list[float] = []
         named_s: list[float] = []
         for job in jobs[mates:] if mates else jobs:
+            job.state = running
+            job.flight = flight
             wait_s = now - job.arrived
             waits_s.append(wait_s)
             if job.request.names_version:

@@ -49,25 +49,17 @@ class Batches:
         batcher, lanes = self._batcher, self._lanes
         if now >= batcher.priorities_until:
             batcher.forget_priorities()
-        idle = lanes.idle
+        idle, queue = lanes.idle, batcher.queue
         batcher.workers = len(lanes.by_key)
-        while batcher.has_work:
-            if idle:
-                lane: WorkerLane | None = idle[-1]
-                chosen = batcher.next_batch(now, idle=True, ahead=False)
-            else:
-                lane = self._lane_for_batch_ahead(now)
-                if lane is None:
-                    return
-                chosen = batcher.next_batch(now, idle=False, ahead=True)
-            if lane is None or chosen is None:
+        while len(queue) or batcher.groups:
+            is_ahead = not idle
+            lane = self._lane_for_batch_ahead(now) if is_ahead else idle[-1]
+            if lane is None or (chosen := batcher.next_batch(now, idle=not is_ahead, ahead=is_ahead)) is None:
                 return
-            jobs, is_group = chosen
-            is_ahead = bool(lane.flights)
             if not is_ahead:
                 idle.pop()
-            flight = lanes.begin(lane, jobs, is_group, now, is_ahead=is_ahead)
-            if batcher.guessed and not is_group:
+            flight = lanes.begin(lane, *chosen, now, 0, is_ahead)
+            if batcher.guessed and not flight.is_group:
                 self._ask_lengths(lane, flight)
             self._actions.send(lane.key, flight)
         batcher.rest()
