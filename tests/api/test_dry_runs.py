@@ -10,15 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
+from marserve.answers.management import DryRunStatus
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.rollouts import rollout_router
-from marserve.api.rest.schemas import DryRunStatus
 from marserve.desired_state.policies import RefusedChanges
 from marserve.errors import DesiredStateDecides
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import Rollouts
+from support.documents import document_of
 from support.management_house import House, client_of
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +67,7 @@ async def test_a_dry_run_says_what_would_be_and_does_nothing(
     answer = await client.request(method, dry(path))
 
     assert answer.status_code == 200, answer.text
-    DryRunStatus.model_validate(answer.json())
+    document_of(DryRunStatus, answer.json())
     assert answer.json()["isDryRun"] is True
     assert answer.json()["before"] != answer.json()["after"]
     assert (await client.get("/models/m/all")).json() == before

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from marserve.api.rest.schemas import EventsTaken, WatchDescription, WatchList
+from marserve.answers.management import EventsTaken, WatchDescription, WatchList
+from support.documents import document_of
 from support.fault_proxy import Fault, fault_proxy
 from support.object_stores import Bucket, S3Server
 from support.server import Server, make_archive, poll
@@ -427,8 +428,8 @@ def test_archives_of_a_bucket_are_loaded_as_they_come(s3: S3Server, bucket: Buck
         assert server.describe("m", "2")["modelUrl"] == f"s3://{bucket.name}/models/m/2/m.mar"
         assert list(server.store.iterdir()) == []
         errors = server.output().count("m/3/m.mar is refused until it changes")
-        WatchDescription.model_validate(described)
-        WatchList.model_validate(server.client.get(f"{server.management}/watches").json())
+        document_of(WatchDescription, described)
+        document_of(WatchList, server.client.get(f"{server.management}/watches").json())
 
     assert described["outcomes"] == {
         "loaded": 2, "swapped": 1, "refused": 1, "ignored": 0, "unloaded": 0, "retried": 0,
@@ -491,7 +492,7 @@ def test_an_event_of_a_bucket_is_carried_out_long_before_the_next_look(
 
     assert taken.status_code == 202
     for answer in (taken, stale, foreign, unknown):
-        EventsTaken.model_validate(answer.json())
+        document_of(EventsTaken, answer.json())
     assert taken.json()["events"][0]["object"] == f"s3://{bucket.name}/models/m 1/m-1.0.mar"
     assert {answer.status_code for answer in replays} == {202}
     assert (stale.status_code, stale.json()["events"][0]["reason"]) == (200, "a newer event of it came before")

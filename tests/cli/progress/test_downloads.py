@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from marserve.answers.management import DownloadEntry
 from marserve.cli.output import Step
 from marserve.cli.progress.downloads import AwaitedDownload, step_of
 from marserve.cli.remote import Management
+from support.documents import document_of
 from support.fake_apis import FakeApis, fake_apis
 
 
@@ -81,4 +83,4 @@ def test_a_server_without_the_list_shows_nothing() -> None:
 )
 def test_a_line_says_what_is_known(changes: dict[str, Any], step: Step) -> None:
     """The speed once it means something."""
-    assert step_of(entry(**changes)) == step
+    assert step_of(document_of(DownloadEntry, entry(**changes))) == step

@@ -103,7 +103,7 @@ def test_an_unchanged_object_is_not_fetched_again(origin: RangeOrigin, store: Pa
 
     assert [asked_range for _, _, asked_range in origin.asked] == ["bytes=0-0"]
     assert (store / "m.mar").read_bytes() == DATA
-    assert [status.is_cached for status in other.downloads.statuses()] == [True]
+    assert [status.fromCache for status in other.downloads.statuses()] == [True]
     assert other.downloads.ended == {"cached": 1, "fetched": 0, "failed": 0, "cancelled": 0}
     assert other.downloads.bytes == 0
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from msgspec import to_builtins
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -53,7 +54,7 @@ class PrettyJson(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return (json_escaped(json.dumps(content, indent=2, ensure_ascii=False)) + "\n").encode()
+        return (json_escaped(json.dumps(content, indent=2, ensure_ascii=False, default=to_builtins)) + "\n").encode()
 
 
 def build_app(

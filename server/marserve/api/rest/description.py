@@ -15,13 +15,15 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from msgspec.json import schema_components
 from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve import __version__
+from marserve.answers.management import ErrorBody
 from marserve.api.rest.application import PrettyJson
-from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import ErrorBody, Name
+from marserve.api.rest.late_routes import LateRoute, new_router
+from marserve.api.rest.schemas import Name
 from marserve.api.wishes import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, VERSION
 from marserve.errors import MarserveError
 from marserve.registry.models import Registry
@@ -34,6 +36,9 @@ Document = dict[str, Any]
 # Placeholders for the title and the quoted name in the documents of one model.
 TITLE: Final = "marserve-title-of-this-document"
 NAME: Final = "marserve-name-of-this-model"
+
+
+_, _ERROR = schema_components([ErrorBody], ref_template="#/components/schemas/{name}")
 
 
 class DescriptionFailed(MarserveError):
@@ -151,10 +156,12 @@ def _describe_listener(app: FastAPI, has_inference: bool) -> Document:
         description="Model serving for PyTorch and ONNX, compatible with TorchServe.",
         routes=app.routes,
     )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for route in app.routes:
+        schemas |= route.components if isinstance(route, LateRoute) else {}
     if has_inference:
         document["paths"] |= _inference_paths()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.setdefault("ErrorBody", ErrorBody.model_json_schema())
+        schemas |= _ERROR
     return document
 
 
@@ -287,7 +294,7 @@ def _model_document(title: str, paths: Document) -> Document:
         "openapi": "3.1.0",
         "info": {"title": title, "version": "1.0.0"},
         "paths": paths,
-        "components": {"schemas": {"ErrorBody": ErrorBody.model_json_schema()}},
+        "components": {"schemas": _ERROR},
     }
 
 

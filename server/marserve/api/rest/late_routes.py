@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from msgspec.json import schema_components
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
@@ -39,17 +40,39 @@ class LateRoute(APIRoute):
         self.endpoint = endpoint
         self.methods = {method.upper() for method in (["GET"] if methods is None else methods)}
         self.path_regex, self.path_format, self.param_convertors = compile_path(path)
+        self.components: dict[str, Any] = {}
         self._options: dict[str, Any] | None = {**options, "methods": methods}
 
     def __getattr__(self, name: str) -> Any:
         options = self.__dict__.get("_options")
         if options is not None and not name.startswith("__"):
-            super().__init__(self.path, self.endpoint, **options)
+            answers = described(options.get("responses") or {}, self.components)
+            super().__init__(self.path, self.endpoint, **{**options, "responses": answers})
             self._options = None
         try:
             return self.__dict__[name]
         except KeyError:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
+
+
+def described(answers: Mapping[int | str, Mapping[str, Any]], components: dict[str, Any]) -> dict[int | str, Any]:
+    """The answers of a route, with the JSON Schema in the place of a `model` of `answers/management.py`.
+
+    The schemas of the documents go to `components`.
+    """
+    told: dict[int | str, Any] = {}
+    for status, answer in answers.items():
+        told[status] = dict(answer)
+        if "model" not in answer:
+            continue
+        try:
+            [schema], found = schema_components([answer["model"]], ref_template="#/components/schemas/{name}")
+        except TypeError:
+            continue  # pydantic's, which FastAPI describes
+        del told[status]["model"]
+        told[status]["content"] = {"application/json": {"schema": schema}}
+        components.update(found)
+    return told
 
 
 def new_router(response_class: type[Response] = JSONResponse) -> APIRouter:

@@ -192,7 +192,7 @@ def _coming(one: dict[str, Any]) -> str:
 
 def _steps(downloads: DownloadList) -> list[Step]:
     running = [status for status in downloads.statuses() if status.state in ("waiting", "downloading")]
-    return [step_of(status._asdict()) for status in running]
+    return [step_of(status) for status in running]
 
 
 def _line(done: dict[str, Any]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import msgspec
+
+from marserve.answers.management import DownloadEntry, DownloadsList
 from marserve.cli.output import CommandFailed, Step
 from marserve.cli.remote import Management
 from marserve.store.addresses.fetch_guard import BadTarget, hide_query, is_address
@@ -24,7 +27,7 @@ class AwaitedDownload:
                 self._url = hide_query(split_digest(url)[0])
             except BadTarget:
                 return  # the server will refuse the address
-            self._before = {each["id"] for each in self._list()}
+            self._before = {each.id for each in self._list()}
 
     def steps(self) -> list[Step]:
         """Its line of progress while it is under way; empty otherwise."""
@@ -35,33 +38,32 @@ class AwaitedDownload:
         ended = False
         for each in self._under_way():
             try:
-                self._server.order("DELETE", f"/downloads/{each['id']}")
+                self._server.order("DELETE", f"/downloads/{each.id}")
                 ended = True
             except CommandFailed:
                 continue
         return ended
 
-    def _under_way(self) -> list[dict[str, Any]]:
+    def _under_way(self) -> list[DownloadEntry]:
         return [
             each
             for each in (self._list() if self._url else [])
-            if each["url"] == self._url and each["state"] in UNDER_WAY and each["id"] not in self._before
+            if each.url == self._url and each.state in UNDER_WAY and each.id not in self._before
         ]
 
-    def _list(self) -> list[dict[str, Any]]:
+    def _list(self) -> Sequence[DownloadEntry]:
         try:
-            return list(self._server.order("GET", "/downloads")["downloads"])
-        except CommandFailed:
+            return msgspec.convert(self._server.order("GET", "/downloads"), DownloadsList).downloads
+        except (CommandFailed, msgspec.ValidationError):
             return []  # an older server, or one that has gone; the order itself will fail then
 
 
-def step_of(download: dict[str, Any]) -> Step:
+def step_of(download: DownloadEntry) -> Step:
     """`m.mar: 12.5 of 50.0 MB, 25.0 MB/s`, without unknown parts."""
-    have, size = int(download["bytes"]), download.get("size")
-    if download["state"] == "waiting":
-        return Step(f"{download['name']}: waiting for its origin")
-    text = f"{download['name']}: {have / 1e6:.1f} {'' if size is None else f'of {size / 1e6:.1f} '}MB"
-    seconds = float(download["seconds"])
-    if seconds >= 1:
-        text += f", {have / 1e6 / seconds:.1f} MB/s"
+    have, size = download.bytes, download.size
+    if download.state == "waiting":
+        return Step(f"{download.name}: waiting for its origin")
+    text = f"{download.name}: {have / 1e6:.1f} {'' if size is None else f'of {size / 1e6:.1f} '}MB"
+    if download.seconds >= 1:
+        text += f", {have / 1e6 / download.seconds:.1f} MB/s"
     return Step(text, have, size)

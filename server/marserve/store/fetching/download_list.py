@@ -8,28 +8,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from marserve.answers.management import DownloadEntry
 from marserve.store.sources.source import Cancel
 
 MOST_ENDED = 50
 
 State = Literal["waiting", "downloading", "done", "failed", "cancelled"]
 Origin = Literal["fetched", "cached"]
-
-
-class DownloadStatus(NamedTuple):
-    """One download as it is now. `size` is None while it is unknown; `seconds` counts until its end."""
-
-    id: int
-    url: str
-    name: str
-    state: State
-    bytes: int
-    size: int | None
-    seconds: float
-    is_cached: bool
-    reason: str
 
 
 class Download:
@@ -67,11 +54,19 @@ class Download:
         """Note its end."""
         self._state, self._reason, self._ended = state, reason, now
 
-    def status(self, now: float) -> DownloadStatus:
-        """Its progress."""
-        seconds = (self._ended or now) - self._began
-        facts = (self._state, self._bytes, self._size, seconds, self._is_cached, self._reason)
-        return DownloadStatus(self.id, self.url, self._name, *facts)
+    def status(self, now: float) -> DownloadEntry:
+        """Its progress; its seconds count until its end."""
+        return DownloadEntry(
+            id=self.id,
+            url=self.url,
+            name=self._name,
+            state=self._state,
+            bytes=self._bytes,
+            seconds=round((self._ended or now) - self._began, 3),
+            fromCache=self._is_cached,
+            size=self._size,
+            reason=self._reason or None,
+        )
 
 
 class DownloadList:
@@ -134,7 +129,7 @@ class DownloadList:
             self._ended_bytes += download.received
             download.end(state, reason, time.monotonic())
             status = download.status(0.0)
-            self.ended[state if state != "done" else "cached" if status.is_cached else "fetched"] += 1
+            self.ended[state if state != "done" else "cached" if status.fromCache else "fetched"] += 1
             del self._running[download.id]
             self._ended.append(download)
 
@@ -149,7 +144,7 @@ class DownloadList:
         """The number of downloads under way."""
         return len(self._running)
 
-    def statuses(self) -> list[DownloadStatus]:
+    def statuses(self) -> list[DownloadEntry]:
         """The state of all downloads, the oldest first."""
         now = time.monotonic()
         with self._lock:

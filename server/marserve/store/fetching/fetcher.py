@@ -200,7 +200,7 @@ class Fetcher:
                 listed.cancel.check()
                 late_s = self._options.late_s if late_s is None else late_s
                 fetched = self._fetch(target, digest, store, listed, late_s, places)
-        how = "was kept from before" if listed.status(0.0).is_cached else "fetched"
+        how = "was kept from before" if listed.status(0.0).fromCache else "fetched"
         log.info("%s from %s: %s", name, hide_query(plain), how)
         if fetched.in_store is not None and fetched.is_new:
             with contextlib.suppress(OSError):

@@ -12,16 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import TypeAdapter
 
+from marserve.answers.management import DownloadsList, ModelDescription, NotThere
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.downloads import downloads_router
-from marserve.api.rest.schemas import DownloadsList, ModelDescription, NotThere
 from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.download_list import FAMILIES, DownloadList
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.source import Failed
 from marserve.telemetry.metrics.counts import Metrics
+from support.documents import document_of
 from support.echo_archives import manifest, write_mar
 from support.fault_proxy import Fault, FaultProxy, fault_proxy
 from support.management_house import House, client_of
@@ -57,11 +57,12 @@ async def test_the_list_is_as_its_shape_says(downloads: DownloadList) -> None:
             answer = await client.get("/downloads")
 
     assert answer.status_code == 200
-    DownloadsList.model_validate(answer.json())
+    document_of(DownloadsList, answer.json())
     kept, failed, listed = answer.json()["downloads"]
     assert (kept["state"], kept["fromCache"], kept["bytes"], kept["size"]) == ("done", True, 7, 7)
     assert (failed["state"], failed["reason"]) == ("failed", "the answer was 403")
     assert "size" not in failed
+    assert list(kept) == ["id", "url", "name", "state", "bytes", "seconds", "fromCache", "size"]
     assert (listed["state"], listed["bytes"], listed["size"]) == ("downloading", 5, 10)
     assert "reason" not in listed
 
@@ -155,7 +156,7 @@ async def test_describe_shows_a_download_before_there_is_a_model(tmp_path: Path)
             status, told = await arriving(client, "/models/m")
             of_all, _ = await arriving(client, "/models/m/all")
             of_version, _ = await arriving(client, "/models/m/2.0")
-            missing = NotThere.model_validate((await client.get("/models/m")).json())
+            missing = document_of(NotThere, (await client.get("/models/m")).json())
             house.registry.refuse_new()
             ended = await call
             after = await client.get("/models/m")
@@ -179,7 +180,7 @@ async def test_describe_shows_the_next_version_on_its_way(tmp_path: Path) -> Non
             call = asyncio.create_task(client.post("/models", params={"url": url, "model_name": "m"}))
             status, told = await arriving(client, "/models/m")
             document = (await client.get("/models/m")).json()
-            TypeAdapter(list[ModelDescription]).validate_python(document)
+            document_of(list[ModelDescription], document)
             house.registry.refuse_new()
             await call
             after = (await client.get("/models/m")).json()[0]

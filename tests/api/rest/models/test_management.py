@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import TypeAdapter
 
-from marserve.api.rest.schemas import CheckReport, ErrorBody, KServeReady, ModelDescription, ModelList, StatusMessage
+from marserve.answers.management import CheckReport, ErrorBody, KServeReady, ModelDescription, ModelList, StatusMessage
 from marserve.messages import Answer
 from marserve.names import name_fault
 from marserve.settings import ModelToLoad
+from support.documents import document_of
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, a_death
 from support.management_house import House, client_of
@@ -41,7 +41,7 @@ async def client(house: House) -> AsyncIterator[httpx.AsyncClient]:
 
 def error(response: httpx.Response) -> tuple[int, str, str]:
     """Status, type and message of an error, whose object has nothing else and repeats the status."""
-    body = ErrorBody.model_validate_json(response.content)
+    body = document_of(ErrorBody, response.content)
     assert response.headers["content-type"] == "application/json"
     assert body.code == response.status_code
     return response.status_code, body.type, body.message
@@ -49,14 +49,14 @@ def error(response: httpx.Response) -> tuple[int, str, str]:
 
 def status(response: httpx.Response) -> tuple[int, str]:
     """Status and sentence of a success."""
-    return response.status_code, StatusMessage.model_validate_json(response.content).status
+    return response.status_code, document_of(StatusMessage, response.content).status
 
 
 async def describe(client: httpx.AsyncClient, path: str) -> list[dict[str, Any]]:
     """The description of versions, which has the published shape."""
     response = await client.get(path)
     assert response.status_code == 200
-    TypeAdapter(list[ModelDescription]).validate_json(response.content)
+    document_of(list[ModelDescription], response.content)
     described: list[dict[str, Any]] = response.json()
     return described
 
@@ -300,7 +300,7 @@ async def test_the_list_comes_in_pages(house: House, client: httpx.AsyncClient) 
     words = await client.get("/models?limit=two&next_page_token=x")
 
     for page in (first, last, words):
-        ModelList.model_validate_json(page.content)
+        document_of(ModelList, page.content)
     assert first.json()["nextPageToken"] == "2"
     assert last.json() == {"models": [{"modelName": "c", "modelUrl": "c-1.0.mar"}]}
     assert len(words.json()["models"]) == 3
@@ -433,7 +433,7 @@ async def test_kserve_is_told_the_truth(house: House, client: httpx.AsyncClient)
     await client.put("/models/m?synchronous=true")
     after = await client.get("/v1/models/m")
 
-    assert KServeReady.model_validate_json(before.content) == KServeReady(name="m", ready=False)
+    assert document_of(KServeReady, before.content) == KServeReady(name="m", ready=False)
     assert after.json() == {"name": "m", "ready": True}
     assert error(await client.get("/v1/models/nobody"))[2] == "Model not found: nobody"
 
@@ -655,7 +655,7 @@ async def test_batches_are_checked_on_demand(house: House, client: httpx.AsyncCl
 
     for response in (own, single, several):
         assert response.status_code == 200
-        assert CheckReport.model_validate_json(response.content).modelName == "m"
+        assert document_of(CheckReport, response.content).modelName == "m"
     assert pool.checked == [[], [b"one"], [b"one", b"two"]]
 
 

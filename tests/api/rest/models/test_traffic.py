@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from marserve.api.rest.schemas import LabelStatus, SwapStatus, TrafficStatus
+from marserve.answers.management import SwapStatus
+from marserve.api.rest.schemas import LabelStatus, TrafficStatus
 from marserve.registry.intake.registration import RegisterParameters
+from support.documents import document_of
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
 
@@ -186,7 +188,7 @@ async def test_a_swap_tells_what_took_whose_place(house: House, client: httpx.As
     answer = await client.post("/models/m/swap", **({"json": wish} if as_json else {"params": wish}))
 
     assert answer.status_code == 200
-    SwapStatus.model_validate(answer.json())
+    document_of(SwapStatus, answer.json())
     told = {name: answer.json()[name] for name in ("modelName", "modelVersion", "replacedVersion", "order", "workers")}
     assert told == {
         "modelName": "m",
@@ -203,7 +205,7 @@ async def test_a_swap_can_be_tried_without_doing_it(house: House, client: httpx.
     answer = await client.post(f"/models/m/swap?url={house.put('m', '3.0')}&dry_run=true")
 
     told = answer.json()
-    SwapStatus.model_validate(told)
+    document_of(SwapStatus, told)
     assert told["isDryRun"] is True
     assert told["status"] == 'Model "m" Version: 3.0 would take the place of version 1.0'
     assert (told["before"]["versions"], told["after"]["versions"]) == (["1.0", "2.0"], ["3.0", "2.0"])

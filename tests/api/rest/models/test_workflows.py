@@ -8,15 +8,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from marserve.answers.management import WorkflowDescription, WorkflowList
 from marserve.api.http.inference import InferenceSurface, Route, read_route
 from marserve.api.parameters import WORKFLOW_PARAMETERS, JsonParameters, QueryParameters
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.workflows import read_workflow_registration, workflow_router
-from marserve.api.rest.schemas import WorkflowDescription, WorkflowList
 from marserve.archive.reading.reader import Limits
 from marserve.errors import BadInput, WorkflowNotFound
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, WorkflowParameters, Workflows
+from support.documents import document_of
 from support.fake_data_plane import FakeDataPlane
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
@@ -70,9 +71,9 @@ async def test_a_workflow_lives_from_registration_to_removal(client: httpx.Async
     assert registered.status_code == 200
     assert registered.json() == {"status": "Workflow w has been registered and scaled successfully."}
     assert listed.json() == {"workflows": [{"workflowName": "w", "workflowUrl": "w.war"}]}
-    WorkflowList.model_validate(listed.json())
+    document_of(WorkflowList, listed.json())
     assert len(described.json()) == 1
-    WorkflowDescription.model_validate(described.json()[0])
+    document_of(WorkflowDescription, described.json()[0])
     assert gone.json() == {"status": 'Workflow "w" unregistered'}
     for call in (client.get, client.delete):
         answer = await call("/workflows/w")

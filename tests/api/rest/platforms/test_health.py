@@ -8,11 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from marserve.answers.management import Health, Probe
 from marserve.api.rest.application import build_app
 from marserve.api.rest.platforms.health import health_router
-from marserve.api.rest.schemas import Health, Probe
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings import ModelToLoad
+from support.documents import document_of
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
 
@@ -62,7 +63,7 @@ async def test_ping_tells_of_workers_that_were_given_up(house: House, client: ht
     response = await client.get("/ping")
 
     assert response.status_code == 500
-    assert Health.model_validate_json(response.content) == Health(status="Unhealthy")
+    assert document_of(Health, response.content) == Health(status="Unhealthy")
 
 
 async def test_the_probes_tell_the_truth_with_reasons(house: House, client: httpx.AsyncClient) -> None:
@@ -71,7 +72,7 @@ async def test_the_probes_tell_the_truth_with_reasons(house: House, client: http
 
     async def ask() -> list[tuple[int, str, int]]:
         probes = [await client.get(path) for path in ("/livez", "/readyz", "/startupz")]
-        shapes = [Probe.model_validate_json(probe.content) for probe in probes]
+        shapes = [document_of(Probe, probe.content) for probe in probes]
         return [
             (probe.status_code, shape.status, len(shape.reasons)) for probe, shape in zip(probes, shapes, strict=True)
         ]

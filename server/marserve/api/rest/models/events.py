@@ -20,11 +20,11 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.event_bodies import Body, read_body
-from marserve.api.rest.schemas import ErrorBody, EventsTaken, StatusMessage, WatchDescription, WatchList
 from marserve.api.tokens import authorization_of
 from marserve.arrivals.watches import Watches
 from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken

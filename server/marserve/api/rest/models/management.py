@@ -15,6 +15,15 @@ from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import (
+    CheckReport,
+    DryRunStatus,
+    KServeReady,
+    ModelDescription,
+    ModelList,
+    NotThere,
+    StatusMessage,
+)
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.http.request_body import is_form, is_quick, read_parts
@@ -34,18 +43,7 @@ from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.swap import add_swap
 from marserve.api.rest.models.traffic import Dry, add_traffic, is_dry
-from marserve.api.rest.schemas import (
-    CheckReport,
-    DryRunStatus,
-    KServeReady,
-    ModelDescription,
-    ModelList,
-    Name,
-    NotThere,
-    StatusMessage,
-    error_answers,
-    takes,
-)
+from marserve.api.rest.schemas import Name, error_answers, takes
 from marserve.api.wishes import TIMEOUT, read_timeout_s
 from marserve.desired_state.dry_runs import DryRuns
 from marserve.desired_state.policies import Changes, DirectChanges

@@ -8,10 +8,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import SwapStatus
 from marserve.api.parameters import SWAP_PARAMETERS, Parameters, read_parameters, read_registration
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.models.traffic import is_dry
-from marserve.api.rest.schemas import Name, SwapStatus, error_answers, takes
+from marserve.api.rest.schemas import Name, error_answers, takes
 from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput, without_stop
 from marserve.registry.changes.swap import SwapOrder, SwapParameters, Swapped

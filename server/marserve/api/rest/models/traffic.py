@@ -15,19 +15,11 @@ from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import StatusMessage
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.rest.application import PrettyJson
-from marserve.api.rest.schemas import (
-    LabelBody,
-    LabelStatus,
-    Name,
-    StatusMessage,
-    TrafficBody,
-    TrafficStatus,
-    body_of,
-    error_answers,
-)
+from marserve.api.rest.schemas import LabelBody, LabelStatus, Name, TrafficBody, TrafficStatus, body_of, error_answers
 from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput
 from marserve.registry.catalogue.traffic import read_traffic

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import StatusMessage, WorkflowDescription, WorkflowList
 from marserve.api.parameters import (
     PAGE_PARAMETERS,
     WORKFLOW_PARAMETERS,
@@ -21,14 +22,7 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.management import Remarks
 from marserve.api.rest.models.traffic import refuse_dry_run
-from marserve.api.rest.schemas import (
-    Name,
-    StatusMessage,
-    WorkflowDescription,
-    WorkflowList,
-    error_answers,
-    takes,
-)
+from marserve.api.rest.schemas import Name, error_answers, takes
 from marserve.errors import BadInput
 from marserve.workflows.workflows import WorkflowParameters, Workflows
 

@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import Health, Probe
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import Health, Probe
 from marserve.registry.models import Registry
 
 PROBES = ("/livez", "/readyz", "/startupz")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from marserve.answers.management import KServeReady
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import KServeReady, error_answers
+from marserve.api.rest.schemas import error_answers
 from marserve.registry.data_plane import DataPlane
 
 

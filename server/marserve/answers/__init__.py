@@ -1,0 +1,4 @@
+"""What the server answers as JSON, each document typed once; imports nothing of marserve.
+
+management     models, workers, workflows, downloads, watches, dry runs, errors
+"""

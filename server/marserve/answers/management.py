@@ -1,0 +1,457 @@
+"""What the server answers as JSON, each document typed once: what is written, its JSON Schema, and what clients read.
+
+A field is called as its member, and members come in the order of the fields. A member with the value None that may
+be left out is left out, never null. A client ignores members that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+
+class Document(Struct, omit_defaults=True):
+    """Base of all documents, and of their parts."""
+
+
+class StatusMessage(Document):
+    """What was done, in a sentence."""
+
+    status: str
+
+
+class DryRunStatus(StatusMessage):
+    """What was done, or with `dry_run` what would be: then `isDryRun` is there, and nothing was changed."""
+
+    isDryRun: bool | None = None
+    modelName: str | None = None
+    modelVersion: str | None = None
+    before: Annotated[dict[str, Any] | None, Meta(description="what the call is about, as it is")] = None
+    after: Annotated[dict[str, Any] | None, Meta(description="the same, as it would be")] = None
+    memory: Annotated[dict[str, Any] | None, Meta(description="the host's, in bytes")] = None
+    deviceMemory: Annotated[dict[str, Any] | None, Meta(description="that of its devices, in bytes")] = None
+    notes: Annotated[list[str] | None, Meta(description="what else would be, and what was not tried")] = None
+
+
+class ErrorBody(Document):
+    """Why a request was not done. The request's id is in the header `x-request-id`."""
+
+    code: Annotated[int, Meta(description="the HTTP status once more")]
+    type: Annotated[
+        str, Meta(description="the kind of error, in TorchServe's words", examples=["ModelNotFoundException"])
+    ]
+    message: str
+
+
+class ListedModel(Document):
+    """A model in the list."""
+
+    modelName: str
+    modelUrl: Annotated[str, Meta(description="what its default version was registered with")]
+
+
+class ModelList(Document, kw_only=True):
+    """One page of the models, by name."""
+
+    nextPageToken: Annotated[str | None, Meta(description="`next_page_token` of the next page, if one follows")] = None
+    models: list[ListedModel]
+
+
+class Death(Document):
+    """The end of a worker that was not asked for."""
+
+    cause: Annotated[str, Meta(examples=["killed", "out_of_memory", "response_timeout", "load_failed"])]
+    at: Annotated[str, Meta(description="UTC")]
+    detail: str
+    traceback: Annotated[str | None, Meta(description="the handler's, where it raised while loading")] = None
+    lastLines: Annotated[list[str] | None, Meta(description="what the worker printed last")] = None
+
+
+class WorkerRank(Document):
+    """One process of a worker that is a group of them."""
+
+    rank: int
+    pid: int
+
+
+class Worker(Document, kw_only=True):
+    """One worker of a version."""
+
+    id: str
+    startTime: Annotated[str, Meta(description="when this worker's slot was made, UTC")]
+    status: Literal["READY", "LOADING", "UNLOADING"]
+    memoryUsage: Annotated[int, Meta(description="resident bytes")]
+    pid: Annotated[
+        int | None, Meta(description="absent while there is no process; as `torchserve` the server says -1 then")
+    ] = None
+    gpu: bool
+    gpuUsage: str
+    restarts: int
+    gpuId: int | None = None
+    gpuIds: list[int] | None = None
+    computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
+    node: str | None = None
+    waitsFor: str | None = None
+    ranks: list[WorkerRank] | None = None
+    lastDeath: Death | None = None
+    nextStart: Annotated[
+        str | None, Meta(description="when it is tried again after failing, UTC, or `when scaled`")
+    ] = None
+
+
+class JobQueueStatus(Document):
+    """The queue of a version."""
+
+    remainingCapacity: int
+    pendingRequests: int
+
+
+class BatchDifference(Document):
+    """One place where an item's answer in a batch was another than alone. `item` is -1 for the whole batch."""
+
+    run: str
+    item: int
+    path: str
+    seen: str
+    wanted: str
+
+
+class Recheck(Document):
+    """What running served batches again, item by item, has found."""
+
+    batches: int
+    items: int
+    differingBatches: int
+    seconds: float
+    lastDifferences: list[str]
+
+
+class UsedTolerance(Document):
+    """How far answers were allowed to be apart, and what that was taken from."""
+
+    relative: float
+    absolute: float
+    basis: Annotated[str, Meta(description="`batchTolerance`, or the precision that the model computes in")]
+
+
+class BatchingStatus(Document, kw_only=True):
+    """Whether batches are answered as single requests, as far as that was checked."""
+
+    certificate: Literal["not checked", "passed", "failed"]
+    policy: Literal["off", "warn", "refuse"]
+    largestBatch: Annotated[int, Meta(description="1 while batches are refused")]
+    reason: str | None = None
+    isChecking: bool | None = None
+    warmUpSeconds: Annotated[list[float] | None, Meta(description="how long each worker's warm-up took")] = None
+    checkedAt: Annotated[str | None, Meta(description="UTC")] = None
+    passed: bool | None = None
+    samples: int | None = None
+    batchSizes: list[int] | None = None
+    answersCompared: int | None = None
+    differencesFound: int | None = None
+    differences: Annotated[list[BatchDifference] | None, Meta(description="the first ones")] = None
+    notes: list[str] | None = None
+    seconds: float | None = None
+    tolerance: UsedTolerance | None = None
+    inService: Recheck | None = None
+
+
+class CheckReport(Document):
+    """What a check of batches against single requests found."""
+
+    modelName: str
+    modelVersion: str
+    certificate: Literal["not checked", "passed", "failed"]
+    passed: bool
+    samples: int
+    batchSizes: list[int]
+    answersCompared: int
+    differencesFound: int
+    differences: Annotated[list[BatchDifference], Meta(description="the first ones")]
+    notes: Annotated[list[str], Meta(description="what the check could not see")]
+    seconds: float
+    tolerance: UsedTolerance | None = None
+
+
+class Requirements(Document):
+    """What became of an archive's own requirements."""
+
+    status: Literal["installed", "not installed"]
+    file: Annotated[str | None, Meta(description="its name in the archive")] = None
+    kind: Annotated[Literal["packages", "venv"] | None, Meta(description="a folder, or an environment")] = None
+    folder: Annotated[str | None, Meta(description="where they are")] = None
+    log: Annotated[str | None, Meta(description="what pip said")] = None
+    installed: Annotated[list[str] | None, Meta(description="as in a lock file: name==version and hash")] = None
+    seconds: Annotated[float | None, Meta(description="how long their installation took")] = None
+    wasInstalledBefore: Annotated[bool | None, Meta(description="for another model, version or server")] = None
+
+
+class Arriving(Document, kw_only=True):
+    """An archive that is fetched for a model, and is no version yet."""
+
+    modelVersion: Annotated[str | None, Meta(description="where it is known which it will be")] = None
+    url: Annotated[str, Meta(description="its address, without the query")]
+    state: Literal["waiting", "downloading", "unpacking"]
+    seconds: Annotated[float, Meta(description="since it was asked for")]
+    download: Annotated[int | None, Meta(description="its `id` in the list of downloads")] = None
+    bytes: Annotated[int | None, Meta(description="how many are there")] = None
+    size: Annotated[int | None, Meta(description="how many there will be, where that is known")] = None
+
+
+class NotThere(ErrorBody):
+    """There is no such model or version; what is being fetched for it."""
+
+    arriving: list[Arriving] | None = None
+
+
+class ModelDescription(Document, kw_only=True):
+    """One version of a model: the values it runs with, and its workers."""
+
+    modelName: str
+    modelVersion: str
+    modelUrl: Annotated[str, Meta(description="what it was registered with")]
+    runtime: Literal["python", "python3"]
+    minWorkers: int
+    maxWorkers: int
+    batchSize: int
+    maxBatchDelay: Annotated[int, Meta(description="milliseconds")]
+    responseTimeout: Annotated[float, Meta(description="seconds")]
+    startupTimeout: Annotated[float, Meta(description="seconds")]
+    maxRetryTimeoutInSec: Annotated[float, Meta(description="seconds")]
+    clientTimeoutInMills: Annotated[int, Meta(description="milliseconds; 0 for no limit")]
+    parallelType: Literal["", "pp", "tp", "pptp", "custom"]
+    parallelLevel: int
+    deviceType: Literal["cpu", "gpu"]
+    deviceIds: list[int] | None = None
+    continuousBatching: bool
+    useJobTicket: bool
+    useVenv: Annotated[bool, Meta(description="whether the model's configuration asks for it")]
+    stateful: bool
+    sequenceMaxIdleMSec: int
+    sequenceTimeoutMSec: int
+    maxNumSequence: int
+    maxSequenceJobQueueSize: int
+    loadedAtStartup: bool
+    workers: list[Worker]
+    jobQueueStatus: JobQueueStatus
+    isDefault: bool
+    labels: Annotated[list[str] | None, Meta(description="further names of the version")] = None
+    trafficShare: Annotated[
+        float | None, Meta(description="of the requests naming no version, 0 to 1; where the model has weights")
+    ] = None
+    batching: BatchingStatus | None = None
+    state: Annotated[
+        Literal["ready", "degraded", "loading", "failed", "idle"],
+        Meta(description="`degraded`: serves, but dead workers are missing; `failed`: given up for a while"),
+    ]
+    runningRequests: Annotated[int, Meta(description="requests that workers have now")]
+    defaultPriority: Annotated[int, Meta(description="priority of requests that name none, 0 (most urgent) to 9")]
+    jobQueueSize: Annotated[int, Meta(description="requests that may wait")]
+    maxConcurrentRequests: Annotated[int | None, Meta(description="that a worker has at once, of coroutines")] = None
+    idleTimeout: Annotated[float | None, Meta(description="seconds without a request until the model sleeps")] = None
+    retryFailedEvery: Annotated[float | None, Meta(description="seconds between probes of a failed version")] = None
+    maxWorkerMemory: Annotated[int | None, Meta(description="bytes that a worker may hold by itself")] = None
+    maxRequestsPerWorker: int | None = None
+    maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
+    maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None
+    maxRestarts: Annotated[int | None, Meta(description="in a row")] = None
+    noRestartExitCodes: list[int] | None = None
+    onCrash: Literal["fail"] | None = None
+    readinessRule: Literal["min", "all"] | None = None
+    resolvedUrl: Annotated[
+        str | None, Meta(description="what was fetched: with a commit or a digest where modelUrl names what changes")
+    ] = None
+    arriving: Annotated[
+        list[Arriving] | None, Meta(description="what is fetched for the model, or the version, now")
+    ] = None
+    requirements: Requirements | None = None
+    warnings: Annotated[list[str] | None, Meta(description="what was asked for and is not used, and why")] = None
+    lastDeath: Death | None = None
+    customizedMetadata: Annotated[
+        dict[str, Any] | None, Meta(description="what the handler says of itself (`customized=true`)")
+    ] = None
+
+
+class ListedWorkflow(Document):
+    """A workflow in the list."""
+
+    workflowName: str
+    workflowUrl: Annotated[str, Meta(description="what it was registered with")]
+
+
+class WorkflowList(Document, kw_only=True):
+    """One page of the workflows, by name."""
+
+    nextPageToken: Annotated[str | None, Meta(description="`next_page_token` of the next page, if one follows")] = None
+    workflows: list[ListedWorkflow]
+
+
+class WorkflowNode(Document):
+    """One node of a workflow, and the version that stands behind it."""
+
+    nodeName: str
+    nodeType: Literal["model", "function"]
+    modelName: str
+    modelVersion: str
+    retryAttempts: Annotated[int, Meta(description="how often a failed attempt is followed by another")]
+    timeoutMs: Annotated[int, Meta(description="longest time for an attempt, milliseconds")]
+
+
+class WorkflowDescription(Document):
+    """A workflow: its graph, and the values that its spec has for all models."""
+
+    workflowName: str
+    workflowUrl: Annotated[str, Meta(description="what it was registered with")]
+    minWorkers: int
+    maxWorkers: int
+    batchSize: int
+    maxBatchDelay: Annotated[int, Meta(description="milliseconds")]
+    workflowDag: Annotated[str, Meta(examples=["{prepare=[detect], detect=[finish]}"])]
+    nodes: list[WorkflowNode]
+    runningRequests: Annotated[int, Meta(description="requests that are on their way")]
+    warnings: Annotated[list[str] | None, Meta(description="what was asked for and is not used, and why")] = None
+
+
+class DownloadEntry(Document, kw_only=True):
+    """A download: an archive that was asked for by its address."""
+
+    id: int
+    url: Annotated[str, Meta(description="the address, without its query")]
+    name: Annotated[str, Meta(description="the archive's name", examples=["digits.mar"])]
+    state: Literal["waiting", "downloading", "done", "failed", "cancelled"]
+    bytes: Annotated[int, Meta(description="how many are there")]
+    seconds: Annotated[float, Meta(description="how long it has taken")]
+    fromCache: Annotated[bool, Meta(description="whether it was kept from before, and nothing was fetched")]
+    size: Annotated[int | None, Meta(description="how many there will be, where that is known")] = None
+    reason: Annotated[str | None, Meta(description="why it failed")] = None
+
+
+class DownloadsList(Document):
+    """Downloads under way, and the last that ended, the oldest first."""
+
+    downloads: Sequence[DownloadEntry]
+
+
+class EventVerdict(Document):
+    """What becomes of one event."""
+
+    object: Annotated[str, Meta(description="the object that it is about", examples=["s3://bucket/models/m.mar"])]
+    event: Literal["there", "gone"]
+    action: Literal["look", "ignore"]
+    watch: Annotated[str | None, Meta(description="the watch that looks")] = None
+    reason: Annotated[str | None, Meta(description="why it is ignored")] = None
+
+
+class EventsTaken(Document):
+    """What becomes of the events of a request: the first hundred, and the kinds that mean nothing here."""
+
+    status: str
+    events: list[EventVerdict]
+    ignoredKinds: list[str]
+
+
+class WatchError(Document):
+    """The last failure of a watch."""
+
+    at: str
+    reason: str
+
+
+class UnfinishedArchive(Document):
+    """A file that is not taken yet."""
+
+    key: str
+    size: int | None
+    reason: str
+
+
+class ListedWatch(Document, kw_only=True):
+    """A place that is watched. Times are UTC."""
+
+    name: str
+    place: str
+    reachable: Annotated[bool, Meta(description="whether its last look was answered")]
+    mode: Annotated[Literal["notices", "polling"], Meta(description="whether the system tells of changes")]
+    noNotices: Annotated[str | None, Meta(description="why the system tells of none")] = None
+    pollIntervalSeconds: float
+    archives: Annotated[int, Meta(description="archives that the last look saw")]
+    lastSuccess: str | None
+    lastLookSeconds: float
+    failuresInARow: int
+    lastError: WatchError | None
+    looks: dict[str, int]
+    changes: dict[str, int]
+    hints: dict[str, int]
+    unfinished: list[UnfinishedArchive]
+    policy: Literal["ignore", "load", "load-and-default", "canary"]
+    removedPolicy: Literal["ignore", "unload"]
+    keptVersions: int | Literal["all"]
+    modelName: Annotated[str | None, Meta(description="the model whose versions all of them are")] = None
+    outcomes: dict[str, int]
+    states: Annotated[dict[str, int], Meta(description="archives by what became of them")]
+
+
+class WatchList(Document):
+    """The places that are watched."""
+
+    watches: list[ListedWatch]
+
+
+class WatchedArchive(Document, kw_only=True):
+    """What became of one archive."""
+
+    key: str
+    state: str
+    at: str
+    modelName: str | None = None
+    modelVersion: str | None = None
+    reason: str | None = None
+    etag: str | None = None
+    size: int | None
+
+
+class WatchDescription(ListedWatch, kw_only=True):
+    """A watch, with its archives: the thousand that changed last."""
+
+    archivesShown: int
+    archiveList: list[WatchedArchive]
+
+
+class KServeReady(Document):
+    """Whether a model can answer, as KServe asks."""
+
+    name: str
+    ready: bool
+
+
+class Health(Document):
+    """What `/ping` says."""
+
+    status: Literal["Healthy", "Unhealthy"]
+
+
+class Probe(Document):
+    """What a probe says. `reasons` is empty when all is well."""
+
+    status: str
+    reasons: list[str]
+
+
+class SwapStatus(Document):
+    """What has taken whose place."""
+
+    status: str
+    modelName: str
+    modelVersion: str
+    replacedVersion: str
+    order: Literal["load_first", "unload_first"]
+    workers: int
+    seconds: Annotated[float, Meta(description="from the call to the end of the version before")]
+    notes: Annotated[list[str] | None, Meta(description="what could not be looked at")] = None
+    isDryRun: bool | None = None
+    before: Annotated[dict[str, Any] | None, Meta(description="in a dry run: versions and workers now")] = None
+    after: Annotated[dict[str, Any] | None, Meta(description="the same, as they would be")] = None
+    memory: Annotated[dict[str, Any] | None, Meta(description="the host's, in bytes")] = None
+    deviceMemory: Annotated[dict[str, Any] | None, Meta(description="that of its devices, in bytes")] = None
