@@ -308,6 +308,18 @@ async def test_a_watch_that_is_woken_and_cancelled_in_one_moment_ends(turns: int
     assert done
 
 
+async def test_the_thread_of_a_look_before_the_last_is_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it has handed its result over, and has not ended when the next look begins."""
+    work, first_may_end = watch_module._work, threading.Event()
+    monkeypatch.setattr(watch_module, "_work", lambda *arguments: (work(*arguments), first_may_end.wait(LIMIT_S)))
+    async with running(Stage(FakePlace(a_mar="1"))) as stage:
+        await stage.until(lambda: stage.watch.looks["done"] == 1)
+        monkeypatch.setattr(watch_module, "_work", work)
+        stage.watch.hint("a.mar")
+        await stage.until(lambda: stage.watch.hints["found"] == 1)
+        asyncio.get_running_loop().call_later(0.05, first_may_end.set)
+
+
 async def test_a_defect_in_a_look_does_not_end_the_watch() -> None:
     """Whatever a listing raises, the next look is made."""
     place = FakePlace()

@@ -153,7 +153,7 @@ class Watch:
         self._wake = asyncio.Event()
         self._hints: dict[str, _Hint] = {}
         self._busy: asyncio.Future[Any] | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._next_look = 0.0
         self._last_look = float("-inf")
         self._failures = 0
@@ -347,15 +347,17 @@ class Watch:
             self._note_failure(f"it has not answered for more than {LOOK_LIMIT_S:g} s")
             return None
         self._busy = asyncio.get_running_loop().create_future()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_work, args=(work, self._busy, self._busy.get_loop()), name=f"watch-{self.name}", daemon=True
         )
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError:
             self._busy = None
             self._note_failure("the system gives no thread to ask it")
             return None
+        # The one before has handed its result over, and may not have ended yet.
+        self._threads = [thread, *(each for each in self._threads if each.is_alive())]
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
                 found: Result = await asyncio.shield(self._busy)
@@ -425,11 +427,10 @@ class Watch:
             await asyncio.to_thread(self._notices.close, CLOSE_LIMIT_S)
             self._notices = None
         await asyncio.to_thread(self.place.close)
-        thread = self._thread
-        if thread is not None and thread.is_alive():
+        for thread in self._threads:
             await asyncio.to_thread(thread.join, CLOSE_LIMIT_S)
-            if thread.is_alive():
-                log.warning("Watch %s: %s still does not answer; its look is left behind", self.name, self.place.shown)
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("Watch %s: %s still does not answer; its look is left behind", self.name, self.place.shown)
 
 
 def _work(work: Callable[[], Result], done: asyncio.Future[Result], loop: asyncio.AbstractEventLoop) -> None:
