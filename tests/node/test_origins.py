@@ -24,7 +24,7 @@ pytest.importorskip("obstore")
 def told(document: dict[str, dict[str, Any]]) -> list[StoreAt]:
     """What the server tells nodes of such a setting."""
     stores = STORES.read(json.dumps(document), Reading("stores", Path("/"), lambda sentence: None))
-    return [StoreAt(each.kind, each.prefix, each.told, each.is_private) for each in stores.options]
+    return [StoreAt(each.kind, each.prefix, each.public, each.is_private) for each in stores.options]
 
 
 def no_server(target: Path) -> None:
