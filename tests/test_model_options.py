@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve.messages import Sample, Tolerance
 from marserve.model_options import BY_KEY, OPTIONS, Layer, ModelOptions, fold, read_value, said_by, written
+from marserve.option_values import Sample, Tolerance
 
 LAYERS: dict[str, Layer] = {
     "n": "snapshot",

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from marserve.errors import MarserveError
+from marserve.option_values import Sample, Tolerance
 
 # ---------------------------------------------------------------------------------------------- msgpack
 
@@ -145,30 +146,6 @@ class Accepted(Protocol):
     @property
     def keeps_the_only_worker(self) -> bool:
         """Whether it was cancelled, and the version's only worker still runs it, so that later requests wait."""
-
-
-# ------------------------------------------------------------------------------------------- samples
-
-
-class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One sample input of a model: a file of its archive (a path inside it), or, if that is empty, a body."""
-
-    content_type: str | None = None
-    file: str = ""
-    body: bytes = b""
-
-
-class Tolerance(msgspec.Struct, frozen=True, array_like=True):
-    """How far numbers of two answers may differ and still count as alike; paths in `ignore` are not compared.
-
-    As `marserve_handlers.batch_check.Tolerance`, which says what a path is. `is_given`: the numbers were configured;
-    else checks of batches derive them from the precision that the model computes in.
-    """
-
-    relative: float = 1e-3
-    absolute: float = 1e-5
-    ignore: tuple[str, ...] = ()
-    is_given: bool = False
 
 
 # ------------------------------------------------------------------------------------------- what fields may be

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from marserve.messages import Sample, Tolerance
 from marserve.option_values import (
     AMOUNTS,
     DEVICE_IDS,
@@ -28,6 +27,8 @@ from marserve.option_values import (
     SHARE,
     SIZE,
     Kind,
+    Sample,
+    Tolerance,
     Unusable,
     at_least,
     between,

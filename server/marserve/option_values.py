@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _LENGTH_RULE = re.compile(r"body_bytes|handler|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
@@ -17,6 +17,27 @@ _AMOUNTS = "a map of resources to numbers of 0 or more, as {cpus: 2, gpus: 1, me
 
 class Unusable(ValueError):
     """A value cannot be used. The text says what it must be."""
+
+
+class Sample(NamedTuple):
+    """One sample input of a model: a file of its archive (a path inside it), or, if that is empty, a body."""
+
+    content_type: str | None = None
+    file: str = ""
+    body: bytes = b""
+
+
+class Tolerance(NamedTuple):
+    """How far numbers of two answers may differ and still count as alike; paths in `ignore` are not compared.
+
+    As `marserve_handlers.batch_check.Tolerance`, which says what a path is. `is_given`: the numbers were configured;
+    else checks of batches derive them from the precision that the model computes in.
+    """
+
+    relative: float = 1e-3
+    absolute: float = 1e-5
+    ignore: tuple[str, ...] = ()
+    is_given: bool = False
 
 
 @dataclass(frozen=True, slots=True)

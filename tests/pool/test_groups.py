@@ -20,7 +20,8 @@ import pytest
 
 from marserve import wire
 from marserve.errors import HandlerFailed, LoadFailed, WaitTooLong, WorkerDied
-from marserve.messages import Answer, DeviceLost, Hello, Load, Loaded, NotLoaded, Part, Results, Sample
+from marserve.messages import Answer, DeviceLost, Hello, Load, Loaded, NotLoaded, Part, Results
+from marserve.option_values import Sample
 from marserve.pool.launchers import group as group_module
 from marserve.pool.launchers.group import RankGroup
 from marserve.pool.launchers.process import WorkerProcess

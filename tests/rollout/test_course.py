@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadInput
-from marserve.messages import Tolerance
+from marserve.option_values import Tolerance
 from marserve.registry.observing.arms import Seen
 from marserve.rollout.course import Course, RolloutSpec, forecast, read_rollout
 from marserve.rollout.judge import Answers, Limits

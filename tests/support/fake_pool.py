@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
-from marserve.messages import Answer, Checked, Load, Part, Receiver, Request, Tolerance
+from marserve.messages import Answer, Checked, Load, Part, Receiver, Request
+from marserve.option_values import Tolerance
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import DeathView, WorkerView

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from marserve.messages import Check, Item, Load, Result, Sample, Tolerance, pack_head
+from marserve.messages import Check, Item, Load, Result, pack_head
+from marserve.option_values import Sample, Tolerance
 from marserve.worker.checks import outcome_of, run_check, warm_up
 from marserve.worker.load import LoadedModel
 from marserve.worker.rows import rows_of

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from marserve.messages import Check, Load, Result, Tolerance
+from marserve.messages import Check, Load, Result
+from marserve.option_values import Tolerance
 from marserve.worker.checks import run_check
 from marserve.worker.load import LoadedModel
 from marserve_handlers.compared_answer import ComparedAnswer

@@ -18,10 +18,10 @@ from marserve.messages import (
     Metrics,
     Raised,
     Results,
-    Sample,
     Stop,
     pack_head,
 )
+from marserve.option_values import Sample
 from support.model_folders import write_model
 from support.worker_process import WorkerUnderTest
 

@@ -35,12 +35,11 @@ from marserve.messages import (
     Rank,
     Result,
     Results,
-    Sample,
     Stop,
-    Tolerance,
     Warned,
     pack_head,
 )
+from marserve.option_values import Sample, Tolerance
 from marserve.shared_page import Page, create_page
 from marserve.worker import loop as worker_loop
 from marserve.worker import serving

@@ -27,9 +27,9 @@ from marserve.messages import (
     Raised,
     Result,
     Results,
-    Tolerance,
     pack_head,
 )
+from marserve.option_values import Tolerance
 from marserve.shared_page import Page, create_page
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import encode_value

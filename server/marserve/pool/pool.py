@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
-from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request, Tolerance
+from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request
+from marserve.option_values import Tolerance
 from marserve.pool.changes import Changes
 from marserve.pool.checks.certifier import Certifier
 from marserve.pool.dispatch.dispatcher import Dispatcher

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from marserve.messages import Check, Checked, Item, Result, Sample, pack_head
+from marserve.messages import Check, Checked, Item, Result, pack_head
+from marserve.option_values import Sample
 from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import has_run_out, say, shown

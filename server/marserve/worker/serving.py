@@ -29,9 +29,9 @@ from marserve.messages import (
     Raised,
     Result,
     Results,
-    Sample,
     Warned,
 )
+from marserve.option_values import Sample
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.continuous_batching import begin_step, say_what_follows

@@ -12,8 +12,8 @@ import pytest
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig, parse_model_config, read_model_config
 from marserve.errors import BadArchive
-from marserve.messages import Sample, Tolerance
 from marserve.model_options import ModelOptions
+from marserve.option_values import Sample, Tolerance
 
 EVERYTHING = b"""\
 minWorkers: 1

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadInput, Draining, HandlerFailed, NoWorker, WorkerDied
-from marserve.messages import Answer, Part, Sample
+from marserve.messages import Answer, Part
+from marserve.option_values import Sample
 from marserve.pool.checks.certifier import read_samples
 from support.processes import until
 from support.running_pool import RunningPool

@@ -10,8 +10,8 @@ import pytest
 
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadInput, NotEnoughDevices
-from marserve.messages import Sample
 from marserve.model_options import ModelOptions, Said
+from marserve.option_values import Sample
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.effective_options import effective_options, effective_runtime, layers_of

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadInput, HandlerFailed, NoWorker, QueueFull, WorkerDied
-from marserve.messages import Answer, Load, Part, Request, Tolerance
+from marserve.messages import Answer, Load, Part, Request
+from marserve.option_values import Tolerance
 from marserve.pool.options import PoolOptions
 from marserve.registry.observing.shadow import COPY_LIMIT_S, KEPT_SAMPLES, Shadow, ShadowSpec, read_shadow
 from support.fake_pool import Behaviour, FakePool

@@ -28,10 +28,9 @@ from marserve.messages import (
     Request,
     Result,
     Results,
-    Sample,
-    Tolerance,
     pack_head,
 )
+from marserve.option_values import Sample, Tolerance
 from marserve.pool.checks.certificate import Certificate, InService, report_of, sentence_of
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight

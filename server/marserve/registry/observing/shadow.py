@@ -20,7 +20,8 @@ from typing import Any, Literal
 import msgspec
 
 from marserve.errors import BadInput, MarserveError, NoWorker, WaitTooLong
-from marserve.messages import Accepted, Answer, Receiver, Request, Tolerance
+from marserve.messages import Accepted, Answer, Receiver, Request
+from marserve.option_values import Tolerance
 from marserve.pool.checks.certifier import MOST_PAIRS
 from marserve.pool.dispatch.queue import LEAST_URGENT
 from marserve.pool.pool import Pool
