@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from marserve.model_options import BY_KEY, OPTIONS, Layer, ModelOptions, fold, read_value, said_by, written
+from marserve.model_options import BY_KEY, OPTIONS, Layer, ModelOptions, Said, fold, read_value, said_in, say, written
 from marserve.option_values import Sample, Tolerance
+from marserve.settings import KEYS
 
 LAYERS: dict[str, Layer] = {
     "n": "snapshot",
@@ -53,9 +54,9 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("maxRequestsPerWorker", "max_requests_per_worker", 0, 10, 10, "da"),
     ("maxWorkerAge", "max_worker_age_s", 0.0, 60, 60.0, "da"),
     ("maxWorkerGrowth", "max_worker_growth_bytes", 0, 7, 7, "da"),
-    ("memory", "memory_bytes", None, "2GiB", 2 << 30, "nrmdas"),
+    ("memory", "memory_bytes", None, "2GiB", 2 << 30, "nrmda"),
     ("load", "load", "start", "on_demand", "on_demand", "nrmdas"),
-    ("pinned", "is_pinned", False, True, True, "nrmdas"),
+    ("pinned", "is_pinned", False, True, True, "nrmda"),
     ("workerStart", "worker_start", "auto", "fresh", "fresh", "da"),
     ("launcher", "launcher", "local", "ray", "ray", "da"),
     ("workerResources", "worker_resources", None, {"cpus": 2, "memory": "1kB"}, {"cpus": 2.0, "memory": 1000}, "da"),
@@ -102,33 +103,66 @@ def test_an_option_is_read_and_has_its_default_and_its_order(
     assert getattr(ModelOptions(), attribute) == default
     assert (read_value(key, given), type(read_value(key, given))) == (meant, type(meant))
     for higher, lower in pairwise(named):
-        assert fold({lower: {attribute: "lower"}, higher: {attribute: "higher"}}) == {attribute: "higher"}
+        assert fold({lower: Said({attribute: "lower"}), higher: Said({attribute: "higher"})}) == {attribute: "higher"}
     for layer in LAYERS.values():
-        assert fold({layer: {attribute: meant}}) == ({attribute: meant} if layer in named else {})
+        assert fold({layer: Said({attribute: meant})}) == ({attribute: meant} if layer in named else {})
     assert len(BY_KEY[key].help) > 10
 
 
 def test_a_value_of_nothing_wins_too() -> None:
     """0, false and an empty list are said; what is not said is not there."""
-    said = {"max_worker_memory_bytes": 0, "autoscale": False}
+    said = say(max_worker_memory_bytes=0, autoscale=False)
 
-    assert fold({"archive": said, "server": {"max_worker_memory_bytes": 5, "autoscale": True}}) == said
+    assert fold({"archive": said, "server": say(max_worker_memory_bytes=5, autoscale=True)}) == said
 
 
-def test_a_record_says_what_its_attributes_of_these_names_hold() -> None:
-    """None is not said, and other attributes are no options; of several records each says something."""
+def test_what_is_not_said_is_not_in_a_layer() -> None:
+    """None says nothing; of several the later one counts, and layers that say the same are the same."""
+    said = Said({"batch_size": 4, "autoscale": None}, say(batch_size=5, is_pinned=False))
 
-    @dataclass
-    class Asked:
-        batch_size: int | None = 4
-        response_timeout_s: float | None = None
-        url: str = "m.mar"
+    assert said == {"batch_size": 5, "is_pinned": False}
+    assert (said, hash(said)) == (say(is_pinned=False, batch_size=5), hash(say(is_pinned=False, batch_size=5)))
+    assert (said.get("autoscale"), "autoscale" in said) == (None, False)
 
-    @dataclass
-    class Memory:
-        is_pinned: bool = False
 
-    assert said_by(Asked(), Memory()) == {"batch_size": 4, "is_pinned": False}
+def test_a_name_that_no_option_has_is_an_error() -> None:
+    """In what a layer says and in what is asked of it; type checkers see the first before it runs."""
+    said = say(batch_size=4)
+
+    for wrong in (
+        lambda: say(bacth_size=4),
+        lambda: say(model="m"),
+        lambda: Said({"batchSize": 4}),
+        lambda: said.get("batchSize"),
+        lambda: "batch" in said,
+        lambda: said["url"],
+    ):
+        with pytest.raises(TypeError, match="no option of a model is called "):
+            wrong()
+
+
+def test_a_layer_reads_numbers_its_own_way() -> None:
+    """An archive's 0 is raised, as in TorchServe; where it would hide a slip it is refused."""
+    batch_size, time_out = BY_KEY["batchSize"], BY_KEY["responseTimeout"]
+
+    assert batch_size.kind_in("archive").read(0) == 1
+    for layer in ("snapshot", "registration", "models"):
+        with pytest.raises(ValueError, match="1 or more"):
+            batch_size.kind_in(layer).read(0)
+    assert time_out.kind_in("snapshot").read(0.5) == 0.5
+    with pytest.raises(ValueError, match="a whole number"):
+        time_out.kind_in("models").read(0.5)
+
+
+def test_the_server_s_settings_and_the_calls_have_names_of_their_own() -> None:
+    """A setting for each option that falls back to one, and the parameters of a registration."""
+    assert {option.setting for option in said_in("server")} <= set(KEYS)
+    assert [option.parameter for option in said_in("registration")][:4] == [
+        "min_workers",
+        "max_workers",
+        "batch_size",
+        "max_batch_delay",
+    ]
 
 
 def test_options_are_written_in_the_units_of_files() -> None:
@@ -140,4 +174,5 @@ def test_options_are_written_in_the_units_of_files() -> None:
         "responseTimeout": 7,
         "clientTimeoutInMills": 0,
     }
-    assert written({"startup_timeout_s": 2.5}, "responseTimeout", "startupTimeout") == {"startupTimeout": 2.5}
+    assert written(say(startup_timeout_s=2.5), "responseTimeout", "startupTimeout") == {"startupTimeout": 2.5}
+    assert written(say(startup_timeout_s=2.5, device_ids=(1,))) == {"startupTimeout": 2.5, "deviceIds": [1]}

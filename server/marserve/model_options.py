@@ -1,7 +1,7 @@
 """What may be said of how one version is served. Each option is declared once, beside its field in `ModelOptions`.
 
 The declaration has the option's name in files, how its values are read and written, one sentence, and its order: which
-layers may set it, the highest first. `fold` takes what each layer says and gives what wins. Pure.
+layers may set it, the highest first. `fold` takes what each layer says (`Said`) and gives what wins. Pure.
 """
 # ruff: noqa: RUF009 - the calls beside the fields declare the options
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import mimetypes
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 from marserve.option_values import (
     AMOUNTS,
@@ -20,6 +21,7 @@ from marserve.option_values import (
     DURATION,
     EXIT_CODES,
     FLAG,
+    FLAG_OR_WORD,
     LENGTH_RULE,
     MAP,
     PART,
@@ -40,18 +42,20 @@ from marserve.option_values import (
 
 # Where something is said of a version: `models` is the setting of that name, `server` are the other settings.
 Layer = Literal["snapshot", "registration", "desired", "archive", "models", "server"]
-# What one layer says, by the names of the fields below. What it does not say is not in it.
-Said = Mapping[str, Any]
-Layers = Mapping[Layer, Said]
-
 _ARCHIVE: tuple[Layer, ...] = ("desired", "archive")
-_ARCHIVE_OR_SERVER: tuple[Layer, ...] = ("desired", "archive", "server")
 _RANKS: tuple[Layer, ...] = ("snapshot", "desired", "archive")
 _BATCHES: tuple[Layer, ...] = ("snapshot", "registration", "desired", "archive", "models")
-_TIME_OUTS: tuple[Layer, ...] = ("snapshot", "desired", "archive", "registration", "models", "server")
-_MEMORY: tuple[Layer, ...] = ("snapshot", "registration", "models", "desired", "archive", "server")
+_TIME_OUTS: tuple[Layer, ...] = ("snapshot", "desired", "archive", "registration", "models")
+_MEMORY: tuple[Layer, ...] = ("snapshot", "registration", "models", "desired", "archive")
 # The least and the most workers count together, and some layers' at some calls alone: `effective_options` has the rule.
 _WORKERS: tuple[Layer, ...] = ("snapshot", "desired", "archive", "models", "registration")
+
+# Layers that take a number as it is meant, and refuse one that is too small where an archive's is raised.
+_WORKERS_FROM: Mapping[Layer, Kind] = {"snapshot": at_least(0), "models": at_least(1)}
+_FROM_1: Mapping[Layer, Kind] = {"snapshot": at_least(1), "registration": at_least(1), "models": at_least(1)}
+# The server itself writes parts of seconds there.
+_ANY_SECONDS: Mapping[Layer, Kind] = {"snapshot": DURATION}
+_AS_A_WORD: Mapping[Layer, Kind] = {"snapshot": FLAG_OR_WORD, "models": FLAG_OR_WORD}
 
 _MAX_SAMPLES = 64
 _TOLERANCE = Tolerance()
@@ -111,17 +115,45 @@ _BATCH_TOLERANCE = Kind(_read_tolerance, {"type": "object"})
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its name in files, its field, its sort of value, a sentence, and its layers, the highest first."""
+    """One option: its name in files, its field, its sort of value, a sentence, and its layers, the highest first.
+
+    `otherwise` are the layers that read another sort of value. `setting` is the server's setting that it falls back to,
+    None for none. With `is_described` describe shows the value that is in force, unless it is the `default`.
+    """
 
     key: str
     attribute: str
     kind: Kind
     help: str
     order: tuple[Layer, ...]
+    default: Any = None
+    otherwise: Mapping[Layer, Kind] = field(default_factory=dict)
+    setting: str | None = None
+    is_described: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """Its name among the parameters of a call: `max_batch_delay` for `maxBatchDelay`."""
+        return re.sub("[A-Z]", lambda capital: f"_{capital.group().lower()}", self.key)
+
+    def kind_in(self, layer: Layer) -> Kind:
+        """The sort of value that this layer has."""
+        return self.otherwise.get(layer, self.kind)
 
 
-def _option(key: str, kind: Kind, help: str, default: Any = None, order: tuple[Layer, ...] = _ARCHIVE) -> Any:
-    return field(default=default, metadata={"option": (key, kind, help, order)})
+def _option(
+    key: str,
+    kind: Kind,
+    help: str,
+    default: Any = None,
+    order: tuple[Layer, ...] = _ARCHIVE,
+    *,
+    setting: str | None = None,
+    **more: Any,
+) -> Any:
+    if setting is not None:
+        order = (*order, "server")
+    return field(default=default, metadata={"option": (key, kind, help, order, {"setting": setting, **more})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +172,16 @@ class ModelOptions:
         raised_to(0),
         "Fewest workers, 1 or more (0 with idleTimeout); counts only together with maxWorkers.",
         order=_WORKERS,
+        otherwise=_WORKERS_FROM,
     )
     max_workers: int | None = _option(
-        "maxWorkers", at_least(0), "Most workers; counts only when it is not below minWorkers.", order=_WORKERS
+        "maxWorkers",
+        at_least(0),
+        "Most workers; counts only when it is not below minWorkers.",
+        order=_WORKERS,
+        otherwise=_WORKERS_FROM,
     )
-    batch_size: int = _option("batchSize", raised_to(1), "Most requests in one batch.", 1, _BATCHES)
+    batch_size: int = _option("batchSize", raised_to(1), "Most requests in one batch.", 1, _BATCHES, otherwise=_FROM_1)
     max_batch_delay_s: float = _option(
         "maxBatchDelay", milliseconds(at_least(0)), "Longest wait for a batch, milliseconds.", 0.1, _BATCHES
     )
@@ -163,14 +200,13 @@ class ModelOptions:
         "paddingBudget", PART, "batchPolicy goal: which part of a batch may be padding, 0 to 1.", 0.25
     )
     autoscale: bool = _option(
-        "autoscale",
-        FLAG,
-        "Whether the number of workers between the two follows the need.",
-        False,
-        _ARCHIVE_OR_SERVER,
+        "autoscale", FLAG, "Whether the number of workers between the two follows the need.", False, setting="autoscale"
     )
     idle_timeout_s: float | None = _option(
-        "idleTimeout", DURATION, "With minWorkers 0: after how long without a request there is no worker, seconds."
+        "idleTimeout",
+        DURATION,
+        "With minWorkers 0: after how long without a request there is no worker, seconds.",
+        is_described=True,
     )
     batch_isolation: bool = _option(
         "batchIsolation", FLAG, "Whether a batch that raises is split to find the guilty item.", True
@@ -195,10 +231,22 @@ class ModelOptions:
         _TOLERANCE,
     )
     response_timeout_s: float = _option(
-        "responseTimeout", seconds(at_least(1)), "Longest time for one batch, seconds.", 120.0, _TIME_OUTS
+        "responseTimeout",
+        seconds(at_least(1)),
+        "Longest time for one batch, seconds.",
+        120.0,
+        _TIME_OUTS,
+        otherwise=_ANY_SECONDS,
+        setting="default_response_timeout",
     )
     startup_timeout_s: float = _option(
-        "startupTimeout", seconds(at_least(1)), "Longest time to load the model, seconds.", 120.0, _TIME_OUTS
+        "startupTimeout",
+        seconds(at_least(1)),
+        "Longest time to load the model, seconds.",
+        120.0,
+        _TIME_OUTS,
+        otherwise=_ANY_SECONDS,
+        setting="default_startup_timeout",
     )
     client_timeout_s: float | None = _option(
         "clientTimeoutInMills", milliseconds(raised_to(0)), "How long clients wait, ms; 0: ever."
@@ -216,30 +264,42 @@ class ModelOptions:
         "retryOnWorkerDeath", FLAG, "Whether requests of a dead worker are run once more.", True
     )
     max_restarts: int = _option(
-        "maxRestarts", at_least(0), "Most restarts in a row before a worker is given up; 0: any.", 0
+        "maxRestarts", at_least(0), "Most restarts in a row before a worker is given up; 0: any.", 0, is_described=True
     )
     no_restart_exit_codes: tuple[int, ...] = _option(
-        "noRestartExitCodes", EXIT_CODES, "Exit statuses after which none is started again.", ()
+        "noRestartExitCodes", EXIT_CODES, "Exit statuses after which none is started again.", (), is_described=True
     )
     on_crash: Literal["retry", "fail"] = _option(
-        "onCrash", words("retry", "fail"), "Whether a crashed worker is replaced or the server ends.", "retry"
+        "onCrash",
+        words("retry", "fail"),
+        "Whether a crashed worker is replaced or the server ends.",
+        "retry",
+        is_described=True,
     )
     readiness_rule: Literal["any", "min", "all"] = _option(
         "readinessRule",
         words("any", "min", "all"),
         "How many loaded workers make it ready.",
         "any",
-        _ARCHIVE_OR_SERVER,
+        setting="readiness_rule",
+        is_described=True,
     )
     max_worker_memory_bytes: int = _option(
-        "maxWorkerMemory", SIZE, "Memory a worker may hold by itself; 0: no limit.", 0, _ARCHIVE_OR_SERVER
+        "maxWorkerMemory",
+        SIZE,
+        "Memory a worker may hold by itself; 0: no limit.",
+        0,
+        setting="max_worker_memory",
+        is_described=True,
     )
     max_requests_per_worker: int = _option(
-        "maxRequestsPerWorker", at_least(0), "Requests before a worker is replaced.", 0
+        "maxRequestsPerWorker", at_least(0), "Requests before a worker is replaced.", 0, is_described=True
     )
-    max_worker_age_s: float = _option("maxWorkerAge", DURATION, "Age at which a worker is replaced, seconds.", 0.0)
+    max_worker_age_s: float = _option(
+        "maxWorkerAge", DURATION, "Age at which a worker is replaced, seconds.", 0.0, is_described=True
+    )
     max_worker_growth_bytes: int = _option(
-        "maxWorkerGrowth", SIZE, "Growth in memory at which a worker is replaced.", 0
+        "maxWorkerGrowth", SIZE, "Growth in memory at which a worker is replaced.", 0, is_described=True
     )
     memory_bytes: int | None = _option(
         "memory",
@@ -248,9 +308,16 @@ class ModelOptions:
         order=_MEMORY,
     )
     load: Literal["start", "on_demand"] = _option(
-        "load", words("start", "on_demand"), "Whether it is loaded at once or at its first request.", "start", _MEMORY
+        "load",
+        words("start", "on_demand"),
+        "Whether it is loaded at once or at its first request.",
+        "start",
+        _MEMORY,
+        setting="model_load",
     )
-    is_pinned: bool = _option("pinned", FLAG, "Whether it never makes room for another model.", False, _MEMORY)
+    is_pinned: bool = _option(
+        "pinned", FLAG, "Whether it never makes room for another model.", False, _MEMORY, otherwise=_AS_A_WORD
+    )
     worker_start: Literal["auto", "fork", "fresh"] = _option(
         "workerStart", words("auto", "fork", "fresh"), "How workers start.", "auto"
     )
@@ -273,7 +340,7 @@ class ModelOptions:
         words("off", "near"),
         "Whether workers keep to the processors near their device.",
         "off",
-        _ARCHIVE_OR_SERVER,
+        setting="cpu_pinning",
     )
     parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = _option(
         "parallelType", words("pp", "tp", "pptp", "custom"), "How one model spans several devices."
@@ -285,7 +352,11 @@ class ModelOptions:
         "torchrun", MAP, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."
     )
     queue_size: int = _option(
-        "jobQueueSize", at_least(0), "Most waiting requests; 0: the server's job_queue_size.", 100, _ARCHIVE_OR_SERVER
+        "jobQueueSize",
+        at_least(0),
+        "Most waiting requests; 0: the server's job_queue_size.",
+        100,
+        setting="job_queue_size",
     )
     use_job_ticket: bool = _option("useJobTicket", FLAG, "Whether requests are refused unless a worker is idle.", False)
     continuous_batching: bool = _option("continuousBatching", FLAG, "Whether requests join a running batch.", False)
@@ -323,30 +394,90 @@ def _declared() -> tuple[Option, ...]:
     found = []
     for declared in fields(ModelOptions):
         if "option" in declared.metadata:
-            key, kind, help, order = declared.metadata["option"]
-            found.append(Option(key, declared.name, kind, help, order))
+            key, kind, help, order, more = declared.metadata["option"]
+            found.append(Option(key, declared.name, kind, help, order, declared.default, **more))
     return tuple(found)
 
 
 OPTIONS: tuple[Option, ...] = _declared()
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+# What a version can change while it serves; and what snapshots, plans and describe always say, as it is in force.
+IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
+IN_FORCE = (*IN_PLACE, "responseTimeout", "startupTimeout")
+_NAMES = frozenset(option.attribute for option in OPTIONS)
 
 
-def fold(layers: Layers) -> dict[str, Any]:
-    """What wins of what the layers say, by field; what no layer says is not in it."""
+class Said(Mapping[str, Any]):
+    """What one layer says, by the names of the fields. What it does not say, or says to be None, is not in it.
+
+    A name that no field has raises TypeError, in what is said and in what is asked for.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, *sayings: Mapping[str, Any]) -> None:
+        """Of several that say the same the last one counts."""
+        self._values: dict[str, Any] = {}
+        for said in sayings:
+            self._values.update((_known(name), value) for name, value in said.items() if value is not None)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[_known(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values))  # some values are maps
+
+    def __repr__(self) -> str:
+        return f"Said({self._values})"
+
+
+def _known(name: str) -> str:
+    if name not in _NAMES:
+        raise TypeError(f"no option of a model is called {name}")
+    return name
+
+
+_Fields = ParamSpec("_Fields")
+
+
+def _saying(record: Callable[_Fields, ModelOptions]) -> Callable[_Fields, Said]:
+    def say(*_: _Fields.args, **said: _Fields.kwargs) -> Said:
+        return Said(said)
+
+    return say
+
+
+# A layer of these values; type checkers know the names and the types as those of the record's fields.
+say = _saying(ModelOptions)
+NOTHING = Said()
+Layers = Mapping[Layer, Said]
+
+
+def fold(layers: Layers) -> Said:
+    """What wins of what the layers say."""
     won: dict[str, Any] = {}
     for option in OPTIONS:
         for layer in option.order:
-            if option.attribute in layers.get(layer, ()):
+            if option.attribute in layers.get(layer, NOTHING):
                 won[option.attribute] = layers[layer][option.attribute]
                 break
-    return won
+    return Said(won)
 
 
-def said_by(*records: object) -> dict[str, Any]:
-    """What records say by those of their attributes that are named as options are; None is not said."""
-    values = ((option.attribute, getattr(record, option.attribute, None)) for record in records for option in OPTIONS)
-    return {name: value for name, value in values if value is not None}
+def said_of(record: ModelOptions, *keys: str) -> Said:
+    """What a record has of these options, to be said by a layer."""
+    return Said({BY_KEY[key].attribute: getattr(record, BY_KEY[key].attribute) for key in keys})
+
+
+def said_in(layer: Layer) -> tuple[Option, ...]:
+    """The options that a layer may set."""
+    return tuple(option for option in OPTIONS if layer in option.order)
 
 
 def read_value(key: str, value: object) -> object:
@@ -357,12 +488,9 @@ def read_value(key: str, value: object) -> object:
     return BY_KEY[key].kind.read(value)
 
 
-def written(said: object, *keys: str) -> dict[str, Any]:
-    """The values of these options as documents hold them, by key: of a record, or of what a layer says.
-
-    Of a layer what it does not say is left out.
-    """
-    options = [BY_KEY[key] for key in keys]
-    if isinstance(said, Mapping):
+def written(said: ModelOptions | Said, *keys: str) -> dict[str, Any]:
+    """The values of these options, of all without keys, as documents hold them; of `Said` only what it says."""
+    options = [BY_KEY[key] for key in keys] if keys else OPTIONS
+    if isinstance(said, Said):
         return {each.key: each.kind.write(said[each.attribute]) for each in options if each.attribute in said}
     return {each.key: each.kind.write(getattr(said, each.attribute)) for each in options}

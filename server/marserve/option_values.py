@@ -148,8 +148,8 @@ def _read_size(value: object) -> int:
 
 
 def _read_positive_size(value: object) -> int:
-    size = _read_size(value)
-    if not size:
+    size = parse_size(value) if isinstance(value, str) else _integer_of_any_size(value)
+    if size is None or size <= 0:
         raise Unusable("a number of bytes above 0, as 500MB or 2GiB")
     return size
 
@@ -172,6 +172,11 @@ def _read_flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise Unusable("true or false")
     return value
+
+
+def _read_flag_or_word(value: object) -> bool:
+    is_word = isinstance(value, str) and value.lower() in ("true", "false")
+    return str(value).lower() == "true" if is_word else _read_flag(value)
 
 
 def _read_length_rule(value: object) -> str:
@@ -217,6 +222,7 @@ _SHARE_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 _SIZE_SCHEMA = {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+ *[A-Za-z]*$"}]}
 
 FLAG = Kind(_read_flag, {"type": "boolean"})
+FLAG_OR_WORD = Kind(_read_flag_or_word, FLAG.schema)
 DURATION = Kind(_read_duration, {"type": "number", "exclusiveMinimum": 0}, write_seconds)
 SHARE = Kind(_number(1, is_within=True, right="a number from 0 to 1"), _SHARE_SCHEMA)
 PART = Kind(_number(1, is_within=False, right="a number from 0 to below 1"), _SHARE_SCHEMA)

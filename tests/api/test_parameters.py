@@ -9,8 +9,8 @@ import pytest
 
 from marserve.api.parameters import REGISTER_PARAMETERS, JsonParameters, QueryParameters, read_registration
 from marserve.errors import BadInput
+from marserve.model_options import Said, say
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.settings.values import MemoryWish
 
 KNOWN = ("number", "flag", "word")
 
@@ -137,7 +137,15 @@ def test_a_registration_is_read_in_seconds() -> None:
         "initial_workers": "2",
         "synchronous": "false",
     }
-    expected = RegisterParameters("m.mar", "n", "h.py", "python", 5, 0.077, 44, 55, 2, False)
+    expected = RegisterParameters(
+        "m.mar",
+        "n",
+        "h.py",
+        "python",
+        say(batch_size=5, max_batch_delay_s=0.077, response_timeout_s=44, startup_timeout_s=55),
+        2,
+        False,
+    )
 
     assert read_registration(QueryParameters(values, REGISTER_PARAMETERS)) == expected
     assert read_registration(JsonParameters(json.dumps(values).encode(), REGISTER_PARAMETERS)) == expected
@@ -152,7 +160,7 @@ def test_what_clients_send_for_not_given_is_not_given() -> None:
     assert read_registration(JsonParameters(body, REGISTER_PARAMETERS)) == RegisterParameters("u")
 
     zero = QueryParameters({"url": "u", "max_batch_delay": "0"}, REGISTER_PARAMETERS)
-    assert read_registration(zero).max_batch_delay_s == 0.0
+    assert read_registration(zero).options == say(max_batch_delay_s=0.0)
 
 
 def test_odd_values_that_torchserve_takes_are_taken_and_told() -> None:
@@ -164,8 +172,30 @@ def test_odd_values_that_torchserve_takes_are_taken_and_told() -> None:
 
     parameters = read_registration(query)
 
-    assert (parameters.model_name, parameters.batch_size, parameters.initial_workers) == (None, None, 0)
+    assert (parameters.model_name, parameters.options, parameters.initial_workers) == (None, {}, 0)
     assert len(parameters.warnings) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"batch_size": "0"}, "batch_size must be 1 or more."),
+        ({"max_batch_delay": "-1"}, "max_batch_delay must be 0 or more."),
+        ({"response_timeout": "0"}, "response_timeout must be 1 or more."),
+        ({"startup_timeout": "-5"}, "startup_timeout must be 1 or more."),
+        ({"memory": "much"}, "memory is 'much'; it must be a number of bytes above 0, as 500MB or 2GiB."),
+        ({"memory": "\u00b2"}, "memory is '\u00b2'; it must be a number of bytes above 0, as 500MB or 2GiB."),
+        ({"load": "soon"}, "load is 'soon'; it must be one of start, on_demand."),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(values: dict[str, str], sentence: str) -> None:
+    """With its name as a parameter and what it must be, in a query as in JSON."""
+    said = {"url": "u", **values}
+
+    for parameters in (QueryParameters, lambda each, known: JsonParameters(json.dumps(each).encode(), known)):
+        with pytest.raises(BadInput) as raised:
+            read_registration(parameters(said, REGISTER_PARAMETERS))
+        assert raised.value.message == sentence
 
 
 @pytest.mark.parametrize(
@@ -202,17 +232,20 @@ def test_a_registration_needs_a_url() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"memory": "2GiB", "load": "on_demand", "pinned": "true"}, MemoryWish(2 << 30, "on_demand", True)),
-        ({"memory": "5000", "load": "START", "pinned": "false"}, MemoryWish(5000, "start", False)),
-        ({}, MemoryWish()),
+        (
+            {"memory": "2GiB", "load": "on_demand", "pinned": "true"},
+            say(memory_bytes=2 << 30, load="on_demand", is_pinned=True),
+        ),
+        ({"memory": "5000", "load": "START", "pinned": "false"}, say(memory_bytes=5000, load="start", is_pinned=False)),
+        ({}, say()),
     ],
 )
-def test_a_registration_says_what_it_takes_of_memory(values: dict[str, str], expected: MemoryWish) -> None:
+def test_a_registration_says_what_it_takes_of_memory(values: dict[str, str], expected: Said) -> None:
     """In a query as in JSON."""
     said = {"url": "u", **values}
 
-    assert read_registration(QueryParameters(said, REGISTER_PARAMETERS)).memory == expected
-    assert read_registration(JsonParameters(json.dumps(said).encode(), REGISTER_PARAMETERS)).memory == expected
+    assert read_registration(QueryParameters(said, REGISTER_PARAMETERS)).options == expected
+    assert read_registration(JsonParameters(json.dumps(said).encode(), REGISTER_PARAMETERS)).options == expected
 
 
 @pytest.mark.parametrize(

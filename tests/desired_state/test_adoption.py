@@ -20,9 +20,9 @@ from marserve.errors import ApplyFailed, BadInput, NothingToUndo, WouldUnload
 from marserve.registry.catalogue.traffic import read_traffic
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.observing.shadow import ShadowSpec
-from marserve.settings.values import MemoryWish
 from support.echo_archives import manifest, write_mar
 from support.management_house import House
+from support.registrations import registration
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ class Ungoverned(House):
 
     async def register(self, name: str, version: str = "1.0", **more: Any) -> None:
         """Register an archive of the store, as a call does."""
-        await self.registry.register(RegisterParameters(f"{name}-{version}.mar", **{"initial_workers": 1, **more}))
+        await self.registry.register(registration(f"{name}-{version}.mar", **{"initial_workers": 1, **more}))
 
     def described(self) -> dict[str, Any]:
         """Everything that undo has to bring back."""
@@ -69,7 +69,7 @@ async def house(tmp_path: Path) -> AsyncIterator[Ungoverned]:
     house = Ungoverned(tmp_path)
     await house.register("m", "1.0", batch_size=4, max_batch_delay_s=0.02, response_timeout_s=33)
     await house.register("m", "2.0", initial_workers=2)
-    await house.register("n", "1.0", memory=MemoryWish(memory_bytes=1 << 20, is_pinned=True))
+    await house.register("n", "1.0", memory_bytes=1 << 20, is_pinned=True)
     house.registry.traffic.put("m", read_traffic({"weights": {"1.0": 90, "2.0": 10}}))
     house.registry.traffic.put_label("m", "canary", "2.0")
     yield house
@@ -249,7 +249,7 @@ async def test_a_model_that_the_document_names_keeps_the_documents_default_and_w
 
 async def test_a_shadow_and_a_version_on_demand_are_adopted_as_they_are(house: Ungoverned) -> None:
     """Their documents have words for both, and workers that sleep are not started."""
-    await house.register("o", "1.0", initial_workers=2, memory=MemoryWish(load="on_demand"))
+    await house.register("o", "1.0", initial_workers=2, load="on_demand")
     house.registry.mirrors.put("m", ShadowSpec("2.0", share=0.5))
     before = house.described()
     assert before["o"][4]["1.0"][1] == (0, 2)

@@ -34,6 +34,7 @@ from marserve.registry.intake.registration import RegisterParameters
 from support.fake_pool import Behaviour, FakePool
 from support.management_house import House
 from support.receivers import Told
+from support.registrations import registration
 
 pytestmark = pytest.mark.anyio
 
@@ -771,7 +772,7 @@ async def test_a_plan_names_archives_that_cannot_be_had(shop: Workshop) -> None:
 
 async def test_a_document_that_says_nothing_of_workers_is_applied_twice_without_a_change(shop: Workshop) -> None:
     """What it does not say stays as a call left it: three workers here, where the server by itself gives one."""
-    await shop.registry.register(RegisterParameters("m-1.0.mar", initial_workers=3, batch_size=4))
+    await shop.registry.register(registration("m-1.0.mar", initial_workers=3, batch_size=4))
     plain = json.dumps({"models": {"m": {"versions": {"1.0": {"url": "m-1.0.mar"}}}}}).encode()
 
     for _ in range(2):

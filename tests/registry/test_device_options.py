@@ -8,6 +8,7 @@ import pytest
 
 from marserve.archive.contents.model_config import parse_model_config
 from marserve.errors import BadArchive
+from marserve.model_options import Said, say
 from marserve.pool.options import PoolOptions
 from marserve.registry.intake.effective_options import effective_options
 from marserve.registry.intake.registration import RegistryOptions
@@ -15,9 +16,9 @@ from marserve.registry.intake.registration import RegistryOptions
 
 def choose(gpu_count: int, *, strict: bool = True, pinning: Any = "off", **keys: Any) -> tuple[PoolOptions, list[str]]:
     """The effective options of a model whose configuration has these, on a server with so many devices."""
-    server = RegistryOptions(gpu_count=gpu_count, refuses_missing_devices=strict, cpu_pinning=pinning)
+    server = RegistryOptions(defaults=say(cpu_pinning=pinning), gpu_count=gpu_count, refuses_missing_devices=strict)
     said = {name: value for name, value in keys.items() if value is not None}
-    return effective_options("m", "1.0", {"archive": said}, server, at_startup=False)
+    return effective_options("m", "1.0", {"archive": Said(said)}, server, at_startup=False)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_device_memory_is_a_size() -> None:
     config = parse_model_config(b"deviceMemory: much\ncpuPinning: far\n")
     assert config.said == {}
     assert config.warnings == [
-        "deviceMemory is 'much', which is not used: it must be a number of bytes of 0 or more, as 500MB or 2GiB",
+        "deviceMemory is 'much', which is not used: it must be a number of bytes above 0, as 500MB or 2GiB",
         "cpuPinning is 'far', which is not used: it must be one of off, near",
     ]
 

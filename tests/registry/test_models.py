@@ -33,7 +33,9 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Answer, Load
+from marserve.model_options import IN_FORCE, ModelOptions, Said, said_of, say
 from marserve.names import encodable, escaped
+from marserve.pool.options import PoolOptions
 from marserve.registry import models as models_module
 from marserve.registry.catalogue.snapshot import SnapshotVersion, read_models, write_models
 from marserve.registry.changes import registering
@@ -41,11 +43,11 @@ from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
 from marserve.registry.observing.shadow import ShadowSpec
 from marserve.settings import ModelDefaults, ModelToLoad
-from marserve.settings.values import MemoryWish
 from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.fetcher import Fetcher
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, a_death
+from support.registrations import registration
 from support.registry_house import House
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +82,7 @@ async def test_a_version_that_wakes_does_not_send_its_client_to_scale_it(house: 
     """To scale it would keep it awake for good."""
     archive = house.put("m", "1.0")
 
-    registered = await house.registry.register(RegisterParameters(archive, memory=MemoryWish(load="on_demand")))
+    registered = await house.registry.register(registration(archive, load="on_demand"))
 
     assert registered.message == (
         'Model "m" Version: 1.0 registered with 0 initial workers. The first request starts them.'
@@ -289,10 +291,6 @@ async def test_an_archive_that_says_too_little_is_refused(house: House, document
         ({"runtime": "ruby"}, "Invalid RuntimeType value: ruby"),
         ({"runtime": "Python"}, "Invalid RuntimeType value: Python"),
         ({"runtime": "LSP"}, "LSP"),
-        ({"batch_size": 0}, "batch_size must be 1 or more."),
-        ({"max_batch_delay_s": -0.001}, "max_batch_delay must be 0 or more."),
-        ({"response_timeout_s": 0}, "response_timeout must be 1 or more."),
-        ({"startup_timeout_s": -5}, "startup_timeout must be 1 or more."),
         ({"initial_workers": -1}, "initial_workers must be 0 or more."),
         ({"initial_workers": 10**6}, "initial_workers must be 4096 or less."),
     ],
@@ -479,7 +477,7 @@ async def test_describe_customized_does_not_wait_for_ever(house: House) -> None:
     """After the response time-out the request is taken back."""
     house.pools.behaviours["m"] = Behaviour(metadata=None)
     write_mar(house.store / "m.mar")
-    await house.registry.register(RegisterParameters("m.mar", initial_workers=1, response_timeout_s=1))
+    await house.registry.register(registration("m.mar", initial_workers=1, response_timeout_s=1))
 
     with pytest.raises(HandlerFailed) as raised:
         await house.registry.describe_customized("m")
@@ -693,7 +691,9 @@ async def test_all_loads_what_the_store_holds_and_a_bad_one_is_left_out(
 
 async def test_the_models_setting_configures_models_of_the_start(tmp_path: Path) -> None:
     """It configures and does not load."""
-    values = ModelDefaults(1, 2, 6, 0.04, 25)
+    values = ModelDefaults(
+        say(min_workers=1, max_workers=2, batch_size=6, max_batch_delay_s=0.04, response_timeout_s=25)
+    )
     house = House(tmp_path, models={"m": {"1.0": values}, "other": {"1.0": values}})
     write_mar(house.store / "m.mar")
 
@@ -812,7 +812,11 @@ async def test_whatever_is_done_at_once_the_end_is_the_sum_of_what_was_accepted(
 
 def version_of(model: str, version: str, **changes: Any) -> SnapshotVersion:
     """A version of the house's store, as a snapshot has it."""
-    plain = SnapshotVersion(model, version, f"{model}-{version}.mar", False, 1, 1, 1, 0.1)
+    options = Said(
+        said_of(PoolOptions(model, version, 1, 1), *IN_FORCE),
+        {name: changes.pop(name) for name in list(changes) if name in ModelOptions.__dataclass_fields__},
+    )
+    plain = SnapshotVersion(model, version, f"{model}-{version}.mar", False, options)
     return replace(plain, **changes)
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from marserve.cli.torchserve import torchserve
 from marserve.errors import BadSettings
+from marserve.model_options import BY_KEY, said_in
 from marserve.settings import KEYS, Settings, load_settings
-from marserve.settings.values import NO_WISH
 from support.inventory import inventory
 
 SERVER = Path(torchserve.__file__).parents[2]
@@ -96,8 +96,8 @@ def load_or_refuse(here: Path, lines: dict[str, str], environment: dict[str, str
 
 @pytest.fixture(scope="module")
 def settings_read() -> set[str]:
-    """The settings that the server's code reads, outside of where they are found."""
-    found = set()
+    """The settings that the server's code reads, outside of where they are found, or a model's option falls back to."""
+    found = {str(option.setting) for option in said_in("server")}
     for path in SERVER.rglob("*.py"):
         if path.parent.name == "settings":
             continue
@@ -176,12 +176,11 @@ def test_every_key_of_models_is_read_and_used(here: Path, name: str) -> None:
     settings = load(here, {"models": json.dumps({"m": {"1.0": {name: value}}})})
 
     (defaults,) = settings.models["m"].values()
-    given = {slot: getattr(defaults, slot) for slot in defaults.__dataclass_fields__}
-    ((slot, read),) = [(slot, read) for slot, read in given.items() if read not in (None, NO_WISH)]
+    option = BY_KEY.get(name)
+    read = defaults.runtime_type if option is None else defaults.options[option.attribute]
     assert read == (0.007 if name == "maxBatchDelay" else value)
     assert settings.warnings == ()
-    uses = [path.name for path in (SERVER / "registry").rglob("*.py") if f".{slot}" in path.read_text("utf-8")]
-    assert uses
+    assert option is None or "models" in option.order
 
 
 # Flags that are no setting: what they do, and where that is tested.

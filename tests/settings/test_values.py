@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marserve.model_options import say
 from marserve.option_values import parse_size
 from marserve.settings.table import KEYS
 from marserve.settings.values import (
@@ -26,7 +27,6 @@ from marserve.settings.values import (
     SIZE,
     Address,
     Kind,
-    MemoryWish,
     ModelDefaults,
     ModelToLoad,
     Reading,
@@ -184,7 +184,17 @@ def test_models_become_seconds_and_numbers() -> None:
 
     models = read(MODELS, text, warnings)
 
-    assert models["noop"]["1.0"] == ModelDefaults(1, 2, 6, 0.04, 25.0, 30.0, "python")
+    assert models["noop"]["1.0"] == ModelDefaults(
+        say(
+            min_workers=1,
+            max_workers=2,
+            batch_size=6,
+            max_batch_delay_s=0.04,
+            response_timeout_s=25.0,
+            startup_timeout_s=30.0,
+        ),
+        "python",
+    )
     assert warnings == []
     assert read(MODELS, MODELS.write(models)) == models
 
@@ -199,7 +209,7 @@ def test_odd_values_of_models_count_as_absent_and_are_reported() -> None:
         warnings,
     )
 
-    assert models["m"]["1"] == ModelDefaults(max_batch_delay_s=0)
+    assert models["m"]["1"] == ModelDefaults(say(max_batch_delay_s=0))
     assert warnings[0] == (
         "some_key: minWorkers of m 1 is 0, which counts as not given; it must be a whole number of 1 or more"
     )
@@ -264,10 +274,10 @@ def test_models_say_what_they_take_of_memory() -> None:
 
     models = read(MODELS, text, warnings)
 
-    assert models["m"]["1.0"].memory == MemoryWish(2 << 30, "on_demand", True)
-    assert models["m"]["2.0"].memory == MemoryWish()
+    assert models["m"]["1.0"].options == say(memory_bytes=2 << 30, load="on_demand", is_pinned=True)
+    assert models["m"]["2.0"].options == {}
     assert len(warnings) == 3
-    assert "memory is -1; it must be a number of bytes above 0" in warnings[0]
+    assert "memory of m 2.0 is -1, which counts as not given; it must be a number of bytes above 0" in warnings[0]
     assert read(MODELS, MODELS.write(models)) == models
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from marserve.errors import MarserveError
 from marserve.messages import Answer, Part, Request
 from marserve.registry.catalogue.traffic import VERSION_HEADER
-from marserve.registry.intake.registration import Registered, RegisterParameters
+from marserve.registry.intake.registration import Registered
 from support.management_house import House as ManagementHouse
+from support.registrations import registration
 
 
 class Told:
@@ -40,7 +41,7 @@ class House(ManagementHouse):
     async def add(self, name: str = "m", version: str = "1.0", *, workers: int = 1, **parameters: Any) -> Registered:
         """Register a version of a model, waiting for its workers."""
         archive = self.put(name, version)
-        return await self.registry.register(RegisterParameters(archive, initial_workers=workers, **parameters))
+        return await self.registry.register(registration(archive, initial_workers=workers, **parameters))
 
     def send(self, model: str = "m", version: str | None = None, *, is_inner: bool = False) -> Told:
         """Send a request and give its receiver."""

@@ -17,23 +17,18 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 
 from marserve.api.decoding import SHORT_BYTES
-from marserve.errors import BadInput, without_stop
+from marserve.errors import BadInput
 from marserve.files.nearest import did_you_mean
-from marserve.model_options import OPTIONS
+from marserve.model_options import Said, said_in
+from marserve.option_values import Unusable
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.settings.values import MemoryWish, read_memory_wish
 
 NO_KMS = (
     "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
     "s3://bucket/key or https://bucket.s3.region.amazonaws.com/key, or leave s3_sse_kms out."
 )
-# The numbers that clients send for "not given".
-_NOT_GIVEN = {
-    "batch_size": (-1,),
-    "max_batch_delay": (-100, -10000),
-    "response_timeout": (-1,),
-    "startup_timeout": (-1,),
-}
+# The numbers that clients send for "not given": -1, and for this parameter TorchServe's own.
+_NOT_GIVEN = {"max_batch_delay": (-100, -10000)}
 
 # Far more than any call's parameters take; a body over `SHORT_BYTES` is read in a thread.
 MOST_BODY_BYTES: Final = 256 * 1024
@@ -57,11 +52,12 @@ class Parameter(NamedTuple):
     schema: Mapping[str, Any] = TEXT
 
 
-# What clients may say of a version in a call. The number of workers has other names in each call.
+# The options of a version that a call may name. The number of workers has other names in each call.
+CALLED_OPTIONS = {
+    option.parameter: option for option in said_in("registration") if option.key not in ("minWorkers", "maxWorkers")
+}
 _OF_OPTIONS = {
-    re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", option.key): Parameter(option.help, option.kind.schema)
-    for option in OPTIONS
-    if "registration" in option.order and option.attribute not in ("min_workers", "max_workers")
+    name: Parameter(option.help, option.kind_in("registration").schema) for name, option in CALLED_OPTIONS.items()
 }
 DRY_RUN = {"dry_run": Parameter("only say what would be, and whether it can be", FLAG)}
 SIGNED = {"s3_sse_kms": Parameter("sign the download from an https address of S3", FLAG)}
@@ -266,43 +262,49 @@ def read_registration(parameters: Parameters) -> RegisterParameters:
     url = parameters.text("url")
     if url is None:
         raise BadInput("Parameter url is required.")
-    numbers = {name: _given(parameters, name) for name in _NOT_GIVEN}
+    options = read_options(parameters)
     workers = parameters.integer("initial_workers")
     if workers is not None and workers < 0:
         parameters.warnings.append(f"initial_workers is {workers}, which counts as 0")
         workers = 0
     if parameters.flag("s3_sse_kms", False):
         url = sign(url)
-    delay_ms = numbers["max_batch_delay"]
     synchronous = parameters.flag("synchronous", True)
     return RegisterParameters(
         url=url,
         model_name=parameters.text("model_name") or None,
         handler=parameters.text("handler") or None,
         runtime=parameters.text("runtime"),
-        batch_size=numbers["batch_size"],
-        max_batch_delay_s=None if delay_ms is None else delay_ms / 1000,
-        response_timeout_s=numbers["response_timeout"],
-        startup_timeout_s=numbers["startup_timeout"],
+        options=options,
         initial_workers=workers,
         synchronous=synchronous,
-        memory=_read_memory(parameters),
         warnings=tuple(parameters.warnings),
     )
 
 
-def _read_memory(parameters: Parameters) -> MemoryWish:
-    said: dict[str, object] = {name: parameters.text(name) for name in ("memory", "load")}
-    if said["memory"] is not None and str(said["memory"]).isdigit():
-        said["memory"] = int(str(said["memory"]))
-    if parameters.has("pinned"):
-        said["pinned"] = parameters.flag("pinned", False)
+def read_options(parameters: Parameters, *names: str) -> Said:
+    """What a call says of the options of these parameters, of all that it may say without names.
+
+    Raises BadInput for a value that cannot be used.
+    """
+    return Said({CALLED_OPTIONS[name].attribute: _read_option(parameters, name) for name in names or CALLED_OPTIONS})
+
+
+def _read_option(parameters: Parameters, name: str) -> Any:
+    kind = CALLED_OPTIONS[name].kind_in("registration")
+    value: object = None
+    if kind.schema.get("type") == "integer":
+        value = parameters.integer(name)
+        value = None if value in _NOT_GIVEN.get(name, (-1,)) else value
+    elif kind.schema.get("type") != "boolean":
+        value = parameters.text(name)
+    elif parameters.has(name):
+        value = parameters.flag(name, False)
+    if value is None:
+        return None
     try:
-        return read_memory_wish(said)
-    except ValueError as error:
-        raise BadInput(f"{without_stop(error)}.") from None
-
-
-def _given(parameters: Parameters, name: str) -> int | None:
-    number = parameters.integer(name)
-    return None if number in _NOT_GIVEN[name] else number
+        return kind.read(value)
+    except Unusable as error:
+        least = kind.schema.get("minimum")
+        what = f"is {value!r}; it must be {error}" if least is None else f"must be {least} or more"
+        raise BadInput(f"{name} {what}.") from None

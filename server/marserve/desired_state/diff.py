@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from marserve.desired_state.document import DesiredModel, DesiredState, DesiredVersion
-from marserve.registry.changes.actual import IN_PLACE, ActualModel, ActualState, ActualVersion
+from marserve.model_options import IN_PLACE
+from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion
 
 Kind = Literal[
     "load", "scale-up", "wait-ready", "switch", "tune", "default", "labels", "traffic", "shadow", "scale-down", "unload"

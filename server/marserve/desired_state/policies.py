@@ -21,6 +21,7 @@ from marserve.errors import (
     VersionInUse,
     VersionNotFound,
 )
+from marserve.model_options import Said, written
 from marserve.registry.catalogue.traffic import Traffic, check_label
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
@@ -255,8 +256,7 @@ class AdoptedChanges:
         self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
     ) -> str:
         """See `Registry.tune`."""
-        wanted = {"batchSize": batch_size, "maxBatchDelay": _milliseconds(max_batch_delay_s)}
-        given = {key: value for key, value in wanted.items() if value is not None}
+        given = written(Said({"batch_size": batch_size, "max_batch_delay_s": max_batch_delay_s}))
         await self._configure(model, version, given, "tuned")
         # With the values in force it changes nothing and returns the sentence.
         return self._registry.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
@@ -363,18 +363,8 @@ class AdoptedChanges:
 
 def _declared(parameters: RegisterParameters) -> DesiredVersion:
     """The declaration of a version with these parameters."""
-    config = {
-        "batchSize": parameters.batch_size,
-        "maxBatchDelay": _milliseconds(parameters.max_batch_delay_s),
-        "responseTimeout": _whole(parameters.response_timeout_s),
-        "startupTimeout": _whole(parameters.startup_timeout_s),
-        "minWorkers": parameters.initial_workers,
-        "maxWorkers": parameters.initial_workers,
-        **parameters.memory.document(),
-    }
     url, sha256 = split_digest(parameters.url)
-    given = {key: value for key, value in config.items() if value is not None}
-    return DesiredVersion(url, sha256, parameters.handler, parameters.runtime, given)
+    return DesiredVersion(url, sha256, parameters.handler, parameters.runtime, written(parameters.said))
 
 
 def _model(state: DesiredState, model: str) -> DesiredModel:
@@ -387,11 +377,3 @@ def _model(state: DesiredState, model: str) -> DesiredModel:
 def _with(state: DesiredState, model: str, wanted: DesiredModel | None) -> DesiredState:
     models = {name: each for name, each in state.models.items() if name != model}
     return replace(state, models=models if wanted is None else {**models, model: wanted})
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
-
-
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds)

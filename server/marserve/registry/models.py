@@ -20,6 +20,7 @@ from typing import Any
 from marserve.environments.environments import Environments
 from marserve.errors import CleanUpTimedOut, Draining, LoadFailed
 from marserve.messages import Answer, Part
+from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.registry.catalogue.describe import describe_version, page_of
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
@@ -282,8 +283,7 @@ class Registry:
         described = describe_version(
             version.facts,
             version.pool,
-            min_workers=version.min_workers,
-            max_workers=version.max_workers,
+            version.options,
             is_default=self._versions.is_default(version),
             remarks=version.remarks,
             tells_missing_pids=self._options.tells_missing_pids,
@@ -484,22 +484,16 @@ class Registry:
     def _as_snapshot(self, version: Version) -> SnapshotVersion:
         facts, own = version.facts, version.plan.unpacked.manifest.handler or self._options.default_handler
         handler = version.plan.load.handler
+        ranks = facts.options.parallel_level or facts.config.parallel_level
         return SnapshotVersion(
             model=version.model,
             version=version.name,
             archive=version.plan.unpacked.archive or archive_name(facts.url),
             is_default=self._versions.is_default(version),
-            min_workers=version.min_workers,
-            max_workers=version.max_workers,
-            batch_size=version.pool.options.batch_size,
-            max_batch_delay_s=version.pool.options.max_batch_delay_s,
-            response_timeout_s=facts.options.response_timeout_s,
-            startup_timeout_s=facts.options.startup_timeout_s,
+            options=Said(facts.asked, said_of(version.options, *IN_FORCE), {"parallel_level": ranks or None}),
             runtime=facts.runtime,
-            parallel_level=facts.options.parallel_level or facts.config.parallel_level,
             handler=handler if handler != own else None,
             role=self._versions.role_of(version),
-            memory=facts.memory,
         )
 
     def _note_change(self, version: Version) -> None:

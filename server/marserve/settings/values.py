@@ -17,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
-from marserve.option_values import parse_size
+from marserve.model_options import BY_KEY, NOTHING, Said, written
+from marserve.option_values import Unusable, parse_size
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -99,65 +100,11 @@ class ModelToLoad:
 
 
 @dataclass(frozen=True)
-class MemoryWish:
-    """A model's memory options; None for one that is not given.
-
-    `memory_bytes` is what the model takes with one worker. `load` says when it is loaded: at once, or by the first
-    request. A model that `is_pinned` is never unloaded to make room for another one.
-    """
-
-    memory_bytes: int | None = None
-    load: Literal["start", "on_demand"] | None = None
-    is_pinned: bool | None = None
-
-    def over(self, other: MemoryWish) -> MemoryWish:
-        """These options, with those of `other` for the ones that are not given."""
-        return MemoryWish(
-            other.memory_bytes if self.memory_bytes is None else self.memory_bytes,
-            other.load if self.load is None else self.load,
-            other.is_pinned if self.is_pinned is None else self.is_pinned,
-        )
-
-    def document(self) -> dict[str, Any]:
-        """The given options, under the names of a model's configuration."""
-        said = {"memory": self.memory_bytes, "load": self.load, "pinned": self.is_pinned}
-        return {name: value for name, value in said.items() if value is not None}
-
-
-NO_WISH = MemoryWish()
-
-
-def read_memory_wish(said: Mapping[str, object]) -> MemoryWish:
-    """The options `memory`, `load` and `pinned`, as texts or JSON values; None if not given.
-
-    Raises ValueError that names the invalid option and its valid values.
-    """
-    memory, load, pinned = (said.get(name) for name in ("memory", "load", "pinned"))
-    size: Any = parse_size(memory) if isinstance(memory, str) else memory
-    if memory is not None and (isinstance(size, bool) or not isinstance(size, int) or not 0 < size < 1 << 60):
-        raise ValueError(f"memory is {memory!r}; it must be a number of bytes above 0, as 500MB or 2GiB")
-    if load is not None and (not isinstance(load, str) or load.lower() not in ("start", "on_demand")):
-        raise ValueError(f"load is {load!r}; it must be start or on_demand")
-    if isinstance(pinned, str) and pinned.lower() in ("true", "false"):
-        pinned = pinned.lower() == "true"
-    if pinned is not None and not isinstance(pinned, bool):
-        raise ValueError(f"pinned is {pinned!r}; it must be true or false")
-    when: Any = load.lower() if isinstance(load, str) else None
-    return MemoryWish(size, when, pinned)
-
-
-@dataclass(frozen=True)
 class ModelDefaults:
-    """The values for one version in the setting `models`; None if not given. Times in seconds."""
+    """The values for one version in the setting `models`: its options, and the runtime; None if not given."""
 
-    min_workers: int | None = None
-    max_workers: int | None = None
-    batch_size: int | None = None
-    max_batch_delay_s: float | None = None
-    response_timeout_s: float | None = None
-    startup_timeout_s: float | None = None
+    options: Said = NOTHING
     runtime_type: str | None = None
-    memory: MemoryWish = NO_WISH
 
 
 LoadModels = Literal["all"] | tuple[ModelToLoad, ...]
@@ -372,14 +319,6 @@ def _write_load_models(value: LoadModels) -> str:
 
 # Keys that a snapshot writes beside those below; they are ignored here.
 _SNAPSHOT_KEYS = frozenset({"marName", "defaultVersion", "parallelLevel"})
-_MODEL_NUMBERS = {
-    "minWorkers": ("min_workers", 1, 1),
-    "maxWorkers": ("max_workers", 1, 1),
-    "batchSize": ("batch_size", 1, 1),
-    "maxBatchDelay": ("max_batch_delay_s", 0, 0.001),
-    "responseTimeout": ("response_timeout_s", 1, 1.0),
-    "startupTimeout": ("startup_timeout_s", 1, 1.0),
-}
 
 
 def _read_models(text: str, reading: Reading) -> Models:
@@ -410,44 +349,33 @@ def _object(value: object, reading: Reading, right: str) -> dict[str, Any]:
 
 
 def _read_model_defaults(keys: dict[str, Any], which: str, reading: Reading) -> ModelDefaults:
-    found: dict[str, Any] = {"memory": NO_WISH}
+    said: dict[str, Any] = {}
+    runtime_type: str | None = None
     for name, value in keys.items():
+        option = BY_KEY.get(name)
         if name in _SNAPSHOT_KEYS:
             continue
-        if name in ("memory", "load", "pinned"):
-            try:
-                found["memory"] = read_memory_wish({name: value}).over(found["memory"])
-            except ValueError as error:
-                reading.warn(f"{reading.name}: of {which} {error}; it counts as not given")
-            continue
         if name == "runtimeType" and isinstance(value, str):
-            found["runtime_type"] = value
-        elif name in _MODEL_NUMBERS:
-            attribute, minimum, factor = _MODEL_NUMBERS[name]
-            if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
-                found[attribute] = value * factor
-            else:
+            runtime_type = value
+        elif option is None or "models" not in option.order:
+            reading.warn(f"{reading.name}: {name} of {which} is no key that is read here; it is ignored")
+        else:
+            try:
+                said[option.attribute] = option.kind_in("models").read(value)
+            except Unusable as error:
                 reading.warn(
                     f"{reading.name}: {name} of {which} is {json.dumps(value)}, which counts as not given; "
-                    f"it must be a whole number of {minimum} or more"
+                    f"it must be {error}"
                 )
-        else:
-            reading.warn(f"{reading.name}: {name} of {which} is no key that is read here; it is ignored")
-    return ModelDefaults(**found)
+    return ModelDefaults(Said(said), runtime_type)
 
 
 def _write_models(value: Models) -> str:
-    names = {attribute: (name, factor) for name, (attribute, _, factor) in _MODEL_NUMBERS.items()}
     document: dict[str, Any] = {}
     for model, versions in value.items():
         for version, defaults in versions.items():
-            keys = document.setdefault(model, {}).setdefault(version, {})
-            for attribute, (name, factor) in names.items():
-                if getattr(defaults, attribute) is not None:
-                    keys[name] = round(getattr(defaults, attribute) / factor)
-            if defaults.runtime_type is not None:
-                keys["runtimeType"] = defaults.runtime_type
-            keys.update(defaults.memory.document())
+            runtime = {} if defaults.runtime_type is None else {"runtimeType": defaults.runtime_type}
+            document.setdefault(model, {})[version] = {**written(defaults.options), **runtime}
     return json.dumps(document) if document else ""
 
 

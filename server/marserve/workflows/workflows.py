@@ -28,6 +28,7 @@ from marserve.errors import (
     WorkflowNotFound,
 )
 from marserve.messages import Receiver, Request
+from marserve.model_options import NOTHING, Said, say
 from marserve.names import check_new_name
 from marserve.registry.catalogue.describe import page_of
 from marserve.registry.catalogue.plan import Unpacked
@@ -59,12 +60,11 @@ class WorkflowOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowParameters:
-    """What a registration may say; None is not given. Times in seconds. `warnings` as for a model's registration."""
+    """What a registration may say; None is not given. `options` are for its nodes, `warnings` as for a model's."""
 
     url: str
     workflow_name: str | None = None
-    response_timeout_s: float | None = None
-    startup_timeout_s: float | None = None
+    options: Said = NOTHING
     warnings: tuple[str, ...] = ()
 
 
@@ -194,10 +194,9 @@ class Workflows:
         asked = RegisterParameters(
             url=node.url or parameters.url,
             model_name=_model_of(workflow, node.name),
-            batch_size=options.batch_size,
-            max_batch_delay_s=options.max_batch_delay_s,
-            response_timeout_s=parameters.response_timeout_s,
-            startup_timeout_s=parameters.startup_timeout_s,
+            options=Said(
+                parameters.options, say(batch_size=options.batch_size, max_batch_delay_s=options.max_batch_delay_s)
+            ),
             initial_workers=options.max_workers,
             workflow=workflow,
             is_function=node.is_function,

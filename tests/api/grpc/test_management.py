@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from marserve.api.grpc.management import SERVICE
-from marserve.settings.values import MemoryWish
 from support.fake_pool import Behaviour
 from support.grpc_house import Client, client_of, management_port, refusal
 from support.management_house import House
@@ -170,7 +169,7 @@ async def test_memory_is_declared_as_over_http(house: House, client: Client) -> 
     await told(client, "RegisterModel", url=house.put(), memory="2GiB", load="on_demand", pinned=True)
 
     [version] = house.registry.snapshot()
-    assert version.memory == MemoryWish(2 << 30, "on_demand", True)
+    assert {**version.options}.items() >= {"memory_bytes": 2 << 30, "load": "on_demand", "is_pinned": True}.items()
     code, sentence = await refused(client, "RegisterModel", url="m-1.0.mar", memory="much")
     assert (code, "memory" in sentence, "much" in sentence) == ("INVALID_ARGUMENT", True, True)
 

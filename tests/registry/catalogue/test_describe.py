@@ -60,8 +60,7 @@ def describe(
     return describe_version(
         facts,
         pool,
-        min_workers=options.min_workers,
-        max_workers=options.max_workers,
+        options,
         is_default=True,
         tells_missing_pids=tells_missing_pids,
     )

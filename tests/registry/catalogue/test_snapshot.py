@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.errors import InvalidSnapshot
+from marserve.model_options import Said, say
 from marserve.registry.catalogue.snapshot import (
     SnapshotVersion,
     archive_name,
@@ -22,7 +23,11 @@ from marserve.registry.catalogue.snapshot import (
 )
 from support.inventory import inventory
 
-NOOP = SnapshotVersion("noop", "1.0", "noop.mar", True, 1, 2, 4, 0.1, 21, 120, "python")
+OPTIONS = say(
+    min_workers=1, max_workers=2, batch_size=4, max_batch_delay_s=0.1, response_timeout_s=21, startup_timeout_s=120
+)
+NOOP = SnapshotVersion("noop", "1.0", "noop.mar", True, OPTIONS)
+ALL = say(parallel_level=2, memory_bytes=1 << 30, load="on_demand", is_pinned=True)
 VALUES: dict[str, Any] = {
     "defaultVersion": True,
     "marName": "noop.mar",
@@ -57,18 +62,44 @@ def test_what_is_written_is_read_again() -> None:
     """In the same order, with all that may be left out."""
     versions = [
         replace(NOOP, is_default=False),
-        replace(NOOP, version="2.0", parallel_level=2, handler="other:handle", runtime="python3"),
-        replace(NOOP, model="späte Rose", min_workers=0, max_workers=0, response_timeout_s=0.5),
+        replace(NOOP, version="2.0", options=Said(OPTIONS, ALL), handler="other:handle", runtime="python3"),
+        replace(
+            NOOP, model="späte Rose", options=Said(OPTIONS, say(min_workers=0, max_workers=0, response_timeout_s=0.5))
+        ),
     ]
 
     assert read_models(write_models(versions, "n", 1)) == versions
+
+
+# Written by the build before options had one record.
+OF_THE_BUILD_BEFORE = """
+{"name": "20260102030405678-snapshot.cfg", "modelCount": 2, "created": 1585635869526, "models": {"digits": {
+"2.0": {"defaultVersion": true, "marName": "s3://models/digits-2.mar", "minWorkers": 0, "maxWorkers": 3, "batchSize": 8,
+"maxBatchDelay": 250, "responseTimeout": 2.5, "startupTimeout": 120, "runtimeType": "python3", "parallelLevel": 2,
+"handler": "other.py:handle", "memory": 2147483648, "load": "on_demand", "pinned": true}, "1.0": {"defaultVersion":
+false, "marName": "digits.mar", "minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100,
+"responseTimeout": 120, "startupTimeout": 60, "runtimeType": "python", "pinned": false}}}}
+"""
+
+
+def test_a_snapshot_of_the_build_before_is_read_and_written_as_it_was() -> None:
+    """A server that is upgraded has its models back, and one that goes back reads the new one."""
+    second, first = read_models(OF_THE_BUILD_BEFORE)
+
+    workers = say(min_workers=0, max_workers=3, batch_size=8, max_batch_delay_s=0.25, response_timeout_s=2.5)
+    rest = say(startup_timeout_s=120, parallel_level=2, memory_bytes=2 << 30, load="on_demand", is_pinned=True)
+    assert second.options == Said(workers, rest)
+    assert (first.options["is_pinned"], "memory_bytes" in first.options) == (False, False)
+    written = write_models([second, first], "20260102030405678-snapshot.cfg", 1585635869526)
+    assert json.loads(written) == json.loads(OF_THE_BUILD_BEFORE)
 
 
 def test_time_outs_and_runtime_have_torchserves_defaults() -> None:
     """KServe's files leave them out."""
     (version,) = read_models(document())
 
-    assert (version.response_timeout_s, version.startup_timeout_s, version.runtime) == (120, 120, "python")
+    assert version.runtime == "python"
+    assert version.options == Said(OPTIONS, say(response_timeout_s=120, startup_timeout_s=120))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +123,8 @@ def test_a_snapshot_may_have_no_models(text: str) -> None:
         ({"responseTimeout": 0}, "responseTimeout .* is 0; it must be a number of seconds"),
         ({"startupTimeout": 1e99}, "startupTimeout"),
         ({"defaultVersion": "yes"}, "it must be true or false"),
+        ({"parallelLevel": -1}, "parallelLevel .* is -1; it must be a whole number of 0 or more"),
+        ({"memory": "much"}, 'memory .* is "much"; it must be a number of bytes above 0'),
         ({"marName": ".."}, "marName"),
         ({"marName": ""}, "marName"),
         ({"runtimeType": 3}, "runtimeType"),
@@ -169,7 +202,7 @@ def test_what_got_no_name_in_the_store_is_restored_from_where_it_is(word: str) -
 def test_every_key_of_torchserves_snapshots_is_written_and_read() -> None:
     """The inventory's lists, and what each key becomes."""
     keys = inventory("snapshot_keys")
-    version = replace(NOOP, parallel_level=2)
+    version = replace(NOOP, options=Said(OPTIONS, say(parallel_level=2)))
 
     written = json.loads(write_models([version], "n", 1))
 
@@ -184,7 +217,9 @@ def test_every_key_of_torchserves_snapshots_is_written_and_read() -> None:
     }
     for key in keys["version"]:
         changed = document(**{"parallelLevel": 2, key: other.get(key, 33)})
-        assert read_models(changed) != [replace(version, response_timeout_s=120)], key
+        assert read_models(changed) != [replace(version, options=Said(version.options, say(response_timeout_s=120)))], (
+            key
+        )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from marserve.model_options import say
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.settings.load import read_properties
@@ -17,7 +18,7 @@ from marserve.settings.snapshot_files import FolderSnapshots
 
 pytestmark = pytest.mark.anyio
 
-NOOP = SnapshotVersion("noop", "1.0", "noop.mar", True, 1, 1, 1, 0.1)
+NOOP = SnapshotVersion("noop", "1.0", "noop.mar", True, say(min_workers=1))
 
 
 class Store(FolderSnapshots):

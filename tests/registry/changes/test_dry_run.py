@@ -97,7 +97,7 @@ async def test_a_registration_that_would_be_refused_is(house: House) -> None:
         with pytest.raises(VersionConflict):
             await rehearse(RegisterParameters("m-1.0.mar"))
         with pytest.raises(BadInput):
-            await rehearse(RegisterParameters("m-1.0.mar", batch_size=0))
+            await rehearse(RegisterParameters("m-1.0.mar", initial_workers=-1))
     with pytest.raises(BadArchive):
         await rehearse(RegisterParameters(house.put("m", "4.0"), handler="gone.py"))
     assert len(house.folders()) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,34 +11,35 @@ import pytest
 
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadInput, NotEnoughDevices
-from marserve.model_options import ModelOptions, Said
+from marserve.model_options import NOTHING, Said, say
 from marserve.option_values import Sample
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.effective_options import effective_options, effective_runtime, layers_of
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 from marserve.settings import ModelDefaults
-from marserve.settings.values import MemoryWish
 
 
 def choose(
     requested: RegisterParameters | None = None,
-    archive: Said | None = None,
+    archive: Mapping[str, Any] | None = None,
     configured: ModelDefaults | None = None,
     server: RegistryOptions | None = None,
     **rest: Any,
 ) -> tuple[PoolOptions, list[str]]:
     """The effective options of version 1.0 of model m."""
     parameters = replace(requested or asks(), restored=rest.get("restored"))
-    ModelOptions(**(archive or {}))
-    layers = layers_of(parameters, ModelConfig(archive or {}), configured or ModelDefaults(), rest.get("declared", {}))
+    layers = layers_of(
+        parameters, ModelConfig(Said(archive or {})), configured or ModelDefaults(), rest.get("declared", {})
+    )
     options = replace(server or RegistryOptions(), gpu_count=rest.get("gpu_count", 0))
     return effective_options("m", "1.0", layers, options, at_startup=rest.get("at_startup", False))
 
 
 def asks(**parameters: Any) -> RegisterParameters:
     """A registration."""
-    return RegisterParameters("m.mar", **parameters)
+    workers = parameters.pop("initial_workers", None)
+    return RegisterParameters("m.mar", options=Said(parameters), initial_workers=workers)
 
 
 def test_what_nobody_sets_has_the_contract_s_defaults() -> None:
@@ -51,7 +53,7 @@ def test_what_nobody_sets_has_the_contract_s_defaults() -> None:
 def test_the_request_wins_over_the_archive_over_the_models_setting_for_batches() -> None:
     """Each source in turn is taken away."""
     request, archive = asks(batch_size=9, max_batch_delay_s=0.011), {"batch_size": 4}
-    configured = ModelDefaults(batch_size=6, max_batch_delay_s=0.04)
+    configured = ModelDefaults(say(batch_size=6, max_batch_delay_s=0.04))
 
     assert choose(request, archive, configured)[0].batch_size == 9
     assert choose(None, archive, configured)[0].batch_size == 4
@@ -63,7 +65,7 @@ def test_a_batch_delay_of_nothing_is_a_value_in_every_source() -> None:
     """0 is not the same as not given (contract, Q25)."""
     assert choose(asks(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
     assert choose(archive={"max_batch_delay_s": 0.0})[0].max_batch_delay_s == 0.0
-    assert choose(configured=ModelDefaults(max_batch_delay_s=0.0))[0].max_batch_delay_s == 0.0
+    assert choose(configured=ModelDefaults(say(max_batch_delay_s=0.0)))[0].max_batch_delay_s == 0.0
 
 
 def test_time_outs_that_the_archive_sets_win_and_those_it_does_not_set_do_not_count() -> None:
@@ -71,16 +73,21 @@ def test_time_outs_that_the_archive_sets_win_and_those_it_does_not_set_do_not_co
     request = asks(response_timeout_s=13, startup_timeout_s=15)
     archive = {"startup_timeout_s": 33}
 
-    options, _ = choose(request, archive, ModelDefaults(response_timeout_s=25), RegistryOptions(response_timeout_s=41))
+    options, _ = choose(
+        request,
+        archive,
+        ModelDefaults(say(response_timeout_s=25)),
+        RegistryOptions(defaults=say(response_timeout_s=41)),
+    )
 
     assert (options.response_timeout_s, options.startup_timeout_s) == (13, 33)
 
 
 def test_the_models_setting_wins_over_the_configured_default_time_out() -> None:
     """And the configured default over the built-in one."""
-    server = RegistryOptions(response_timeout_s=41, startup_timeout_s=42)
+    server = RegistryOptions(defaults=say(response_timeout_s=41, startup_timeout_s=42))
 
-    options, _ = choose(configured=ModelDefaults(response_timeout_s=25), server=server)
+    options, _ = choose(configured=ModelDefaults(say(response_timeout_s=25)), server=server)
 
     assert (options.response_timeout_s, options.startup_timeout_s) == (25, 42)
 
@@ -106,7 +113,7 @@ def test_only_a_whole_pair_of_worker_numbers_in_the_archive_counts(archive: Said
 
 def test_the_models_setting_has_workers_only_at_start_up() -> None:
     """A registration by API does not see them (contract 2.1)."""
-    configured = ModelDefaults(min_workers=2, max_workers=3)
+    configured = ModelDefaults(say(min_workers=2, max_workers=3))
 
     by_api, _ = choose(configured=configured, server=RegistryOptions(workers_by_api=1, workers_at_startup=1))
     at_start, _ = choose(
@@ -119,9 +126,9 @@ def test_the_models_setting_has_workers_only_at_start_up() -> None:
 
 def test_the_most_workers_are_never_fewer_than_the_fewest() -> None:
     """A `models` entry that names only one of the two still gives a usable pair."""
-    lonely_least, _ = choose(configured=ModelDefaults(min_workers=4), at_startup=True)
+    lonely_least, _ = choose(configured=ModelDefaults(say(min_workers=4)), at_startup=True)
     lonely_most, _ = choose(
-        configured=ModelDefaults(max_workers=1), server=RegistryOptions(workers_at_startup=2), at_startup=True
+        configured=ModelDefaults(say(max_workers=1)), server=RegistryOptions(workers_at_startup=2), at_startup=True
     )
 
     assert (lonely_least.min_workers, lonely_least.max_workers) == (4, 4)
@@ -186,7 +193,7 @@ def test_the_rest_comes_from_the_archive_alone() -> None:
 
 def test_the_archives_memory_limit_and_readiness_rule_win_over_the_servers() -> None:
     """0 is a limit of none, which an archive may ask for."""
-    server = RegistryOptions(max_worker_memory_bytes=500, readiness_rule="min")
+    server = RegistryOptions(defaults=say(max_worker_memory_bytes=500, readiness_rule="min"))
 
     unset, _ = choose(server=server)
     own, _ = choose(archive={"max_worker_memory_bytes": 0, "readiness_rule": "all"}, server=server)
@@ -244,7 +251,7 @@ def test_the_models_setting_wins_over_request_and_manifest_for_the_runtime(
 
 def test_the_archive_decides_whether_workers_follow_the_need_before_the_server_does() -> None:
     """`autoscale` of the model's configuration, then the setting."""
-    on = RegistryOptions(autoscale=True)
+    on = RegistryOptions(defaults=say(autoscale=True))
 
     assert not choose()[0].autoscale
     assert choose(server=on)[0].autoscale
@@ -310,7 +317,14 @@ def test_too_few_devices_for_one_worker_are_an_error() -> None:
         choose(archive={"parallel_type": "pp", "parallel_level": 4}, gpu_count=2)
 
 
-RESTORED = SnapshotVersion("m", "1.0", "m.mar", True, 2, 3, 5, 0.03, 7, 8, parallel_level=2)
+def restored_with(least: int, most: int, said: Said = NOTHING) -> SnapshotVersion:
+    """A version of a snapshot with so many workers."""
+    always = say(batch_size=5, max_batch_delay_s=0.03, response_timeout_s=7, startup_timeout_s=8)
+    workers = say(min_workers=least, max_workers=most)
+    return SnapshotVersion("m", "1.0", "m.mar", True, Said(always, workers, said))
+
+
+RESTORED = restored_with(2, 3, say(parallel_level=2))
 
 
 def test_a_snapshot_goes_before_everything() -> None:
@@ -337,12 +351,12 @@ def test_the_devices_of_a_worker_come_from_the_snapshot_if_it_names_some() -> No
     archive = {"parallel_type": "pp", "parallel_level": 4, "device_type": "gpu"}
 
     assert choose(archive=archive, restored=RESTORED, gpu_count=8)[0].parallel_level == 2
-    assert choose(archive=archive, restored=replace(RESTORED, parallel_level=0), gpu_count=8)[0].parallel_level == 4
+    assert choose(archive=archive, restored=restored_with(2, 3), gpu_count=8)[0].parallel_level == 4
 
 
 def test_a_version_without_workers_is_restored_without() -> None:
     """Unless it is one that wakes when it is asked."""
-    none = replace(RESTORED, min_workers=0)
+    none = restored_with(0, 3)
 
     assert choose(restored=none)[0].max_workers == 0
     assert choose(archive={"idle_timeout_s": 60.0}, restored=none)[0].max_workers == 3
@@ -354,9 +368,9 @@ def test_a_version_without_workers_is_restored_without() -> None:
 def test_what_a_registration_says_of_memory_goes_before_the_models_setting_and_that_before_the_archive() -> None:
     """Each of the three by itself; nobody's word is nobody's."""
     archive = {"memory_bytes": 1, "load": "start", "is_pinned": True}
-    configured = ModelDefaults(memory=MemoryWish(2, "on_demand"))
+    configured = ModelDefaults(say(memory_bytes=2, load="on_demand"))
 
-    options, _ = choose(archive=archive, configured=configured, requested=asks(memory=MemoryWish(3)))
+    options, _ = choose(archive=archive, configured=configured, requested=asks(memory_bytes=3))
 
     assert (options.memory_bytes, options.is_pinned) == (3, True)
     assert options.idle_timeout_s == math.inf
@@ -368,9 +382,11 @@ def test_a_model_that_is_loaded_on_demand_has_no_worker_before_it_is_asked() -> 
     own = {"load": "on_demand", "min_workers": 2, "max_workers": 4}
 
     options, _ = choose(archive=own)
-    by_default, _ = choose(server=RegistryOptions(load="on_demand"))
+    by_default, _ = choose(server=RegistryOptions(defaults=say(load="on_demand")))
     idle, _ = choose(archive={"load": "on_demand", "idle_timeout_s": 60.0})
-    not_it, _ = choose(archive={"load": "start"}, server=RegistryOptions(workers_by_api=1, load="on_demand"))
+    not_it, _ = choose(
+        archive={"load": "start"}, server=RegistryOptions(defaults=say(load="on_demand"), workers_by_api=1)
+    )
 
     assert (options.min_workers, options.max_workers, options.least_awake) == (0, 4, 2)
     assert (by_default.min_workers, by_default.max_workers, by_default.least_awake) == (0, 1, 1)
@@ -381,7 +397,7 @@ def test_a_model_that_is_loaded_on_demand_has_no_worker_before_it_is_asked() -> 
 @pytest.mark.parametrize(("minimum", "maximum"), [(2, 3), (0, 0)])
 def test_a_snapshot_of_a_scaled_model_is_restored_as_it_was(minimum: int, maximum: int) -> None:
     """Somebody wanted its workers always, or never: it is not loaded on demand."""
-    restored = SnapshotVersion("m", "1.0", "m.mar", True, minimum, maximum, 1, 0.1, memory=MemoryWish(load="on_demand"))
+    restored = restored_with(minimum, maximum, say(load="on_demand"))
 
     options, _ = choose(restored=restored)
 
@@ -390,7 +406,7 @@ def test_a_snapshot_of_a_scaled_model_is_restored_as_it_was(minimum: int, maximu
 
 def test_a_snapshot_of_a_model_on_demand_is_restored_asleep() -> None:
     """Whatever the server's own setting says by then."""
-    restored = SnapshotVersion("m", "1.0", "m.mar", True, 0, 3, 1, 0.1, memory=MemoryWish(5, "on_demand", True))
+    restored = restored_with(0, 3, say(memory_bytes=5, load="on_demand", is_pinned=True))
 
     options, _ = choose(restored=restored)
 

@@ -12,6 +12,7 @@ from marserve.api.http.request_head import HttpLimits
 from marserve.api.rest.platforms.sagemaker import Endpoint
 from marserve.archive.reading.reader import Limits
 from marserve.machine.describe import Machine
+from marserve.model_options import Said, said_in
 from marserve.pool.launchers.remote.cluster import ClusterOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.registration import RegistryOptions
@@ -160,14 +161,10 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
     return RegistryOptions(
         workers_by_api=workers or 0,
         workers_at_startup=workers or devices or machine.cores,
-        response_timeout_s=settings.default_response_timeout,
-        startup_timeout_s=settings.default_startup_timeout,
+        defaults=Said({option.attribute: getattr(settings, option.setting or "") for option in said_in("server")}),
         unregister_timeout_s=settings.unregister_model_timeout,
         swap_order=settings.swap_order,
         undo_window_s=settings.undo_window,
-        queue_size=settings.job_queue_size,
-        max_worker_memory_bytes=settings.max_worker_memory,
-        readiness_rule=settings.readiness_rule,
         tells_missing_pids=settings.entry == "torchserve",
         default_handler=settings.default_service_handler,
         envelope=settings.service_envelope,
@@ -175,9 +172,6 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         limit_max_image_pixels=settings.limit_max_image_pixels,
         max_answer_bytes=settings.max_response_size,
         threads=settings.worker_threads,
-        autoscale=settings.autoscale,
-        load=settings.model_load,
-        cpu_pinning=settings.cpu_pinning,
         gpu_count=devices,
         refuses_missing_devices=settings.entry == "marserve",
         mig_instances=frozenset(number for number, device in enumerate(machine.devices) if device.is_instance),

@@ -21,7 +21,7 @@ from marserve.archive.reading.bounded_yaml import load_yaml
 from marserve.errors import BadArchive
 from marserve.files.nearest import nearest
 from marserve.files.regular import NotRegular, open_regular
-from marserve.model_options import BY_KEY, ModelOptions, Said, read_value
+from marserve.model_options import BY_KEY, NOTHING, ModelOptions, Said, read_value
 from marserve.option_values import Unusable
 from marserve.remarks import Remark
 
@@ -36,7 +36,7 @@ class ModelConfig:
     `defect` is why nothing of a file is used.
     """
 
-    said: Said = field(default_factory=dict)
+    said: Said = NOTHING
     document: dict[str, Any] | None = None
     warnings: list[Remark] = field(default_factory=list)
     defect: str = ""
@@ -98,7 +98,7 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
     _apply_torchrun(document, said)
     if "idle_timeout_s" not in said and said.get("min_workers") == 0:
         said["min_workers"] = 1  # the contract's 7.1: without our key there is always one
-    return ModelConfig(said, document, warnings)
+    return ModelConfig(Said(said), document, warnings)
 
 
 def _unused(name: str, defect: str, *, line: int = 0, is_wrong: bool = False) -> ModelConfig:
@@ -107,14 +107,14 @@ def _unused(name: str, defect: str, *, line: int = 0, is_wrong: bool = False) ->
     return ModelConfig(warnings=[remark], defect=defect)
 
 
-def read_declared(declared: Mapping[str, Any]) -> dict[str, Any]:
+def read_declared(declared: Mapping[str, Any]) -> Said:
     """What an operator declares under the file's names.
 
     Raises ValueError and KeyError as `read_value` does.
     """
     said = {BY_KEY[name].attribute: read_value(name, value) for name, value in declared.items()}
     _apply_torchrun(dict(declared), said)
-    return said
+    return Said(said)
 
 
 def _read_keys(document: dict[Any, Any], warnings: list[Remark]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _odd(name: str, text: str, value: Any) -> tuple[str, str] | None:
     if name == "models":
         for model, versions in value.items():
             for version, each in versions.items():
-                least, most = each.min_workers, each.max_workers
+                least, most = (each.options.get(name) for name in ("min_workers", "max_workers"))
                 if least is not None and most is not None and least > most:
                     said = f"{model} {version} has minWorkers {least} above maxWorkers {most}, of which {least} counts"
                     return said, "write both as they are meant"

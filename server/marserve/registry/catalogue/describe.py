@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from marserve.model_options import ModelOptions
-from marserve.option_values import write_milliseconds, write_seconds
+from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
-from marserve.settings.values import NO_WISH, MemoryWish
 from marserve.store.addresses.fetch_guard import hide_query
 
 if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
@@ -31,7 +29,7 @@ class Facts:
     `config` is what the archive asks for, or the desired state in its place.
     `workflow` is the workflow whose node the version is, None for a plain model; `is_function`: it is a function there.
     `requirements` describes the installation of the archive's requirements, None without any. `is_restored`: it came
-    from a snapshot. `memory` holds the memory options of its registration.
+    from a snapshot. `asked` are the options that its registration, or its snapshot, set.
     `declared` is what a desired state says of the version, None if no document names it. `resolved_url` names exactly
     what was fetched if `url` names something that may change (a branch), else None. `left_by_calls` are values that
     calls had set when a document first named the version and did not mention them: they stay in force.
@@ -47,7 +45,7 @@ class Facts:
     is_function: bool = False
     requirements: Mapping[str, Any] | None = None
     is_restored: bool = False
-    memory: MemoryWish = NO_WISH
+    asked: Said = NOTHING
     declared: Mapping[str, Any] | None = None
     resolved_url: str | None = None
     left_by_calls: Mapping[str, Any] = field(default_factory=dict)
@@ -56,15 +54,15 @@ class Facts:
 def describe_version(
     facts: Facts,
     pool: Pool,
+    now: PoolOptions,
     *,
-    min_workers: int,
-    max_workers: int,
     is_default: bool,
     remarks: Sequence[str] = (),
     tells_missing_pids: bool = False,
 ) -> dict[str, Any]:
-    """One element of the describe answer. `remarks` are warnings about calls since the registration.
+    """One element of the describe answer.
 
+    `now` are the options in force, `remarks` are warnings about calls since the registration.
     A worker without a process has no `pid`; with `tells_missing_pids` its `pid` is -1, as in TorchServe.
     """
     options, config = facts.options, facts.config
@@ -73,14 +71,7 @@ def describe_version(
         "modelVersion": options.version,
         "modelUrl": hide_query(facts.url),
         "runtime": facts.runtime,
-        "minWorkers": min_workers,
-        "maxWorkers": max_workers,
-        "batchSize": pool.options.batch_size,
-        "maxBatchDelay": write_milliseconds(pool.options.max_batch_delay_s),
-        "responseTimeout": write_seconds(options.response_timeout_s),
-        "startupTimeout": write_seconds(options.startup_timeout_s),
-        "maxRetryTimeoutInSec": write_seconds(options.max_retry_timeout_s),
-        "clientTimeoutInMills": write_milliseconds(options.client_timeout_s or 0.0),
+        **written(now, *IN_FORCE, "maxRetryTimeoutInSec", "clientTimeoutInMills"),
         "parallelType": config.parallel_type or "",
         "parallelLevel": config.parallel_level,
         "deviceType": "gpu" if options.gpu_ids else "cpu",
@@ -93,8 +84,7 @@ def describe_version(
         "useJobTicket": options.use_job_ticket,
         "useVenv": config.use_venv,
         "stateful": config.sequence_batching,
-        "sequenceMaxIdleMSec": write_milliseconds(config.sequence_max_idle_s),
-        "sequenceTimeoutMSec": write_milliseconds(config.sequence_timeout_s),
+        **written(config, "sequenceMaxIdleMSec", "sequenceTimeoutMSec"),
         "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
         "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
         "loadedAtStartup": facts.is_at_startup,
@@ -104,7 +94,7 @@ def describe_version(
             "pendingRequests": pool.queued,
         },
         "isDefault": is_default,
-        "state": _state(pool, min_workers),
+        "state": _state(pool, now.min_workers),
         "runningRequests": pool.running,
         "defaultPriority": options.default_priority,
         **pool.described,
@@ -148,21 +138,14 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
 
     The queue's length and the pause between probes of a given-up version always have a value.
     """
-    limits = {
-        "jobQueueSize": options.queue_size,
-        "maxConcurrentRequests": options.most_concurrent if options.is_concurrent else 0,
-        "idleTimeout": write_seconds(options.idle_timeout_s or 0.0) if options.idle_timeout_s != math.inf else 0,
-        "retryFailedEvery": write_seconds(options.retry_failed_every_s),
-        "maxWorkerMemory": options.max_worker_memory_bytes,
-        "maxRequestsPerWorker": options.max_requests_per_worker,
-        "maxWorkerAge": write_seconds(options.max_worker_age_s),
-        "maxWorkerGrowth": options.max_worker_growth_bytes,
-        "maxRestarts": options.max_restarts,
-        "noRestartExitCodes": list(options.no_restart_exit_codes),
-        "onCrash": "" if options.on_crash == "retry" else options.on_crash,
-        "readinessRule": "" if options.readiness_rule == "any" else options.readiness_rule,
-    }
-    return {name: value for name, value in limits.items() if value}
+    limits = written(options, "jobQueueSize", "retryFailedEvery")
+    if options.is_concurrent:
+        limits |= written(options, "maxConcurrentRequests")
+    for option in OPTIONS:
+        value = getattr(options, option.attribute)
+        if option.is_described and value not in (option.default, math.inf):
+            limits[option.key] = option.kind.write(value)
+    return limits
 
 
 def _describe_worker(worker: WorkerView, tells_missing_pid: bool) -> dict[str, Any]:

@@ -14,41 +14,33 @@ from typing import Any
 from urllib.parse import unquote
 
 from marserve.errors import BadInput, InvalidSnapshot
-from marserve.option_values import write_seconds
+from marserve.model_options import IN_FORCE, IN_PLACE, ModelOptions, Said, said_in, written
+from marserve.option_values import Unusable
 from marserve.registry.catalogue.traffic import NO_ROLE, Role, read_role
-from marserve.settings.values import NO_WISH, MemoryWish, read_memory_wish
 from marserve.store.addresses.fetch_guard import is_address
 from marserve.store.addresses.pinned_digest import split_digest
 
-DEFAULT_TIMEOUT_S = 120
-# A larger number is a mistake; the plan checks what this server can have.
-LARGEST_NUMBER = 10**9
+# The values of options that a snapshot of TorchServe leaves out.
+_DEFAULTS = written(ModelOptions(), *(key for key in IN_FORCE if key not in IN_PLACE))
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
-    """One version as a snapshot has it; it takes precedence over the archive. Times in seconds.
+    """One version as a snapshot has it; its `options` take precedence over the archive.
 
     `archive` is its name in the store. `handler` is the one that a registration asked for in place of the archive's.
-    `role` is its part in its model's traffic, `memory` holds the memory options of its registration; TorchServe ignores
-    the members that hold these two.
+    `role` is its part in its model's traffic. TorchServe ignores the members that hold these two, and options that it
+    does not know.
     """
 
     model: str
     version: str
     archive: str
     is_default: bool
-    min_workers: int
-    max_workers: int
-    batch_size: int
-    max_batch_delay_s: float
-    response_timeout_s: float = DEFAULT_TIMEOUT_S
-    startup_timeout_s: float = DEFAULT_TIMEOUT_S
+    options: Said
     runtime: str = "python"
-    parallel_level: int = 0
     handler: str | None = None
     role: Role = NO_ROLE
-    memory: MemoryWish = NO_WISH
 
 
 def archive_name(url: str) -> str:
@@ -86,16 +78,9 @@ def write_models(versions: Sequence[SnapshotVersion], name: str, created_ms: int
         models.setdefault(version.model, {})[version.version] = {
             "defaultVersion": version.is_default,
             "marName": version.archive,
-            "minWorkers": version.min_workers,
-            "maxWorkers": version.max_workers,
-            "batchSize": version.batch_size,
-            "maxBatchDelay": round(version.max_batch_delay_s * 1000),
-            "responseTimeout": write_seconds(version.response_timeout_s),
-            "startupTimeout": write_seconds(version.startup_timeout_s),
+            **written(version.options),
             "runtimeType": version.runtime,
-            **({"parallelLevel": version.parallel_level} if version.parallel_level > 0 else {}),
             **({"handler": version.handler} if version.handler else {}),
-            **version.memory.document(),
             **({"traffic": role} if (role := version.role.document()) else {}),
         }
     return json.dumps({"name": name, "modelCount": len(versions), "created": created_ms, "models": models})
@@ -132,17 +117,19 @@ def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotV
         said = f"is {json.dumps(values[key])[:60]}" if key in values else "is missing"
         return InvalidSnapshot(f"{key} of model {model}, version {version} {said}; it must be {right}")
 
-    def number(key: str, least: int, default: int | None = None) -> Any:
-        value = values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_NUMBER:
-            raise wrong(key, f"a whole number of {least} or more")
-        return value
-
-    def seconds(key: str) -> float:
-        value = values.get(key, DEFAULT_TIMEOUT_S)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
-            raise wrong(key, "a number of seconds")
-        return value
+    def options() -> Said:
+        said: dict[str, Any] = {}
+        given = {**_DEFAULTS, **values}
+        for option in said_in("snapshot"):
+            if given.get(option.key) is None and option.key not in IN_PLACE:
+                continue
+            try:
+                said[option.attribute] = option.kind_in("snapshot").read(given.get(option.key))
+            except Unusable as error:
+                raise wrong(option.key, str(error)) from None
+        if said["max_workers"] < said["min_workers"]:
+            raise wrong("maxWorkers", f"a whole number of {said['min_workers']} or more")
+        return Said(said)
 
     def text(key: str, default: str | None = None) -> str:
         value = values.get(key, default)
@@ -156,34 +143,20 @@ def _read_version(model: str, version: str, values: dict[str, Any]) -> SnapshotV
         except BadInput as error:
             raise InvalidSnapshot(f"traffic of model {model}, version {version}: {error}") from None
 
-    def memory() -> MemoryWish:
-        try:
-            return read_memory_wish(values)
-        except ValueError as error:
-            raise InvalidSnapshot(f"of model {model}, version {version} {error}") from None
-
     if not isinstance(values.get("defaultVersion"), bool):
         raise wrong("defaultVersion", "true or false")
     archive = text("marName")
     if archive_name(archive) in ("", ".", ".."):
         raise wrong("marName", "the name of an archive in the model store")
-    min_workers = number("minWorkers", 0)
     return SnapshotVersion(
         model=model,
         version=version,
         archive=restored_archive(archive),
         is_default=values["defaultVersion"],
-        min_workers=min_workers,
-        max_workers=number("maxWorkers", min_workers),
-        batch_size=number("batchSize", 1),
-        max_batch_delay_s=number("maxBatchDelay", 0) / 1000,
-        response_timeout_s=seconds("responseTimeout"),
-        startup_timeout_s=seconds("startupTimeout"),
+        options=options(),
         runtime=text("runtimeType", "python"),
-        parallel_level=number("parallelLevel", 0, 0),
         handler=text("handler") if "handler" in values else None,
         role=role(),
-        memory=memory(),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -60,6 +61,11 @@ class Version:
     def name(self) -> str:
         """Its own name, such as `1.0`."""
         return self.facts.options.version
+
+    @property
+    def options(self) -> PoolOptions:
+        """Its options as they are in force: calls change the number of its workers and how batches are formed."""
+        return replace(self.pool.options, min_workers=self.min_workers, max_workers=self.max_workers)
 
     @property
     def has_sequences(self) -> bool:

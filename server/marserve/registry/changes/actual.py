@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marserve.errors import MarserveError
-from marserve.model_options import BY_KEY
-from marserve.option_values import write_seconds
+from marserve.model_options import BY_KEY, IN_FORCE, IN_PLACE, written
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.versions import Version
 from marserve.registry.intake.effective_options import effective_runtime
@@ -17,9 +16,6 @@ from marserve.registry.intake.plan import declared_options
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings.values import ModelDefaults
 from marserve.store.addresses.pinned_digest import split_digest
-
-# The keys that can change while a version serves. All others are read when its workers start.
-IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +60,8 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     """One version as it is now."""
     facts = version.facts
     archive = version.plan.unpacked.config.document or {}
-    now = {
-        **in_place_now(version),
-        "responseTimeout": write_seconds(facts.options.response_timeout_s),
-        "startupTimeout": write_seconds(facts.options.startup_timeout_s),
-    }
-    asked = facts.memory.document()
+    now = written(version.options, *IN_FORCE)
+    asked = written(facts.asked)
     if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
         asked["parallelLevel"] = facts.options.parallel_level  # from a snapshot
     config = {**{key: value for key, value in archive.items() if key in BY_KEY}, **asked, **now}
@@ -89,17 +81,6 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     )
 
 
-def in_place_now(version: Version) -> dict[str, Any]:
-    """The values in force of the keys that change without another worker."""
-    pool = version.pool.options
-    return {
-        "minWorkers": version.min_workers,
-        "maxWorkers": version.max_workers,
-        "batchSize": pool.batch_size,
-        "maxBatchDelay": round(pool.max_batch_delay_s * 1000),
-    }
-
-
 def declare(version: Version, declared: Mapping[str, Any] | None) -> None:
     """Note what a document says of a version that it leaves as it is; None: no document names it any more.
 
@@ -109,7 +90,7 @@ def declare(version: Version, declared: Mapping[str, Any] | None) -> None:
     facts = version.facts
     left = facts.left_by_calls if declared is not None else {}
     if facts.declared is None and declared is not None:
-        left = {key: value for key, value in in_place_now(version).items() if key not in declared}
+        left = {key: value for key, value in written(version.options, *IN_PLACE).items() if key not in declared}
     version.facts = replace(facts, declared=declared, left_by_calls=left)
 
 
@@ -122,14 +103,7 @@ def _undeclared(version: Version, options: RegistryOptions) -> dict[str, Any]:
         plain = declared_options(version.plan, {}, options)
     except MarserveError:
         return {}
-    return {
-        "minWorkers": plain.min_workers,
-        "maxWorkers": plain.max_workers,
-        "batchSize": plain.batch_size,
-        "maxBatchDelay": round(plain.max_batch_delay_s * 1000),
-        "responseTimeout": write_seconds(plain.response_timeout_s),
-        "startupTimeout": write_seconds(plain.startup_timeout_s),
-    }
+    return written(plain, *IN_FORCE)
 
 
 def _as_declared(

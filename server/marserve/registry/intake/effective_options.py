@@ -17,7 +17,7 @@ from typing import Any
 
 from marserve.archive.contents.model_config import ModelConfig, read_declared
 from marserve.errors import BadArchive, BadInput
-from marserve.model_options import Layer, Layers, ModelOptions, Said, fold, said_by
+from marserve.model_options import NOTHING, Layer, Layers, ModelOptions, Said, fold
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.intake.call_modes import read_call_mode
 from marserve.registry.intake.parallel import read_parallel
@@ -27,7 +27,6 @@ from marserve.settings.values import ModelDefaults
 RUNTIMES = ("python", "python3")
 # With `batchPolicy: goal` the policy finds the size; this is only a bound.
 DEFAULT_GOAL_BATCH_SIZE = 64
-_NOTHING: Said = {}
 
 
 def effective_options(
@@ -40,7 +39,7 @@ def effective_options(
     the model names a missing device or would join MIG instances.
     """
     warnings: list[str] = []
-    said = fold({**layers, "server": said_by(server)})
+    said = fold({**layers, "server": server.defaults})
     asked = ModelOptions(**{**said, "model": model, "version": version})
     restored = layers.get("snapshot")
     is_on_demand = asked.load == "on_demand"
@@ -49,7 +48,7 @@ def effective_options(
     minimum, maximum = _workers(layers, asked, server, at_startup, is_on_demand, warnings)
     idle_timeout_s, least_awake = asked.idle_timeout_s if minimum == 0 and maximum else None, 1
     if is_on_demand:
-        own = layers.get("archive", _NOTHING).get("min_workers") if restored is not None else None
+        own = layers.get("archive", NOTHING).get("min_workers") if restored is not None else None
         least_awake = max(1, minimum or own or 1)
         minimum, maximum = 0, max(maximum, least_awake)
         idle_timeout_s = asked.idle_timeout_s or math.inf
@@ -92,7 +91,7 @@ def effective_options(
         latency_goal_s=asked.latency_goal_s if is_goal else None,
         length_from=asked.length_from if is_goal else None,
         client_timeout_s=asked.client_timeout_s or None,
-        queue_size=asked.queue_size or server.queue_size,
+        queue_size=asked.queue_size or server.defaults.get("queue_size", ModelOptions().queue_size),
         batch_isolation=asked.batch_isolation and not mode.has_state,
         halves_without_memory=not mode.has_state,
         samples=asked.samples if not mode.has_state else (),
@@ -120,18 +119,16 @@ def layers_of(
 ) -> Layers:
     """What each layer says of a version: `configured` is its entry of `models`, `declared` the desired state's keys."""
     layers: dict[Layer, Said] = {
-        "registration": said_by(parameters, parameters.memory),
+        "registration": parameters.said,
         "desired": read_declared(declared),
         "archive": archive.said,
-        "models": said_by(configured, configured.memory),
+        "models": configured.options,
     }
-    if (workers := parameters.initial_workers) is not None:
-        layers["registration"] = {**layers["registration"], "min_workers": workers, "max_workers": workers}
     if parameters.restored is not None:
-        said = said_by(parameters.restored, parameters.restored.memory)
-        if not said["parallel_level"] or "parallel_type" not in fold(layers):
-            del said["parallel_level"]
-        layers["snapshot"] = said
+        said = dict(parameters.restored.options)
+        if "parallel_type" not in fold(layers):
+            said.pop("parallel_level", None)
+        layers["snapshot"] = Said(said)
     return layers
 
 
@@ -150,11 +147,11 @@ def _workers(
     warnings: list[str],
 ) -> tuple[int, int]:
     has_idle_timeout = asked.idle_timeout_s is not None
-    for layer in (layers.get("snapshot", _NOTHING), layers.get("desired", _NOTHING)):
+    for layer in (layers.get("snapshot", NOTHING), layers.get("desired", NOTHING)):
         if "min_workers" in layer:
             least, most = layer["min_workers"], layer["max_workers"]
             return least, most if least or has_idle_timeout or is_on_demand else 0
-    archive = layers.get("archive", _NOTHING)
+    archive = layers.get("archive", NOTHING)
     least, most = archive.get("min_workers") or 0, archive.get("max_workers") or 0
     if least and most >= least:
         return least, most
@@ -167,9 +164,9 @@ def _workers(
         )
     default = server.workers_at_startup if at_startup else server.workers_by_api
     if not at_startup:
-        workers = layers.get("registration", _NOTHING).get("min_workers", default)
+        workers = layers.get("registration", NOTHING).get("min_workers", default)
         return workers, workers
-    models = layers.get("models", _NOTHING)
+    models = layers.get("models", NOTHING)
     minimum = models.get("min_workers", default)
     return minimum, max(minimum, models.get("max_workers", minimum))
 

@@ -21,7 +21,7 @@ from marserve.environments.requirements import Requirements, read_requirements
 from marserve.errors import BadArchive, BadInput, LoadFailed, RequirementsRefused
 from marserve.files.digests import digest_of
 from marserve.messages import Load
-from marserve.model_options import ModelOptions, fold
+from marserve.model_options import Layers, ModelOptions, Said, fold, say
 from marserve.names import check_new_name, encodable, encodable_document, name_fault
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts
@@ -31,7 +31,7 @@ from marserve.registry.intake.effective_options import RUNTIMES, effective_optio
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
-from marserve.settings.values import MemoryWish, ModelDefaults
+from marserve.settings.values import ModelDefaults
 from marserve.store.addresses.fetch_guard import is_store_address
 from marserve.store.addresses.pinned_digest import split_digest
 
@@ -48,17 +48,9 @@ def check_parameters(parameters: RegisterParameters) -> None:
         raise BadInput("The runtime LSP (TorchServe's C++ backend) is not supported; use python.")
     if runtime is not None and runtime not in RUNTIMES:
         raise BadInput(f"Invalid RuntimeType value: {runtime}")
-    for name, value, least in (
-        ("batch_size", parameters.batch_size, 1),
-        ("max_batch_delay", parameters.max_batch_delay_s, 0),
-        ("response_timeout", parameters.response_timeout_s, 1),
-        ("startup_timeout", parameters.startup_timeout_s, 1),
-        ("initial_workers", parameters.initial_workers, 0),
-    ):
-        if value is not None and value < least:
-            raise BadInput(f"{name} must be {least} or more.")
-    if parameters.initial_workers is not None and parameters.initial_workers > MOST_WORKERS:
-        raise BadInput(f"initial_workers must be {MOST_WORKERS} or less.")
+    if parameters.initial_workers is not None and not 0 <= parameters.initial_workers <= MOST_WORKERS:
+        bound = "0 or more" if parameters.initial_workers < 0 else f"{MOST_WORKERS} or less"
+        raise BadInput(f"initial_workers must be {bound}.")
 
 
 def make_plan(
@@ -201,7 +193,7 @@ def _facts(
     is_at_startup: bool,
 ) -> Facts:
     configured = server.models.get(model, {}).get(version, ModelDefaults())
-    if parameters.restored is not None and parameters.restored.max_workers > MOST_WORKERS:
+    if parameters.restored is not None and parameters.restored.options["max_workers"] > MOST_WORKERS:
         raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
     gets_workers = is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
@@ -231,7 +223,7 @@ def _facts(
         workflow=parameters.workflow,
         is_function=parameters.is_function,
         is_restored=parameters.restored is not None,
-        memory=_asked_memory(parameters, options),
+        asked=_asked(layers, options),
         declared=parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
     )
@@ -267,10 +259,11 @@ def _weight_bytes(unpacked: Unpacked) -> int:
         return 0
 
 
-def _asked_memory(parameters: RegisterParameters, options: PoolOptions) -> MemoryWish:
-    """The memory options that a later start has to apply, whatever its own settings say."""
-    asked = parameters.memory if parameters.restored is None else parameters.restored.memory
-    return MemoryWish(load="on_demand").over(asked) if options.idle_timeout_s == math.inf else asked
+def _asked(layers: Layers, options: PoolOptions) -> Said:
+    """The options of the registration, or of the snapshot, that a later start has to apply, whatever its settings."""
+    said = layers.get("snapshot", layers["registration"])
+    asked = {name: value for name, value in said.items() if name != "parallel_level"}
+    return Said(asked, say(load="on_demand") if options.idle_timeout_s == math.inf else {})
 
 
 def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOptions) -> Load:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marserve.errors import BadInput, without_stop
+from marserve.model_options import NOTHING, Said
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
-from marserve.settings.values import NO_WISH, MemoryWish, Models
+from marserve.settings.values import Models
 
 Progress = Literal["done", "begun", "partial"]
 # A typing error must not start a hundred thousand processes.
@@ -25,6 +26,7 @@ LONGEST_BATCH_DELAY_S = 3600.0
 class RegistryOptions:
     """The server's settings that concern models; times in seconds.
 
+    `defaults` are the options of a version that no other layer sets.
     `workers_by_api` and `workers_at_startup` are the numbers of workers for versions without a number of their own.
     `models` is the setting of that name: model to version to values. With `installs_requirements` the requirements of
     archives are installed. The file `default_requirements` of a model without a manifest is installed in any case. Both
@@ -35,12 +37,8 @@ class RegistryOptions:
 
     workers_by_api: int = 0
     workers_at_startup: int = 1
-    response_timeout_s: float = 120.0
-    startup_timeout_s: float = 120.0
+    defaults: Said = NOTHING
     unregister_timeout_s: float = 120.0
-    queue_size: int = 100
-    max_worker_memory_bytes: int = 0
-    readiness_rule: Literal["any", "min", "all"] = "any"
     tells_missing_pids: bool = False
     default_handler: str | None = None
     envelope: str | None = None
@@ -48,9 +46,6 @@ class RegistryOptions:
     limit_max_image_pixels: bool = True
     max_answer_bytes: int = 6_553_500
     threads: int = 0
-    autoscale: bool = False
-    load: Literal["start", "on_demand"] = "start"
-    cpu_pinning: Literal["off", "near"] = "off"
     gpu_count: int = 0
     refuses_missing_devices: bool = False
     mig_instances: frozenset[int] = frozenset()
@@ -65,7 +60,8 @@ class RegistryOptions:
 
 @dataclass(frozen=True, slots=True)
 class RegisterParameters:
-    """The parameters of a registration; None if not given. Times in seconds.
+    """The parameters of a registration; None if not given. `options` are the version's, without the number of workers.
+
 
     `warnings` are sentences about parameters that the surface ignored; they are logged and shown by describe.
     `workflow` is the workflow whose node the version is; with `is_function` it is a function there, which the list of
@@ -80,10 +76,7 @@ class RegisterParameters:
     model_name: str | None = None
     handler: str | None = None
     runtime: str | None = None
-    batch_size: int | None = None
-    max_batch_delay_s: float | None = None
-    response_timeout_s: float | None = None
-    startup_timeout_s: float | None = None
+    options: Said = NOTHING
     initial_workers: int | None = None
     synchronous: bool = True
     warnings: tuple[str, ...] = ()
@@ -92,8 +85,13 @@ class RegisterParameters:
     restored: SnapshotVersion | None = None
     declared: Mapping[str, Any] | None = None
     version: str | None = None
-    memory: MemoryWish = NO_WISH
     is_arrival: bool = False
+
+    @property
+    def said(self) -> Said:
+        """What it says of all options, the number of workers among them."""
+        workers = self.initial_workers
+        return Said(self.options, {"min_workers": workers, "max_workers": workers})
 
 
 @dataclass(frozen=True, slots=True)

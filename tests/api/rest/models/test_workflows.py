@@ -15,6 +15,7 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.models.workflows import read_workflow_registration, workflow_router
 from marserve.archive.reading.reader import Limits
 from marserve.errors import BadInput, WorkflowNotFound
+from marserve.model_options import say
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, WorkflowParameters, Workflows
 from support.documents import document_of
@@ -234,9 +235,9 @@ def test_a_registration_is_read_from_words_and_from_json() -> None:
 
     read = read_workflow_registration(query)
 
-    assert (read.url, read.response_timeout_s, read.startup_timeout_s) == ("w.war", 7, None)
+    assert (read.url, read.options) == ("w.war", say(response_timeout_s=7))
     assert len(read.warnings) == 1
-    assert read_workflow_registration(body) == WorkflowParameters("w.war", "v", None, 9)
+    assert read_workflow_registration(body) == WorkflowParameters("w.war", "v", say(startup_timeout_s=9))
     with pytest.raises(BadInput, match="Parameter url is required"):
         read_workflow_registration(QueryParameters({}, WORKFLOW_PARAMETERS))
     with pytest.raises(BadInput, match="s3_sse_kms=true"):

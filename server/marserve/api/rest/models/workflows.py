@@ -15,6 +15,7 @@ from marserve.api.parameters import (
     WORKFLOW_PARAMETERS,
     Parameters,
     QueryParameters,
+    read_options,
     read_parameters,
     sign,
 )
@@ -98,23 +99,11 @@ def read_workflow_registration(parameters: Parameters) -> WorkflowParameters:
     url = parameters.text("url")
     if url is None:
         raise BadInput("Parameter url is required.")
-    response_timeout, startup_timeout = (_seconds(parameters, name) for name in ("response_timeout", "startup_timeout"))
     if parameters.flag("s3_sse_kms", False):
         url = sign(url)
     return WorkflowParameters(
         url=url,
         workflow_name=parameters.text("workflow_name") or None,
-        response_timeout_s=response_timeout,
-        startup_timeout_s=startup_timeout,
+        options=read_options(parameters, "response_timeout", "startup_timeout"),
         warnings=tuple(parameters.warnings),
     )
-
-
-def _seconds(parameters: Parameters, name: str) -> int | None:
-    """A time-out; clients send -1 for "not given". Raises BadInput for other values below 1."""
-    number = parameters.integer(name)
-    if number is None or number == -1:
-        return None
-    if number < 1:
-        raise BadInput(f"{name} must be 1 or more.")
-    return number
