@@ -85,7 +85,7 @@ def loaded_after(statement: str) -> set[str]:
 def loaded_by_a_server() -> set[str]:
     """What a server and the commands have loaded; a thread that an import starts fails it."""
     return loaded_after(
-        "import threading, marserve.app, marserve.cli.command_list as cli; cli.build_commands(); "
+        "import threading, marserve.app.server, marserve.cli.command_list as cli; cli.build_commands(); "
         "assert threading.active_count() == 1, threading.enumerate()"
     )
 
@@ -134,7 +134,7 @@ def test_the_server_process_loads_no_runtime_and_no_handler() -> None:
 def test_a_start_prepares_no_models_of_fastapi() -> None:
     """An API description that is never asked for would cost each start a fifteenth of its time."""
     assert "pydantic_core" in loaded_after(
-        "import marserve.app, fastapi.openapi.models as models; assert not models.OpenAPI.__pydantic_complete__"
+        "import marserve.app.server, fastapi.openapi.models as models; assert not models.OpenAPI.__pydantic_complete__"
     )
 
 

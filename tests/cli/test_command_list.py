@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -74,6 +75,27 @@ def test_what_says_what_there_is_imports_nothing_of_the_server(flag: str) -> Non
     assert not imported & {"httpx", "fastapi", "msgspec", "yaml"}
     assert {name for name in imported if name.startswith("marserve.") and not name.startswith("marserve.cli")} == set()
     assert ran.stdout.split() == marserve(flag).out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "completed", "spared"),
+    [
+        ("marserve reg", "register", {"httpx", "msgspec"}),
+        ("marserve fetch --", "--to", {"fastapi", "uvicorn", "marserve.app.server", "marserve.registry"}),
+    ],
+)
+def test_tab_imports_nothing_of_the_server(line: str, completed: str, spared: set[str]) -> None:
+    """A command's name is completed from the list, a flag by its command alone."""
+    program = "import atexit, sys\nsys.argv[0] = 'marserve'\nfrom marserve import cli\n"
+    program += "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\ncli.main()"
+    told = {"_MARSERVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **told}, capture_output=True, text=True, check=False
+    )
+
+    assert completed in ran.stdout.split()
+    assert set(ran.stderr.split()) & spared == set()
 
 
 def test_a_server_in_front_is_started_without_what_other_commands_need() -> None:

@@ -269,7 +269,7 @@ def test_without_the_extra_the_server_starts_and_says_why_the_ports_are_closed(t
 
 def test_the_server_process_loads_grpc_only_to_serve_it() -> None:
     """Commands that ask a server start without it."""
-    program = "import sys, marserve.app; sys.exit('grpc' in sys.modules)"
+    program = "import sys, marserve.app.server; sys.exit('grpc' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 

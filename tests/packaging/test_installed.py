@@ -91,7 +91,7 @@ def test_no_runtime_and_nothing_of_cuda_comes_by_itself(wheel: Path, tmp_path: P
 
 def test_every_module_of_the_server_can_be_imported(programs: Path, tmp_path: Path) -> None:
     """Nothing that is not asked for is needed; of handlers and surfaces, those that have an extra say its name."""
-    imports = "import marserve.app, marserve.worker.loop, marserve.cli.command_list as cli; cli.build_commands()"
+    imports = "import marserve.app.server, marserve.worker.loop, marserve.cli.command_list as cli; cli.build_commands()"
     ran = type_in(f"python -c '{imports}'", tmp_path, programs)
 
     assert ran.returncode == 0, ran.stderr

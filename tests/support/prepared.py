@@ -50,7 +50,7 @@ class Kind:
 COMMANDS = Kind(
     "marserve.cli",
     (
-        "marserve.app",
+        "marserve.app.server",
         "marserve.api.grpc.library",
         "marserve.app.grpc_ports",
         "marserve.api.grpc.listener",

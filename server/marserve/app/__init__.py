@@ -13,9 +13,6 @@ preemption       notices that the machine is taken away
 service_manager  tells systemd
 places           the folders that a server writes
 trial            tries a start without serving
+
+It imports none of them: `marserve fetch` builds its fetcher by `building/stores` and needs no server.
 """
-
-from marserve.app.building.cannot_start import CannotStart
-from marserve.app.server import run
-
-__all__ = ["CannotStart", "run"]

@@ -63,8 +63,8 @@ def main() -> None:
 
     # If the first word is no command, all of them are needed for the error.
     asked = [word for word in sys.argv[1:2] or _words_to_complete() if word in COMMANDS]
-    is_help = sys.argv[1:] in ([], ["--help"]) and "_MARSERVE_COMPLETE" not in os.environ
-    command = build_commands(asked or COMMANDS, are_listed_only=is_help)
+    is_list = not asked and (sys.argv[1:] in ([], ["--help"]) or "_MARSERVE_COMPLETE" in os.environ)
+    command = build_commands(asked or COMMANDS, are_listed_only=is_list)
     with Interruptible():
         command()
 

@@ -60,7 +60,7 @@ def test_the_servers_status_is_returned_and_its_file_is_there_while_it_runs(
         seen.append((pid_file.written_pid(), list(titles)))
         return status
 
-    monkeypatch.setattr("marserve.app.run", run)
+    monkeypatch.setattr("marserve.app.server.run", run)
 
     assert serve(settings, pid_file) == status
     assert seen == [(os.getpid(), [WORD])]
@@ -77,7 +77,7 @@ def test_a_server_that_breaks_takes_its_file_with_it(
     def run(given: Settings, watch: object) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("marserve.app.run", run)
+    monkeypatch.setattr("marserve.app.server.run", run)
 
     with pytest.raises(ZeroDivisionError):
         serve(settings, pid_file)
@@ -94,7 +94,7 @@ def test_signals_that_were_blocked_reach_the_server(
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("went on")
 
-    monkeypatch.setattr("marserve.app.run", run)
+    monkeypatch.setattr("marserve.app.server.run", run)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     try:
         with pytest.raises(SystemExit) as ended:
@@ -119,7 +119,7 @@ def test_a_signal_before_the_server_listens_ends_it_well(
         signal.raise_signal(number)
         raise AssertionError("went on")
 
-    monkeypatch.setattr("marserve.app.run", run)
+    monkeypatch.setattr("marserve.app.server.run", run)
 
     with pytest.raises(SystemExit) as ended:
         serve(settings, pid_file)
@@ -134,7 +134,7 @@ def test_nothing_is_served_beside_a_running_server(
     """The other one keeps its file."""
     pid_file = PidFile(tmp_path / "server.pid", WORD)
     pid_file.claim(running)
-    monkeypatch.setattr("marserve.app.run", lambda given, watch: pytest.fail("served"))
+    monkeypatch.setattr("marserve.app.server.run", lambda given, watch: pytest.fail("served"))
 
     with pytest.raises(AlreadyRunning):
         serve(settings, pid_file)

@@ -45,7 +45,7 @@ def serve(settings: Settings, pid_file: PidFile, watch: StartWatch | None = None
     try:
         pid_file.claim(pid)
         # Late: it imports the web framework, which takes a second that a refusal above need not cost.
-        from marserve.app import run
+        from marserve.app.server import run
 
         # Imports leave 100,000 objects and hardly any garbage; later collections skip them.
         gc.freeze()
