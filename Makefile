@@ -95,6 +95,15 @@ image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the in
 	$(LOCK_TORCH) -o docker/locks/torch-gpu.txt docker/locks/torch.in
 	$(LOCK_TORCH) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) -o docker/locks/torch-cpu.txt docker/locks/torch.in
 
+.PHONY: protos
+protos:  ## compile the .proto files after a change of theirs
+	"$(PYTHON)" -m venv build/protos
+	build/protos/bin/pip install -q -c constraints.txt grpcio-tools googleapis-common-protos
+	cd server/marserve/api/grpc/protos && files=$$(find . -name '*.proto' -printf '%P\n' | LC_ALL=C sort) && \
+	    $(CURDIR)/build/protos/bin/python -m grpc_tools.protoc -I. \
+	    -I"$$($(CURDIR)/build/protos/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	    --descriptor_set_out=messages.binpb $$files && sha256sum $$files > messages.sha256
+
 .PHONY: test-gpu
 test-gpu: $(STAMPS)/test  ## run the tests that need an accelerator; without one they say so and are skipped
 	$(PYTEST) tests/gpu -m "gpu and (long or not long)" -rs

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sysconfig
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from marserve.api.grpc.schema import Schema
+import pytest
+
+from marserve.api.grpc.schema import COMPILED, Schema
 from support.inventory import inventory
 
 SCHEMA = Schema()
@@ -114,3 +120,35 @@ def test_the_open_inference_service_stands_under_the_standards_name_too() -> Non
 
     assert set(standard) == set(SCHEMA.methods("org.pytorch.serve.grpc.openinference.GRPCInferenceService"))
     assert standard["ModelInfer"].input_type.full_name == "inference.ModelInferRequest"
+
+
+def test_the_messages_are_compiled_from_the_proto_files_as_they_are() -> None:
+    """`make protos` notes what it has compiled; here no compiler is needed."""
+    folder = COMPILED.parent
+    noted = {name: digest for digest, name in map(str.split, (folder / "messages.sha256").read_text().splitlines())}
+
+    files = {str(file.relative_to(folder)): sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*.proto")}
+
+    assert files == noted
+
+
+def test_the_proto_files_compile_to_the_messages(tmp_path: Path) -> None:
+    """Byte for byte, as users compile them."""
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    names = [line.split()[1] for line in COMPILED.with_name("messages.sha256").read_text().splitlines()]
+    known = Path(import_module("grpc_tools").__file__ or "").with_name("_proto")
+    paths = [f"-I{folder}" for folder in (COMPILED.parent, sysconfig.get_path("purelib"), known)]
+
+    assert protoc.main(["protoc", *paths, f"--descriptor_set_out={tmp_path / 'made'}", *names]) == 0
+
+    assert (tmp_path / "made").read_bytes() == COMPILED.read_bytes()
+
+
+def test_the_standards_proto_file_is_torchserves_but_for_its_package() -> None:
+    """The protocol is one; a field that is added to one of the files belongs into the other."""
+    said = [
+        (COMPILED.parent / file).read_text().split("service ", 1)[1]
+        for file in ("inference/open_inference.proto", "org/pytorch/serve/grpc/open_inference.proto")
+    ]
+
+    assert said[0] == said[1]
