@@ -85,11 +85,10 @@ async def test_a_pool_asks_before_it_starts_and_closes_when_all_is_gone(tmp_path
     door = Door()
     async with RunningPool(tmp_path, workers=2, room=door) as running:
         await running.start()
-        before = list(door.heard)
         assert await running.ask_body(b"echo x") is not None
 
-    assert before[0] == "ask 2"
-    assert before.count("loaded") == 2
+    assert door.heard[0] == "ask 2"
+    assert door.heard.count("loaded") == 2
     assert door.heard[-1] == "close"
     assert door.heard.count("emptied") >= 2
 
