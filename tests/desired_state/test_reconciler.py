@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from marserve.api.errors import error_status
-from marserve.api.rest.models.desired_state import told
+from marserve.api.rest.models.desired_state import plan_document
 from marserve.desired_state.document import DesiredVersion, NewVersions, read
 from marserve.desired_state.document_place import DocumentUnreadable, FilePlace, Found
 from marserve.desired_state.history import History
@@ -767,7 +767,7 @@ async def test_a_plan_names_archives_that_cannot_be_had(shop: Workshop) -> None:
 
     assert (await shop.reconciler.plan(document(m=["1.0"]))).problems == ()
     told_of = await shop.reconciler.plan(document(m=["1.0", "2.0"]))
-    assert told(told_of)["problems"] == ["m 2.0: m-2.0.mar is missing"]
+    assert plan_document(told_of)["problems"] == ["m 2.0: m-2.0.mar is missing"]
 
 
 async def test_a_document_that_says_nothing_of_workers_is_applied_twice_without_a_change(shop: Workshop) -> None:
