@@ -14,7 +14,7 @@ from marserve.answers.management import DryRunStatus
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.rollouts import rollout_router
-from marserve.desired_state.policies import RefusedChanges
+from marserve.desired_state.policies import Changes
 from marserve.errors import DesiredStateDecides
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.rollout.course import read_rollout
@@ -184,7 +184,7 @@ async def test_the_description_names_dry_runs(client: httpx.AsyncClient) -> None
 
 async def test_where_a_document_decides_a_dry_run_is_refused_as_well(house: House) -> None:
     """It would tell of what nobody may do. So are those of weights, labels, shadows, swaps and roll-outs."""
-    changes = RefusedChanges("models.yaml")
+    changes = Changes(house.registry, refused_by="models.yaml")
     rollouts = Rollouts(house.registry, None)
     app = build_app(
         [

@@ -19,7 +19,7 @@ from marserve.api.rest.models.desired_state import plan_document
 from marserve.desired_state.document import DesiredVersion, NewVersions, read
 from marserve.desired_state.document_place import DocumentUnreadable, FilePlace, Found
 from marserve.desired_state.history import History
-from marserve.desired_state.policies import AdoptedChanges
+from marserve.desired_state.policies import Changes
 from marserve.desired_state.reconciler import DesiredStateIsAnother, Reconciler
 from marserve.errors import (
     ApplyFailed,
@@ -847,9 +847,10 @@ async def test_what_an_earlier_document_let_in_at_the_last_moment_goes(shop: Wor
 async def test_a_label_names_no_version_to_leave_in_the_document_either(shop: Workshop) -> None:
     """The call and its dry run refuse it alike; by its own name the version goes."""
     await shop.start(m=["1.0", "2.0"])
-    changes = AdoptedChanges(shop.registry, shop.reconciler)
+    changes = Changes(shop.registry, adopts=shop.reconciler)
     await changes.put_label("m", "old", "2.0")
     before = shop.path.read_bytes()
+    await changes.remove_label("m", "old", dry_run=True)
 
     with pytest.raises(VersionNotFound):
         shop.registry.rehearsal.unregister("m", "old", force=True)

@@ -1,6 +1,6 @@
 """How clients may change models: directly; or, if a desired state decides, through it or not at all.
 
-Surfaces (REST, gRPC) change models through a `Changes` and read them from the registry. Changes by the server itself
+Surfaces (REST, gRPC) change models through `Changes` and read them from the registry. Changes by the server itself
 (workflows' nodes, autoscaling, roll-outs, new versions by a declared policy) do not pass through here.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from marserve.desired_state.document import DesiredModel, DesiredState, DesiredVersion
 from marserve.desired_state.reconciler import Reconciler
@@ -22,198 +22,35 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.model_options import Said, written
-from marserve.registry.catalogue.traffic import Traffic, check_label
+from marserve.registry.catalogue.traffic import Traffic
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
 from marserve.registry.observing.shadow import ShadowSpec
 from marserve.store.addresses.pinned_digest import split_digest
 
 
-class Changes(Protocol):
+class Changes:
     """The calls that change models, as surfaces make them. Each raises what the registry's call raises.
 
-    `takes_what_is_there`: a registration fetches from its address even if the store has a file of its name.
+    They go to the registry. With `refused_by`, the name of a desired state for people, they are refused. With `adopts`
+    they are written into the desired state's document by compare-and-swap, and applied from there.
     """
 
-    takes_what_is_there: bool
+    def __init__(self, registry: Registry, *, refused_by: str | None = None, adopts: Reconciler | None = None) -> None:
+        self._registry = registry
+        self._refused_by = refused_by
+        self._reconciler = adopts
+
+    @property
+    def takes_what_is_there(self) -> bool:
+        """Whether a registration fetches from its address even if the store has a file of its name, as documents do."""
+        return self._reconciler is not None
 
     def check(self, call: str) -> None:
         """Raise DesiredStateDecides if a call without a method here (such as `swap`) would change declared models."""
-
-    def vet(self, call: str) -> list[str]:
-        """Notes for the dry run of a call with a method here: where its change would go. `call` says what it would do.
-
-        Raises DesiredStateDecides if the call itself would.
-        """
-
-    async def register(self, parameters: RegisterParameters) -> Registered:
-        """See `Registry.register`."""
-
-    async def scale(
-        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
-    ) -> Scaled:
-        """See `Registry.scale`."""
-
-    async def tune(
-        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
-    ) -> str:
-        """See `Registry.tune`."""
-
-    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
-        """See `Registry.unregister`."""
-
-    async def set_default(self, model: str, version: str) -> None:
-        """See `Registry.set_default`."""
-
-    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
-        """See `TrafficControl.put`, and `reset` for None."""
-
-    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
-        """See `TrafficControl.put_label`."""
-
-    async def remove_label(self, model: str, label: str) -> None:
-        """See `TrafficControl.remove_label`."""
-
-    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
-        """See `Mirrors.put`, and `remove` for None."""
-
-
-class DirectChanges:
-    """Changes go to the registry, as no desired state decides."""
-
-    takes_what_is_there = False
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def check(self, call: str) -> None:
-        """Do nothing: all changes are allowed."""
-
-    def vet(self, call: str) -> list[str]:
-        """Return no notes, as no document decides."""
-        return []
-
-    async def register(self, parameters: RegisterParameters) -> Registered:
-        """See `Registry.register`."""
-        return await self._registry.register(parameters)
-
-    async def scale(
-        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
-    ) -> Scaled:
-        """See `Registry.scale`."""
-        return await self._registry.scale(
-            model, version, min_workers=min_workers, max_workers=max_workers, synchronous=synchronous
-        )
-
-    async def tune(
-        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
-    ) -> str:
-        """See `Registry.tune`."""
-        return self._registry.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
-
-    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
-        """See `Registry.unregister`."""
-        await self._registry.unregister(model, version, force=force)
-
-    async def set_default(self, model: str, version: str) -> None:
-        """See `Registry.set_default`."""
-        self._registry.set_default(model, version)
-
-    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
-        """See `TrafficControl.put`, and `reset` for None."""
-        control = self._registry.traffic
-        return control.reset(model) if traffic is None else control.put(model, traffic)
-
-    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
-        """See `TrafficControl.put_label`."""
-        return self._registry.traffic.put_label(model, label, version)
-
-    async def remove_label(self, model: str, label: str) -> None:
-        """See `TrafficControl.remove_label`."""
-        self._registry.traffic.remove_label(model, label)
-
-    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
-        """See `Mirrors.put`, and `remove` for None."""
-        mirrors = self._registry.mirrors
-        return mirrors.remove(model) if shadow is None else mirrors.put(model, shadow)
-
-
-class RefusedChanges:
-    """Refuses every change, as a desired state decides; the error says what to do instead."""
-
-    takes_what_is_there = False
-
-    def __init__(self, where: str) -> None:
-        """`where` is the document's name for people."""
-        self._where = where
-
-    def _refuse(self, what: str) -> DesiredStateDecides:
-        return DesiredStateDecides(
-            self._where,
-            f"To {what}, edit a copy of the document and run `marserve apply FILE`; with desired_state_changes=adopt "
-            "such calls are written into it.",
-        )
-
-    def check(self, call: str) -> None:
-        """Refuse."""
-        raise self._refuse(call)
-
-    def vet(self, call: str) -> list[str]:
-        """Refuse."""
-        raise self._refuse(call)
-
-    async def register(self, parameters: RegisterParameters) -> Registered:
-        """Refuse."""
-        raise self._refuse("register a model")
-
-    async def scale(
-        self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
-    ) -> Scaled:
-        """Refuse."""
-        raise self._refuse("scale a model")
-
-    async def tune(
-        self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
-    ) -> str:
-        """Refuse."""
-        raise self._refuse("change batches")
-
-    async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
-        """Refuse."""
-        raise self._refuse("unregister a model")
-
-    async def set_default(self, model: str, version: str) -> None:
-        """Refuse."""
-        raise self._refuse("set the default version")
-
-    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
-        """Refuse."""
-        raise self._refuse("change traffic")
-
-    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
-        """Refuse."""
-        raise self._refuse("set a label")
-
-    async def remove_label(self, model: str, label: str) -> None:
-        """Refuse."""
-        raise self._refuse("remove a label")
-
-    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
-        """Refuse."""
-        raise self._refuse("change a shadow")
-
-
-class AdoptedChanges:
-    """Writes the changes of calls into the desired state's document by compare-and-swap, and applies it."""
-
-    takes_what_is_there = True  # so does the document
-
-    def __init__(self, registry: Registry, reconciler: Reconciler) -> None:
-        self._registry = registry
-        self._reconciler = reconciler
-
-    def check(self, call: str) -> None:
-        """Refuse a call that would change declared models without changing the document."""
+        if self._reconciler is None:
+            self.vet(call)
+            return
         place = self._reconciler.place
         raise DesiredStateDecides(
             place.shown if place is not None else "the desired state",
@@ -222,12 +59,24 @@ class AdoptedChanges:
         )
 
     def vet(self, call: str) -> list[str]:
-        """Note that the change would be written into the document."""
-        place = self._reconciler.place
-        return [f"it would be written into {place.shown}, and applied from there"] if place is not None else []
+        """Notes for the dry run of a call with a method here: where its change would go. `call` says what it would do.
+
+        Raises DesiredStateDecides if the call itself would.
+        """
+        if self._refused_by is not None:
+            raise DesiredStateDecides(
+                self._refused_by,
+                f"To {call}, edit a copy of the document and run `marserve apply FILE`; with "
+                "desired_state_changes=adopt such calls are written into it.",
+            )
+        place = None if self._reconciler is None else self._reconciler.place
+        return [] if place is None else [f"it would be written into {place.shown}, and applied from there"]
 
     async def register(self, parameters: RegisterParameters) -> Registered:
-        """See `Registry.register`. The archive is read first, as it says which version it is."""
+        """See `Registry.register`. A document needs the version's name, so the archive is read first."""
+        self.vet("register a model")
+        if self._reconciler is None:
+            return await self._registry.register(parameters)
         async with self._registry.looking_into(parameters) as (model, name):
             version = _declared(parameters)
 
@@ -247,6 +96,11 @@ class AdoptedChanges:
         self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
     ) -> Scaled:
         """See `Registry.scale`."""
+        self.vet("scale a model")
+        if self._reconciler is None:
+            return await self._registry.scale(
+                model, version, min_workers=min_workers, max_workers=max_workers, synchronous=synchronous
+            )
         if max_workers < min_workers:
             raise BadInput("max_worker cannot be less than min_worker.")
         await self._configure(model, version, {"minWorkers": min_workers, "maxWorkers": max_workers}, "scaled")
@@ -256,37 +110,27 @@ class AdoptedChanges:
         self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
     ) -> str:
         """See `Registry.tune`."""
-        given = written(Said({"batch_size": batch_size, "max_batch_delay_s": max_batch_delay_s}))
-        await self._configure(model, version, given, "tuned")
+        self.vet("change batches")
+        if self._reconciler is not None:
+            given = written(Said({"batch_size": batch_size, "max_batch_delay_s": max_batch_delay_s}))
+            await self._configure(model, version, given, "tuned")
         # With the values in force it changes nothing and returns the sentence.
         return self._registry.tune(model, version, batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
 
-    async def _configure(self, model: str, version: str | None, values: Mapping[str, Any], what: str) -> None:
-        name = self._registry.name_of(model, version)
-
-        def configure(state: DesiredState) -> DesiredState:
-            found = _model(state, model)
-            if name not in found.versions:
-                raise VersionNotFound(model, name)
-            changed = found.versions[name]
-            changed = replace(changed, config={**changed.config, **values})
-            return _with(state, model, replace(found, versions={**found.versions, name: changed}))
-
-        await self._reconciler.change(configure, f"{what} {model} {name}")
-
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """See `Registry.unregister`."""
+        self.vet("unregister a model")
+        if self._reconciler is None:
+            await self._registry.unregister(model, version, force=force)
+            return
         name = self._registry.name_of(model, version)
         if version not in (None, name):  # a label is not enough
             raise VersionNotFound(model, version)
 
-        def remove(state: DesiredState) -> DesiredState:
-            found = _model(state, model)
-            if name not in found.versions:
-                raise VersionNotFound(model, name)
+        def remove(found: DesiredModel) -> DesiredModel | None:
             versions = {each: wanted for each, wanted in found.versions.items() if each != name}
             if not versions:
-                return _with(state, model, None)
+                return None
             if found.default == name:
                 raise DefaultVersionInUse(model)
             labels = {label: target for label, target in found.labels.items() if target != name}
@@ -297,81 +141,106 @@ class AdoptedChanges:
             weights.pop(name, None)
             traffic = {**(found.traffic or {}), "weights": weights} if any(weights.values()) else None
             shadow = found.shadow if (found.shadow or {}).get("version") != name else None
-            return _with(
-                state,
-                model,
-                replace(found, versions=versions, labels=labels, traffic=traffic, shadow=shadow),
-            )
+            return replace(found, versions=versions, labels=labels, traffic=traffic, shadow=shadow)
 
-        await self._reconciler.change(remove, f"unregistered {model} {name}")
+        await self._edit(model, name, f"unregistered {model} {name}", remove)
 
     async def set_default(self, model: str, version: str) -> None:
         """See `Registry.set_default`."""
-        await self._edit(model, version, lambda found: replace(found, default=version), "default")
+        self.vet("set the default version")
+        if self._reconciler is None:
+            self._registry.set_default(model, version)
+        else:
+            await self._edit(model, version, f"default of {model}", lambda found: replace(found, default=version))
 
-    async def put_traffic(self, model: str, traffic: Traffic | None) -> dict[str, Any]:
+    async def put_traffic(self, model: str, traffic: Traffic | None, *, dry_run: bool = False) -> dict[str, Any]:
         """See `TrafficControl.put`, and `reset` for None."""
-        if traffic is not None:
-            self._registry.traffic.put(model, traffic, dry_run=True)
-        told = None if traffic is None else traffic.document()
-        await self._edit(model, None, lambda found: replace(found, traffic=told), "traffic")
-        return self._registry.traffic.describe(model)
+        self.vet("change traffic")
+        control, looks = self._registry.traffic, self._only_looks(dry_run)
+        told = control.reset(model, dry_run=looks) if traffic is None else control.put(model, traffic, dry_run=looks)
+        if dry_run or self._reconciler is None:
+            return told
+        document = None if traffic is None else traffic.document()
+        await self._edit(model, None, f"traffic of {model}", lambda found: replace(found, traffic=document))
+        return control.describe(model)
 
-    async def put_label(self, model: str, label: str, version: str) -> dict[str, Any]:
+    async def put_label(self, model: str, label: str, version: str, *, dry_run: bool = False) -> dict[str, Any]:
         """See `TrafficControl.put_label`."""
-        check_label(label)
-        told = self._registry.traffic.put_label(model, label, version, dry_run=True)
+        self.vet("set a label")
+        control = self._registry.traffic
+        told = control.put_label(model, label, version, dry_run=self._only_looks(dry_run))
+        if dry_run or self._reconciler is None:
+            return told
         await self._edit(
-            model, version, lambda found: replace(found, labels={**found.labels, label: version}), f"label {label}"
+            model,
+            version,
+            f"label {label} of {model}",
+            lambda found: replace(found, labels={**found.labels, label: version}),
         )
-        now: dict[str, Any] = self._registry.traffic.labels(model).get(label, told)
+        now: dict[str, Any] = control.labels(model).get(label, told)
         return now
 
-    async def remove_label(self, model: str, label: str) -> None:
+    async def remove_label(self, model: str, label: str, *, dry_run: bool = False) -> None:
         """See `TrafficControl.remove_label`."""
-        self._registry.traffic.remove_label(model, label, dry_run=True)
+        self.vet("remove a label")
+        self._registry.traffic.remove_label(model, label, dry_run=self._only_looks(dry_run))
+        if dry_run or self._reconciler is None:
+            return
         await self._edit(
             model,
             None,
+            f"label {label} of {model}",
             lambda found: replace(found, labels={each: to for each, to in found.labels.items() if each != label}),
-            f"label {label}",
         )
 
-    async def put_shadow(self, model: str, shadow: ShadowSpec | None) -> dict[str, Any]:
+    async def put_shadow(self, model: str, shadow: ShadowSpec | None, *, dry_run: bool = False) -> dict[str, Any]:
         """See `Mirrors.put`, and `remove` for None."""
-        mirrors = self._registry.mirrors
-        if shadow is None:
-            told = mirrors.remove(model, dry_run=True)
-            await self._edit(model, None, lambda found: replace(found, shadow=None), "shadow")
+        self.vet("change a shadow")
+        mirrors, looks = self._registry.mirrors, self._only_looks(dry_run)
+        told = mirrors.remove(model, dry_run=looks) if shadow is None else mirrors.put(model, shadow, dry_run=looks)
+        if dry_run or self._reconciler is None:
             return told
-        mirrors.put(model, shadow, dry_run=True)
-        document = shadow.document()
-        await self._edit(model, shadow.version, lambda found: replace(found, shadow=document), "shadow")
-        return mirrors.describe(model)
+        version, document = (None, None) if shadow is None else (shadow.version, shadow.document())
+        await self._edit(model, version, f"shadow of {model}", lambda found: replace(found, shadow=document))
+        return told if shadow is None else mirrors.describe(model)
+
+    # ---------------------------------------------------------------------------------------------- the document
+
+    def _only_looks(self, dry_run: bool) -> bool:
+        """Whether the registry only checks a change: in a dry run, and if the change is made through the document."""
+        return dry_run or self._reconciler is not None
+
+    async def _configure(self, model: str, version: str | None, values: Mapping[str, Any], what: str) -> None:
+        name = self._registry.name_of(model, version)
+
+        def configure(found: DesiredModel) -> DesiredModel:
+            changed = found.versions[name]
+            changed = replace(changed, config={**changed.config, **values})
+            return replace(found, versions={**found.versions, name: changed})
+
+        await self._edit(model, name, f"{what} {model} {name}", configure)
 
     async def _edit(
-        self, model: str, version: str | None, change: Callable[[DesiredModel], DesiredModel], what: str
+        self, model: str, version: str | None, what: str, change: Callable[[DesiredModel], DesiredModel | None]
     ) -> None:
+        """Change a model in the document; None removes it. Raises ModelNotFound, VersionNotFound."""
+
         def edit(state: DesiredState) -> DesiredState:
-            found = _model(state, model)
+            found = state.models.get(model)
+            if found is None:
+                raise ModelNotFound(model)
             if version is not None and version not in found.versions:
                 raise VersionNotFound(model, version)
             return _with(state, model, change(found))
 
-        await self._reconciler.change(edit, f"{what} of {model}")
+        assert self._reconciler is not None
+        await self._reconciler.change(edit, what)
 
 
 def _declared(parameters: RegisterParameters) -> DesiredVersion:
     """The declaration of a version with these parameters."""
     url, sha256 = split_digest(parameters.url)
     return DesiredVersion(url, sha256, parameters.handler, parameters.runtime, written(parameters.said))
-
-
-def _model(state: DesiredState, model: str) -> DesiredModel:
-    found = state.models.get(model)
-    if found is None:
-        raise ModelNotFound(model)
-    return found
 
 
 def _with(state: DesiredState, model: str, wanted: DesiredModel | None) -> DesiredState:

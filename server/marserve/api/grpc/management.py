@@ -15,7 +15,7 @@ from marserve.api.grpc.calls import Answers, Call
 from marserve.api.grpc.errors import ModelApiDisabled
 from marserve.api.grpc.schema import MANAGEMENT, Schema
 from marserve.api.parameters import REGISTER_PARAMETERS, QueryParameters, read_registration
-from marserve.desired_state.policies import Changes, DirectChanges
+from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput
 from marserve.names import json_escaped
 from marserve.registry.intake.registration import default_set_message, unregistered_message
@@ -32,7 +32,7 @@ class GrpcManagement:
     ) -> None:
         """`changes` takes the calls that change models; the registry if not given."""
         self._registry = registry
-        self._changes = changes or DirectChanges(registry)
+        self._changes = changes or Changes(registry)
         self._enable_model_api = enable_model_api
         self._response = schema.message(f"{MANAGEMENT}.ManagementResponse")
 

@@ -15,7 +15,7 @@ from marserve.desired_state.document import read
 from marserve.desired_state.document_place import DocumentPlace, DocumentUnreadable, FilePlace, Found, ObjectPlace
 from marserve.desired_state.history import History
 from marserve.desired_state.memory_cost import MemoryCost
-from marserve.desired_state.policies import AdoptedChanges, Changes, DirectChanges, RefusedChanges
+from marserve.desired_state.policies import Changes
 from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import BadDesiredState, BadSettings, MarserveError
 from marserve.registry.models import Registry
@@ -124,10 +124,10 @@ class DesiredStates:
     def changes(self, registry: Registry) -> Changes:
         """The changes that calls may make, by the settings."""
         if self.place is None:
-            return DirectChanges(registry)
+            return Changes(registry)
         if self._settings.desired_state_changes == "adopt":
-            return AdoptedChanges(registry, self.reconciler)
-        return RefusedChanges(self.place.shown)
+            return Changes(registry, adopts=self.reconciler)
+        return Changes(registry, refused_by=self.place.shown)
 
     def guard(self, registry: Registry) -> Callable[[str], None]:
         """Refuses calls that would begin something which the document decides; it takes the call's name."""

@@ -46,7 +46,7 @@ from marserve.api.rest.models.traffic import Dry, add_traffic, is_dry
 from marserve.api.rest.schemas import Name, error_answers, takes
 from marserve.api.wishes import TIMEOUT, read_timeout_s
 from marserve.desired_state.dry_runs import DryRuns
-from marserve.desired_state.policies import Changes, DirectChanges
+from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.registry.intake.registration import (
@@ -84,7 +84,7 @@ def management_router(
     `changes` takes the calls that change models; the registry if not given. Dry runs ask `rollouts` which roll-outs a
     change concerns.
     """
-    changes = changes or DirectChanges(registry)
+    changes = changes or Changes(registry)
     dry_runs = DryRuns(registry, changes, rollouts)
     router = new_router(PrettyJson)
     add_traffic(router, registry, changes)  # first, as its paths look like those of versions

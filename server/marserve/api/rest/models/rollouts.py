@@ -15,7 +15,7 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.traffic import Dry, is_dry, read_object
 from marserve.api.rest.schemas import Name, RolloutBody, RolloutStatus, ShadowBody, ShadowStatus, body_of, error_answers
-from marserve.desired_state.policies import Changes, DirectChanges
+from marserve.desired_state.policies import Changes
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
 from marserve.registry.observing.shadow import read_shadow
@@ -34,7 +34,7 @@ def rollout_router(
     `changes` takes the calls that change models; the registry if not given.
     """
     router = new_router(PrettyJson)
-    _add_shadow(router, registry, changes or DirectChanges(registry))
+    _add_shadow(router, registry, changes or Changes(registry))
     _add_rollout(router, rollouts, guard)
     return router
 
@@ -60,10 +60,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
     )
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_shadow(await read_object(request))
-        if is_dry(request):
-            changes.vet("change a shadow")
-            return PrettyJson(registry.mirrors.put(model_name, spec, dry_run=True))
-        return PrettyJson(await changes.put_shadow(model_name, spec))
+        return PrettyJson(await changes.put_shadow(model_name, spec, dry_run=is_dry(request)))
 
     @router.delete(
         path,
@@ -72,10 +69,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
         responses={200: {"model": ShadowStatus}, **error_answers(404, 409)},
     )
     async def remove(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
-        if is_dry(request):
-            changes.vet("change a shadow")
-            return PrettyJson(registry.mirrors.remove(model_name, dry_run=True))
-        return PrettyJson(await changes.put_shadow(model_name, None))
+        return PrettyJson(await changes.put_shadow(model_name, None, dry_run=is_dry(request)))
 
 
 def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], None]) -> None:

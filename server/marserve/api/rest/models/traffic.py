@@ -60,10 +60,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
     )
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         traffic = read_traffic(await read_object(request))
-        if is_dry(request):
-            changes.vet("change traffic")
-            return PrettyJson(registry.traffic.put(model_name, traffic, dry_run=True))
-        return PrettyJson(await changes.put_traffic(model_name, traffic))
+        return PrettyJson(await changes.put_traffic(model_name, traffic, dry_run=is_dry(request)))
 
     @router.delete(
         path,
@@ -72,10 +69,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
         responses={200: {"model": TrafficStatus}, **error_answers(404, 409)},
     )
     async def reset(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
-        if is_dry(request):
-            changes.vet("change traffic")
-            return PrettyJson(registry.traffic.reset(model_name, dry_run=True))
-        return PrettyJson(await changes.put_traffic(model_name, None))
+        return PrettyJson(await changes.put_traffic(model_name, None, dry_run=is_dry(request)))
 
 
 def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None:
@@ -102,10 +96,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         version = document.get("version")
         if not isinstance(version, str) or not version or set(document) - {"version"}:
             raise BadInput('A label is put with the version that it is to name and nothing else: {"version": "2.0"}.')
-        if is_dry(request):
-            changes.vet("set a label")
-            return PrettyJson(registry.traffic.put_label(model_name, label, version, dry_run=True))
-        return PrettyJson(await changes.put_label(model_name, label, version))
+        return PrettyJson(await changes.put_label(model_name, label, version, dry_run=is_dry(request)))
 
     @router.delete(
         path + "/{label}",
@@ -115,11 +106,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
     )
     async def remove(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
         dry = is_dry(request)
-        if dry:
-            changes.vet("remove a label")
-            registry.traffic.remove_label(model_name, label, dry_run=True)
-        else:
-            await changes.remove_label(model_name, label)
+        await changes.remove_label(model_name, label, dry_run=dry)
         outcome = "would be removed" if dry else "removed"
         return PrettyJson({"status": f'Label "{label}" of model "{model_name}" {outcome}'})
 
