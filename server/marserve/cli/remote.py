@@ -171,12 +171,14 @@ class Management(Listener):
         parameters: Mapping[str, str | int | float | bool] | None = None,
         *,
         timeout_s: float | None = QUICK_S,
+        **body: Any,
     ) -> Any:
         """Send one request and return its JSON answer. `timeout_s` None: no limit.
 
-        Raises CommandFailed if no server answers, and with the server's words if it refuses.
+        `body` is what httpx's `request` takes. Raises CommandFailed if no server answers, and with the server's words
+        if it refuses.
         """
-        answer = self.ask(method, path, timeout_s=timeout_s, params=parameters)
+        answer = self.ask(method, path, timeout_s=timeout_s, params=parameters, **body)
         if answer.status_code >= 400:
             raise refused(answer)
         return _json(answer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from marserve.cli.changes.plan import DocumentFile, ask_for_plan, named, plan_lines, read_document
@@ -14,7 +13,7 @@ from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Interrupted, Output, Step
 from marserve.cli.progress.wait_progress import while_showing
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 
 PHASES = {"load": "Reading archives", "wait-ready": "Loading models"}
 
@@ -68,9 +67,6 @@ def order(
 ) -> Any:
     """Send an order that may take as long as models load, show its progress, and return its answer."""
 
-    def send() -> httpx.Response:
-        return server.ask(method, path, timeout_s=None, content=data, headers=headers or {}, params=parameters or {})
-
     def look() -> list[Step]:
         under_way = server.order("GET", "/desired-state").get("underWay")
         if under_way is None:
@@ -78,15 +74,18 @@ def order(
         return [Step(PHASES.get(under_way["phase"], what), under_way["done"], under_way["of"])]
 
     try:
-        answer = while_showing(send, look, output, what)
+        return while_showing(
+            lambda: server.order(method, path, parameters, timeout_s=None, content=data, headers=headers or {}),
+            look,
+            output,
+            what,
+        )
     except KeyboardInterrupt:
         raise Interrupted("It goes on in the server; `marserve history` shows what comes of it.") from None
-    if answer.status_code >= 400:
-        failure = refused(answer)
+    except CommandFailed as failure:
         if failure.detail.get("code") == 405:
-            raise CommandFailed(failure.message, "enable_model_api=true in the server's settings allows it.")
-        raise failure
-    return answer.json()
+            raise CommandFailed(failure.message, "enable_model_api=true in the server's settings allows it.") from None
+        raise
 
 
 def outcome_lines(outcome: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -11,7 +10,7 @@ import typer
 from marserve.cli.dry_run import as_dry, query
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output, table
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
 
 def label(
@@ -39,13 +38,7 @@ def label(
             document = {"model": model, "label": name, **described}
             output.result(as_dry(document) if dry_run else document, described["status"])
         elif name is not None and version is not None:
-            body = json.dumps({"version": version})
-            headers = {"content-type": "application/json"}
-            address = f"{path}/{quote(name, safe='')}"
-            answer = server.ask("PUT", address, content=body, headers=headers, params=parameters)
-            if answer.status_code >= 400:
-                raise refused(answer)
-            described = answer.json()
+            described = server.order("PUT", f"{path}/{quote(name, safe='')}", parameters, json={"version": version})
             verb = "would name" if dry_run else "names"
             document = {"model": model, "label": name, **described}
             output.result(as_dry(document) if dry_run else document, f"{name} {verb} {_names(described)}")

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 from marserve.desired_state.diff import compare
 from marserve.desired_state.document import read
 from marserve.desired_state.schema import schema
@@ -71,12 +71,9 @@ def read_document(file: Path) -> bytes:
 
 def ask_for_plan(server: Management, data: bytes | None, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A server's plan for a document; for the one that it was started with if `data` is None."""
-    answer = server.ask(
-        "POST", "/desired-state/plan", timeout_s=PLAN_LIMIT_S, content=data or b"", params=parameters or {}
+    found: dict[str, Any] = server.order(
+        "POST", "/desired-state/plan", parameters, timeout_s=PLAN_LIMIT_S, content=data or b""
     )
-    if answer.status_code >= 400:
-        raise refused(answer)
-    found: dict[str, Any] = answer.json()
     return found
 
 
@@ -143,5 +140,4 @@ def _bytes(count: int | None) -> str:
 
 
 def _pretty(document: Any) -> str:
-
     return json.dumps(document, indent=2)

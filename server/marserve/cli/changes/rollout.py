@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import Annotated, Any
 
 import typer
 
+from marserve.cli.changes.shadow import read_compare
 from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run
 from marserve.cli.options import DryRun
 from marserve.cli.output import FAILED_STATUS, AsJson, Interrupted, Output, Step, WrongArguments, table
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)").fullmatch
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
@@ -87,7 +87,7 @@ def rollout(
             "max_hold": _seconds("--max-hold", max_hold),
             "max_error_increase": _share("--max-error-increase", max_error_increase),
             "max_p99_increase": None if max_p99_increase == "off" else _share("--max-p99-increase", max_p99_increase),
-            "compare": _compare(compare),
+            "compare": read_compare(compare),
             "share": _share("--share", share),
             "max_difference": _share("--max-difference", max_difference),
             "min_requests": min_requests,
@@ -114,10 +114,7 @@ def rollout(
             elif version is None:
                 status = server.order("GET", path)
             else:
-                answer = server.ask("POST", path, params=query(dry_run), json=document)
-                if answer.is_error:
-                    raise refused(answer)
-                status = answer.json()
+                status = server.order("POST", path, query(dry_run), json=document)
             if dry_run and version is not None:
                 output.result(as_dry(status), HEAD, *_plan(status))
                 return
@@ -199,17 +196,6 @@ def _plan(plan: dict[str, Any]) -> list[Any]:
     title = f"{plan['modelName']} {plan['modelVersion']} would take over from {plan['baseline']}, at today's traffic:"
     columns = ["step", "lasts", "requests to it", "finds errors from", "finds differing answers from"]
     return [title, table(columns, rows)]
-
-
-def _compare(word: str | None) -> Any:
-    if word is None or not word.startswith("{"):
-        return word
-    try:
-        return json.loads(word)
-    except ValueError:
-        raise WrongArguments(
-            f"--compare is {word!r}, which is not JSON.", '{"relative": 1e-3} is an example.'
-        ) from None
 
 
 def _seconds(flag: str, word: str | None) -> float | None:

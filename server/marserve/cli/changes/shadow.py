@@ -10,7 +10,7 @@ import typer
 from marserve.cli.dry_run import as_dry, query
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output, WrongArguments, table
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
 
 def shadow(
@@ -46,13 +46,10 @@ def shadow(
                 document = {
                     "version": version,
                     "share": share,
-                    "compare": _compare(compare),
+                    "compare": read_compare(compare),
                     "in_flight": in_flight,
                 }
-                answer = server.ask("PUT", path, params=asked, json=document)
-                if answer.is_error:
-                    raise refused(answer)
-                described = answer.json()
+                described = server.order("PUT", path, asked, json=document)
         output.result(
             as_dry(described) if dry_run else described, *_shown(model, described, is_dry=dry_run, is_off=off)
         )
@@ -79,8 +76,9 @@ def _shown(model: str, described: dict[str, Any], *, is_dry: bool, is_off: bool)
     return lines
 
 
-def _compare(word: str) -> Any:
-    if not word.startswith("{"):
+def read_compare(word: str | None) -> Any:
+    """How answers are compared: a word, or the object that JSON says. Raises WrongArguments."""
+    if word is None or not word.startswith("{"):
         return word
     try:
         return json.loads(word)

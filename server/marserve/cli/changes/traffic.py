@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from rich.table import Table
 from marserve.cli.dry_run import HEAD, as_dry, query
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, Output, WrongArguments, table
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
 
 def traffic(
@@ -52,20 +51,11 @@ def traffic(
                 "weights": dict(map(_read_weight, weights)),
                 **({"sticky": sticky} if sticky else {}),
             }
-            described = _put(server, path, body, parameters)
+            described = server.order("PUT", path, parameters, json=body)
         else:
             described = server.order("GET", path)
         document = {"model": model, **described}
         output.result(as_dry(document) if dry_run else document, *([HEAD] if dry_run else []), *_show(described))
-
-
-def _put(server: Management, path: str, body: dict[str, Any], parameters: dict[str, str]) -> Any:
-    """Send a JSON body; the answer's document. Raises CommandFailed."""
-    headers = {"content-type": "application/json"}
-    answer = server.ask("PUT", path, content=json.dumps(body), headers=headers, params=parameters)
-    if answer.status_code >= 400:
-        raise refused(answer)
-    return answer.json()
 
 
 def _read_weight(word: str) -> tuple[str, float]:

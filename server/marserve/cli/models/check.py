@@ -10,7 +10,7 @@ import typer
 
 from marserve.cli.options import Version
 from marserve.cli.output import FAILED_STATUS, AsJson, Output, WrongArguments, table
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path, refused
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
 # Each sample is run several times; a check that takes longer needs fewer samples.
 LIMIT_S = 600.0
@@ -31,11 +31,7 @@ def check(
     with Output(as_json) as output:
         files = [("sample", _read(path)) for path in sample or []]
         with Management(find_address("management", management, config)) as server:
-            more: dict[str, Any] = {"files": files} if files else {}
-            answer = server.ask("POST", f"{model_path(model, version)}/check", timeout_s=LIMIT_S, **more)
-        if answer.is_error:
-            raise refused(answer)
-        report = answer.json()
+            report = server.order("POST", f"{model_path(model, version)}/check", timeout_s=LIMIT_S, files=files or None)
         rows = [
             [each["run"], "all" if each["item"] < 0 else str(each["item"]), each["path"], each["seen"], each["wanted"]]
             for each in report["differences"]
