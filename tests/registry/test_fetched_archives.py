@@ -494,7 +494,7 @@ async def test_a_dry_run_of_a_swap_leaves_the_store_as_it_is(tmp_path: Path, has
 
     assert await address.swap(house, dry_run=True) == "2.0"
     assert [path.name for path in house.store.iterdir()] == ["m-1.0.mar"]
-    told = await house.registry.rehearsal.register(RegisterParameters(address.url), as_it_is_now=True)
+    told = await house.registry.rehearsal.register(RegisterParameters(address.url, freshness="now"))
     assert (told.model, told.version) == ("m", "2.0")
     assert [path.name for path in house.store.iterdir()] == ["m-1.0.mar"]
     await address.swap(house)

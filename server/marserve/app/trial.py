@@ -72,7 +72,7 @@ async def _try_models(settings: Settings, parts: Parts) -> AsyncIterator[BadSett
         if is_address(parameters.url):
             continue
         try:
-            await parts.registry.rehearsal.register(parameters, is_at_startup=True)
+            await parts.registry.rehearsal.register(parameters)
         except MarserveError as error:
             said = f"{hide_query(parameters.url)} would not be loaded: {error}"
             yield _placed(BadSettings(said, key), settings)

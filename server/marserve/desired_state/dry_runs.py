@@ -6,6 +6,8 @@ about roll-outs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from marserve.desired_state.policies import Changes
 from marserve.registry.changes.dry_run import Rehearsed
 from marserve.registry.intake.registration import RegisterParameters
@@ -24,8 +26,9 @@ class DryRuns:
     async def register(self, parameters: RegisterParameters) -> Rehearsed:
         """See `Registry.register`."""
         notes = self._changes.vet("register a model")
-        as_it_is_now = self._changes.takes_what_is_there
-        return (await self._registry.rehearsal.register(parameters, as_it_is_now=as_it_is_now)).noting(*notes)
+        if self._changes.takes_what_is_there:
+            parameters = replace(parameters, freshness="now")
+        return (await self._registry.rehearsal.register(parameters)).noting(*notes)
 
     def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
         """See `Registry.scale`."""

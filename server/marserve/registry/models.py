@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marserve.environments.environments import Environments
-from marserve.errors import CleanUpTimedOut, Draining, LoadFailed
+from marserve.errors import Draining, LoadFailed
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.registry.catalogue.describe import describe_version, page_of
@@ -34,9 +34,9 @@ from marserve.registry.changes.dry_run import Rehearsal
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.kept_versions import Keeping
 from marserve.registry.changes.load_at_start import Starting
-from marserve.registry.changes.registering import Registering, log_failure, remark
+from marserve.registry.changes.registering import Registering, remark
 from marserve.registry.changes.swap import SwapParameters, Swapped, Swapping
-from marserve.registry.changes.transaction import TrafficSetters, Transaction
+from marserve.registry.changes.transaction import Transaction
 from marserve.registry.changes.under_way import Changes
 from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.intake import Intake
@@ -49,7 +49,6 @@ from marserve.registry.intake.registration import (
     check_batching,
     check_workers,
 )
-from marserve.registry.observing.shadow import read_shadow
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.telemetry.metrics.counts import Metrics
@@ -112,7 +111,6 @@ class Registry:
             self._versions,
             self.rehearsal,
             order=options.swap_order,
-            drain_s=options.unregister_timeout_s,
             note_change=self._note_change,
         )
         self.data_plane = DataPlane(self._versions, self._starting)
@@ -131,14 +129,13 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- register
 
-    async def register(self, parameters: RegisterParameters, *, as_it_is_now: bool = False) -> Registered:
+    async def register(self, parameters: RegisterParameters) -> Registered:
         """Take an archive in and make it a version; the first version of a name is its default.
 
-        With `as_it_is_now` the archive is fetched from its address even if the store has a file of its name.
         Raises BadInput, ArchiveNotFound, BadArchive, VersionConflict, Draining, and for a synchronous call LoadFailed
         when a worker could not load the model. After any error nothing of the registration is left.
         """
-        return await self._changes.carry_through(self._registering.register(parameters, as_it_is_now=as_it_is_now))
+        return await self._changes.carry_through(self._registering.register(parameters))
 
     async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """As `register`, for an archive that the caller has unpacked; a folder that is not private is not deleted."""
@@ -192,17 +189,13 @@ class Registry:
         self._registering.scale(chosen, min_workers, max_workers)
         min_workers, max_workers = chosen.min_workers, chosen.max_workers
         self._note_change(chosen)
-        if not synchronous:
-            self._changes.follow(self._registering.settle(chosen))
-            return Scaled(model, version, min_workers, "begun")
         try:
-            is_ready = await self._changes.carry_through(self._registering.wait_for_caller(chosen))
+            progress = await self._changes.carry_through(self._registering.load(chosen, waits=synchronous))
         except LoadFailed as error:
-            log_failure(chosen, error)
             raise LoadFailed(
                 model, version, out_of_memory=error.out_of_memory, reason=error.reason, cause=error.cause or ""
             ) from error
-        return Scaled(model, version, min_workers, "done" if is_ready else "partial")
+        return Scaled(model, version, min_workers, progress)
 
     def remark(self, model: str, version: str | None, sentences: Iterable[str]) -> None:
         """Note what was odd about a call for a version, in the log and in describe's warnings. Each sentence once.
@@ -329,9 +322,7 @@ class Registry:
         chosen = self._versions.find_leaver(model, version, force=force)
         self._registering.remove(chosen)
         self._note_change(chosen)
-        retiring = self._registering.retire(
-            chosen, drain_s=self._options.unregister_timeout_s, deletes_fetched=not self.data_plane.is_draining
-        )
+        retiring = self._registering.retire(chosen, deletes_fetched=not self.data_plane.is_draining)
         await self._changes.carry_through(retiring)
 
     def _may_want_archive(self, name: str) -> bool:
@@ -358,7 +349,7 @@ class Registry:
         fetches nothing. If the block raises, the store keeps no file of it. Raises as `register` does before it starts
         workers.
         """
-        unpacked = await self._registering.take_in(parameters, as_it_is_now=True)
+        unpacked = await self._registering.take_in(replace(parameters, freshness="now"))
         try:
             async with self._lending(parameters, unpacked) as names:
                 yield names
@@ -408,27 +399,19 @@ class Registry:
         """Begin to change several models at once."""
         if self.data_plane.is_draining:
             raise Draining
-        setters = TrafficSetters(self.traffic.put_all_labels, self.traffic.put_document, self._put_shadow)
-        drain_s = self._options.unregister_timeout_s
         return Transaction(
             self._registering,
             self._versions,
             self._changes,
-            setters,
-            keeping=self.keeping,
-            drain_s=drain_s,
-            note_change=self._note_change,
+            self.traffic,
+            self.mirrors,
+            self.keeping,
+            self._note_change,
         )
 
     def _end_kept(self, versions: Iterable[Version]) -> None:
-        async def end(version: Version) -> None:
-            try:
-                await self._registering.retire(version, drain_s=self._options.unregister_timeout_s)
-            except CleanUpTimedOut as error:
-                log.error("Model %s version %s: %s", version.model, version.name, error)
-
         for version in versions:
-            self._changes.follow(end(version))
+            self._changes.follow(self._registering.end(version))
 
     def find_kept(self, model: str, version: str, of: str | None) -> ActualVersion | None:
         """The kept version of this name, which could answer at once; with `of` only if it served that state."""
@@ -447,12 +430,6 @@ class Registry:
             }
             for kept in self.keeping.all()
         ]
-
-    def _put_shadow(self, model: str, document: Mapping[str, Any] | None) -> None:
-        if document is not None:
-            self.mirrors.put(model, read_shadow(document))
-        elif self.mirrors.shadow_of(model) is not None:
-            self.mirrors.remove(model)
 
     @property
     def startup_failures(self) -> list[str]:

@@ -488,11 +488,16 @@ class _Rollout:
     async def _register(self, spec: RolloutSpec) -> None:
         assert spec.url is not None
         registry = self._rollouts.registry
-        wanted = RegisterParameters(spec.url, model_name=self.model, initial_workers=spec.workers or 1)
         # An archive that a stopped server had fetched lies in the store: that is no reason to refuse it.
-        was_begun, self._is_registering = self._is_registering, True
+        wanted = RegisterParameters(
+            spec.url,
+            model_name=self.model,
+            initial_workers=spec.workers or 1,
+            freshness="now" if self._is_registering else "stored",
+        )
+        self._is_registering = True
         self._rollouts.save(self)
-        registering = asyncio.ensure_future(registry.register(wanted, as_it_is_now=was_begun))
+        registering = asyncio.ensure_future(registry.register(wanted))
         registering.add_done_callback(_note_end)
         try:
             registered = await asyncio.shield(registering)

@@ -424,7 +424,7 @@ async def test_a_dry_run_keeps_no_swap_from_beginning(house: House, monkeypatch:
     take_in, looks, goes_on = registering.take_in, asyncio.Event(), asyncio.Event()
 
     async def slow_look(parameters: RegisterParameters, **how: bool) -> Unpacked:
-        if how.get("is_only_a_look"):
+        if how.get("is_look"):
             looks.set()
             await goes_on.wait()
         return await take_in(parameters, **how)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from marserve.errors import BadInput, NoWorker, ShadowNotFound, VersionNotFound
@@ -18,7 +19,7 @@ from marserve.registry.catalogue.named_answers import NamedReceiver
 from marserve.registry.catalogue.versions import Model, Version, Versions
 from marserve.registry.observing.arms import Arm
 from marserve.registry.observing.observers import Beside
-from marserve.registry.observing.shadow import Shadow, ShadowSpec
+from marserve.registry.observing.shadow import Shadow, ShadowSpec, read_shadow
 
 log = logging.getLogger("marserve.registry")
 
@@ -92,6 +93,13 @@ class Mirrors:
             self._end_shadow(model)
             log.info("Model %s: its requests are mirrored no more", model)
         return description
+
+    def put_document(self, model: str, document: Mapping[str, Any] | None) -> None:
+        """As `put` of what a client would send; None removes the shadow, if there is one. Raises BadInput, too."""
+        if document is not None:
+            self.put(model, read_shadow(document))
+        elif self.shadow_of(model) is not None:
+            self.remove(model)
 
     def _shadow(self, model: str) -> Shadow:
         self._versions.model(model)

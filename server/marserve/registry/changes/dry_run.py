@@ -86,21 +86,13 @@ class Rehearsal:
         self._mirrors = mirrors
         self._hooks = hooks
 
-    async def register(
-        self, parameters: RegisterParameters, *, as_it_is_now: bool = False, is_at_startup: bool = False
-    ) -> Rehearsed:
-        """See `Registry.register`: the archive is fetched, unpacked, checked and deleted again.
-
-        `as_it_is_now`: it is fetched from its address even if the store has a file of its name. `is_at_startup`: as the
-        start loads it, when a model without another name is named by its file.
-        """
+    async def register(self, parameters: RegisterParameters) -> Rehearsed:
+        """See `Registry.register`: the archive is fetched, unpacked, checked and deleted again."""
         check_parameters(parameters)
         if self._registering.is_draining:
             raise Draining
-        unpacked = await self._registering.take_in(
-            parameters, is_only_a_look=as_it_is_now, is_rehearsal=not as_it_is_now
-        )
-        plan = await self._registering.plan(parameters, unpacked, is_at_startup=is_at_startup)
+        unpacked = await self._registering.take_in(parameters, is_look=True)
+        plan = await self._registering.plan(parameters, unpacked)
         await asyncio.to_thread(plan.discard)
         options = plan.facts.options
         self._versions.refuse_conflict(options.model, options.version)

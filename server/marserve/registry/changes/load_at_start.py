@@ -30,7 +30,9 @@ log = logging.getLogger("marserve.registry")
 
 def parameters_of_model(model: ModelToLoad) -> RegisterParameters:
     """The registration of a model that `load_models` names."""
-    return RegisterParameters(url=model.url, model_name=model.name, synchronous=False)
+    return RegisterParameters(
+        url=model.url, model_name=model.name, synchronous=False, is_at_startup=True, freshness="at_start"
+    )
 
 
 def parameters_of_version(version: SnapshotVersion) -> RegisterParameters:
@@ -41,6 +43,8 @@ def parameters_of_version(version: SnapshotVersion) -> RegisterParameters:
         handler=version.handler,
         synchronous=False,
         restored=version,
+        # An address with a digest of a snapshot names exactly the content that served.
+        freshness="at_start" if split_digest(version.archive)[1] is None else "now",
     )
 
 
@@ -101,7 +105,7 @@ class Starting:
         for model in models:
             using = contextlib.ExitStack()
             using.enter_context(self._registering.using(model.url))
-            takes.append((model, using, asyncio.create_task(self._take_in(model))))
+            takes.append((model, using, asyncio.create_task(self._registering.take_in(model))))
         # The installation for one model holds up only models of the same name.
         latest: dict[str, asyncio.Task[None]] = {}
         for model, using, take in takes:
@@ -109,11 +113,6 @@ class Starting:
                 await self._load_one(model, take, latest, using)
         if latest:
             await asyncio.wait(latest.values())
-
-    async def _take_in(self, parameters: RegisterParameters) -> Unpacked:
-        # An address with a digest in a snapshot names the content that served, whatever the store has under its name.
-        is_exact = parameters.restored is not None and split_digest(parameters.url)[1] is not None
-        return await self._registering.take_in(parameters, is_at_startup=True, as_it_is_now=is_exact)
 
     async def _load_one(
         self,
@@ -128,7 +127,7 @@ class Starting:
         `using` keeps the archive's file in the store; a task that waits takes it over.
         """
         try:
-            plan = await self._registering.plan(parameters, await take, is_at_startup=parameters.restored is None)
+            plan = await self._registering.plan(parameters, await take)
         except Exception as error:
             self._note_failure(parameters, error)
             return

@@ -33,7 +33,7 @@ from marserve.registry.intake.installing import Installations
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.pending_fetches import Awaited, Coming
 from marserve.registry.intake.plan import check_parameters, make_plan
-from marserve.registry.intake.registration import Registered, RegisterParameters, RegistryOptions
+from marserve.registry.intake.registration import Progress, Registered, RegisterParameters, RegistryOptions
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.fetcher import Fetched, OnBegin
@@ -103,14 +103,12 @@ class Registering:
 
     # ---------------------------------------------------------------------------------------------- coming
 
-    async def register(
-        self, parameters: RegisterParameters, unpacked: Unpacked | None = None, *, as_it_is_now: bool = False
-    ) -> Registered:
+    async def register(self, parameters: RegisterParameters, unpacked: Unpacked | None = None) -> Registered:
         """Take an archive in, unless the caller has unpacked it, and make it a version. See `Registry.register`."""
         check_parameters(parameters)
         with self.using(parameters.url):
             if unpacked is None:
-                unpacked = await self.take_in(parameters, as_it_is_now=as_it_is_now)
+                unpacked = await self.take_in(parameters)
             try:
                 version = await self.establish(parameters, await self.plan(parameters, unpacked))
             except Draining:
@@ -120,50 +118,33 @@ class Registering:
                     await self._delete_unused(unpacked.archive, users=1)
                 raise
         workers = version.min_workers
-        if not workers:
-            self._note_change(version)
-            return Registered(version.model, version.name, 0, "done", version.wakes)
-        if not parameters.synchronous:
-            self._changes.follow(self.settle(version))
-            self._note_change(version)
-            return Registered(version.model, version.name, workers, "begun")
-        try:
-            is_ready = await self.wait_for_caller(version)
-        except (LoadFailed, Draining) as error:
-            if isinstance(error, LoadFailed):
-                log_failure(version, error)
-            if self._versions.is_listed(version):
-                self.remove(version)
-                await self.retire(version, drain_s=0.0, deletes_fetched=isinstance(error, LoadFailed))
-            raise
+        progress: Progress = "done"
+        if workers:
+            try:
+                progress = await self.load(version, waits=parameters.synchronous)
+            except (LoadFailed, Draining) as error:
+                if self._versions.is_listed(version):
+                    self.remove(version)
+                    await self.retire(version, drain_s=0.0, deletes_fetched=isinstance(error, LoadFailed))
+                raise
         self._note_change(version)
-        return Registered(version.model, version.name, workers, "done" if is_ready else "partial")
+        return Registered(version.model, version.name, workers, progress, version.wakes)
 
-    async def take_in(
-        self,
-        parameters: RegisterParameters,
-        *,
-        is_at_startup: bool = False,
-        as_it_is_now: bool = False,
-        is_only_a_look: bool = False,
-        is_rehearsal: bool = False,
-    ) -> Unpacked:
-        """Fetch, unpack and check an archive. Raises as `Intake` does, and Draining.
+    async def take_in(self, parameters: RegisterParameters, *, is_look: bool = False) -> Unpacked:
+        """Fetch, unpack and check an archive: which one, its `freshness` says. Raises as `Intake` does, and Draining.
 
-        `as_it_is_now`, for documents and swaps: fetch from the address even if the store has a file of that name, which
-        stays as it is. `is_only_a_look`: the same, and the store gets no file. `is_rehearsal`: as without either, but
-        the store gets no file.
+        With `is_look`, for dry runs, the store gets no file and loses none.
         """
         url = parameters.url
         if going := self._deleting.get(archive_name(split_digest(url)[0])):
             await asyncio.wait([going])
         if not self._intake.fetches(url):  # does not wait for others' downloads
             return await self._unpack(url, None)
-        fetch: Callable[[str, OnBegin], Fetched | None] = self._intake.fetch
-        if is_rehearsal:
-            fetch = self._intake.fetch_for_a_look
-        elif as_it_is_now or is_only_a_look:
-            fetch = self._intake.fetch_aside if is_only_a_look else self._fetch_as_it_is_now
+        fetch: Callable[[str, OnBegin], Fetched | None]
+        if parameters.freshness == "now":
+            fetch = self._intake.fetch_aside if is_look else self._fetch_now
+        else:
+            fetch = self._intake.fetch_for_a_look if is_look else self._intake.fetch
         version = parameters.version or (parameters.restored.version if parameters.restored is not None else None)
         with self.coming.awaiting(url, parameters.model_name, version) as awaited:
             async with self._place_for(url, awaited):
@@ -173,7 +154,7 @@ class Registering:
                 try:
                     fetched = await asyncio.to_thread(fetch, url, awaited.begin)
                 except ArchiveExists as error:
-                    if is_at_startup:
+                    if parameters.freshness == "at_start":
                         # An earlier start of this server fetched it; a later start uses that file.
                         other = self._intake.other_address_of(error.name, url)
                         if other is None:
@@ -187,9 +168,9 @@ class Registering:
                                 other,
                             )
                         url, fetched = error.name, None
-                    elif is_rehearsal and self._is_left_over(error.name, users=0):
+                    elif is_look and self._is_left_over(error.name, users=0):
                         fetched = await asyncio.to_thread(self._intake.fetch_aside, url, awaited.begin)
-                    elif not is_rehearsal and await self._delete_unused(error.name, users=1):
+                    elif not is_look and await self._delete_unused(error.name, users=1):
                         # Fetched before, and no version uses it: after a crash, or a restart without the model.
                         fetched = await asyncio.to_thread(fetch, url, awaited.begin)
                     else:
@@ -236,20 +217,20 @@ class Registering:
                 raise Draining
             return await asyncio.to_thread(self._intake.take_in, url, fetched)
 
-    def _fetch_as_it_is_now(self, url: str, on_begin: OnBegin) -> Fetched | None:
+    def _fetch_now(self, url: str, on_begin: OnBegin) -> Fetched | None:
         try:
             return self._intake.fetch(url, on_begin)
         except (ArchiveExists, DigestMismatch):
             return self._intake.fetch_aside(url, on_begin)
 
-    async def plan(self, parameters: RegisterParameters, unpacked: Unpacked, *, is_at_startup: bool = False) -> Plan:
+    async def plan(self, parameters: RegisterParameters, unpacked: Unpacked) -> Plan:
         """Plan a version of the unpacked archive, or delete it and raise.
 
         Raises BadName for an invalid new name; a start and a snapshot keep the names that they had.
         """
         try:
-            plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options, is_at_startup=is_at_startup)
-            if not is_at_startup and parameters.restored is None:
+            plan = await asyncio.to_thread(make_plan, parameters, unpacked, self._options)
+            if not parameters.is_at_startup and parameters.restored is None:
                 self._check_new_names(plan)
             return plan
         except BaseException:
@@ -274,7 +255,7 @@ class Registering:
         with self.using(parameters.url):
             unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
             if unpacked is None:
-                unpacked = await self.take_in(parameters, as_it_is_now=True)
+                unpacked = await self.take_in(replace(parameters, freshness="now"))
             return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)
 
     def publish(self, version: Version) -> Version | None:
@@ -292,33 +273,28 @@ class Registering:
             self._metrics.remove(old.pool.metrics)
         self._metrics.register(new.pool.metrics)
 
-    async def install(self, parameters: RegisterParameters, plan: Plan) -> Plan:
-        """Install the requirements of a version that is to be beside another one; returns the plan with them.
-
-        On failure deletes what belongs to the plan, and raises DependencyFailed or Draining.
-        """
-        if plan.wanted is None or self._environments is None:
-            return plan
-        try:
-            with self.installations.claim(plan.facts.options.model, plan.facts.options.version) as claim:
-                if self._is_draining:
-                    raise Draining
-                return await claim.install(plan, self._environments, is_synchronous=parameters.synchronous)
-        except BaseException as error:
-            await asyncio.to_thread(plan.discard)
-            if isinstance(error, DependencyFailed) and self._is_draining:
-                raise Draining from error
-            raise
-
-    async def ask_hooks(self, plan: Plan) -> None:
-        """Call the hooks that may refuse a version, or free memory for it, if it is to be beside or after another."""
-        await self._ask_hooks(plan, is_beside=True)
-
     async def establish(self, parameters: RegisterParameters, plan: Plan, *, is_beside: bool = False) -> Version:
         """Install the plan's requirements and put the version on the list.
 
         With `is_beside` it is not put on the list (see `prepare`). After an error what belongs to the plan is deleted.
         """
+        async with self._equipped(parameters, plan, is_beside=is_beside) as whole:
+            if self._hooks.before_pool and not is_beside:
+                self._versions.refuse_conflict(whole.facts.options.model, whole.facts.options.version)
+            await self.ask_hooks(whole)
+            return self._begin(whole, is_beside=is_beside)
+
+    async def prepare_idle(self, parameters: RegisterParameters, plan: Plan) -> Version:
+        """Install the plan's requirements and make a version without workers, off the list: see `make_idle`.
+
+        After an error what belongs to the plan is deleted.
+        """
+        async with self._equipped(parameters, plan, is_beside=True) as whole:
+            return self.make_idle(whole)
+
+    @contextlib.asynccontextmanager
+    async def _equipped(self, parameters: RegisterParameters, plan: Plan, *, is_beside: bool) -> AsyncIterator[Plan]:
+        """The plan with its requirements installed. During the block no other version of its name is installed."""
         model, name = plan.facts.options.model, plan.facts.options.version
         with contextlib.ExitStack() as stack:
             try:
@@ -328,10 +304,8 @@ class Registering:
                     if not is_beside:
                         self._versions.refuse_conflict(model, name)
                     claim = stack.enter_context(self.installations.claim(model, name))
-                    is_synchronous = parameters.synchronous
-                    plan = await claim.install(plan, self._environments, is_synchronous=is_synchronous)
-                await self._ask_hooks(plan, is_beside=is_beside)
-                return self._begin_beside(plan) if is_beside else self._publish(plan)
+                    plan = await claim.install(plan, self._environments, is_synchronous=parameters.synchronous)
+                yield plan
             except BaseException as error:
                 await asyncio.to_thread(plan.discard)
                 if isinstance(error, DependencyFailed):
@@ -340,49 +314,39 @@ class Registering:
                     self._remark_failure(model, name, error)
                 raise
 
-    async def _ask_hooks(self, plan: Plan, *, is_beside: bool = False) -> None:
-        """Call the hooks that may refuse the version, or free memory for it, before its pool is made."""
-        if self._hooks.before_pool and not is_beside:
-            self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
+    async def ask_hooks(self, plan: Plan) -> None:
+        """Call the hooks that may refuse the version, or free memory for it, before its workers start."""
         for ask in self._hooks.before_pool:
             await ask(plan)
 
-    def _publish(self, plan: Plan) -> Version:
-        """Put a version on the list and begin to start its workers. Awaits nothing between the check and that."""
-        if self._is_draining:
-            raise Draining
-        self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
-        version = self._start(plan)
-        self._metrics.register(version.pool.metrics)
-        self._versions.add(version)
-        return version
+    def _begin(self, plan: Plan, *, is_beside: bool) -> Version:
+        """Make a version, begin to start its workers, and list it unless it `is_beside`. Awaits nothing.
 
-    def _begin_beside(self, plan: Plan) -> Version:
-        """Begin to start the workers of a version that is not on the list."""
-        version = self.make(plan)
-        version.pool.start()
-        return version
-
-    def make(self, plan: Plan) -> Version:
-        """Make a version without workers, off the list; it counts as leaving. Raises Draining."""
-        if self._is_draining:
-            raise Draining
-        version = self._make(plan)
-        self._versions.leaving.add(version)
-        return version
-
-    async def make_idle(self, plan: Plan) -> Version:
-        """As `make`, but without a reservation of memory: start its workers with `begin_idle`, when there is room.
-
-        On failure deletes what belongs to the plan, and raises Draining.
+        Raises Draining, VersionConflict, NotEnoughMemory.
         """
+        if self._is_draining:
+            raise Draining
+        if not is_beside:
+            self._versions.refuse_conflict(plan.facts.options.model, plan.facts.options.version)
+        version = self._make(plan)
+        version.pool.start()
+        if is_beside:
+            self._versions.leaving.add(version)
+        else:
+            self._metrics.register(version.pool.metrics)
+            self._versions.add(version)
+        return version
+
+    def make_idle(self, plan: Plan) -> Version:
+        """Make a version without workers and without a reservation of memory, off the list; it counts as leaving.
+
+        Start its workers with `begin_idle`, when there is room. Raises Draining.
+        """
+        if self._is_draining:
+            raise Draining
         options = plan.facts.options
-        idle = replace(plan, facts=replace(plan.facts, options=replace(options, min_workers=0)))
-        try:
-            version = self.make(idle)
-        except BaseException:
-            await asyncio.to_thread(plan.discard)
-            raise
+        version = self._make(replace(plan, facts=replace(plan.facts, options=replace(options, min_workers=0))))
+        self._versions.leaving.add(version)
         version.plan, version.facts = plan, plan.facts
         version.min_workers, version.is_settled = options.min_workers, not options.min_workers
         return version
@@ -391,12 +355,6 @@ class Registering:
         """Begin to start the workers of a version that `make_idle` made. Raises NotEnoughMemory."""
         version.pool.start()
         self.scale(version, min_workers, max_workers)
-
-    def _start(self, plan: Plan) -> Version:
-        """Make a version's pool and begin to start its workers; it is not on the list yet."""
-        version = self._make(plan)
-        version.pool.start()
-        return version
 
     def _make(self, plan: Plan) -> Version:
         version = Version(plan, self._make_pool(plan.facts.options, plan.load))
@@ -455,6 +413,20 @@ class Registering:
             return error
         return None
 
+    async def load(self, version: Version, *, waits: bool) -> Progress:
+        """Wait for the workers that a version should have; without `waits` leave that to a task.
+
+        Logs a failure. Raises LoadFailed and Draining.
+        """
+        if not waits:
+            self._changes.follow(self.settle(version))
+            return "begun"
+        try:
+            return "done" if await self.wait_for_caller(version) else "partial"
+        except LoadFailed as error:
+            log_failure(version, error)
+            raise
+
     def scale(self, version: Version, min_workers: int, max_workers: int) -> None:
         """Set the bounds of a version's workers, at most as many as there are devices for (contract 10.5).
 
@@ -471,11 +443,20 @@ class Registering:
         self._versions.remove(version)
         self._metrics.remove(version.pool.metrics)
 
-    async def retire(self, version: Version, *, drain_s: float, deletes_fetched: bool = False) -> None:
+    async def end(self, version: Version, *, drain_s: float | None = None) -> None:
+        """As `retire`; an end that takes too long is only logged."""
+        try:
+            await self.retire(version, drain_s=drain_s)
+        except CleanUpTimedOut as error:
+            log.error("Model %s version %s: %s", version.model, version.name, error)
+
+    async def retire(self, version: Version, *, drain_s: float | None = None, deletes_fetched: bool = False) -> None:
         """End a removed version. Raises CleanUpTimedOut when that takes too long; it then goes on in the background.
 
+        Its requests have `drain_s` to end, or (None) as long as the settings say.
         With `deletes_fetched` the store's file that it came from is deleted, if it was fetched and no version uses it.
         """
+        drain_s = self._options.unregister_timeout_s if drain_s is None else drain_s
         if deletes_fetched:
             self._unregistered.add(version)
         ending = self._changes.follow(self._end(version, drain_s=drain_s))

@@ -18,7 +18,6 @@ from typing import Literal
 
 from marserve.errors import (
     BadInput,
-    CleanUpTimedOut,
     Draining,
     LoadFailed,
     MarserveError,
@@ -95,15 +94,13 @@ class Swapping:
         rehearsal: Rehearsal,
         *,
         order: SwapOrder,
-        drain_s: float,
         note_change: Callable[[Version], None],
     ) -> None:
-        """`order` is for swaps that name none; an old version has `drain_s` to finish."""
+        """`order` is for swaps that name none."""
         self._registering = registering
         self._versions = versions
         self._rehearsal = rehearsal
         self._order: SwapOrder = order
-        self._drain_s = drain_s
         self._note_change = note_change
         self._under_way: set[str] = set()
 
@@ -129,8 +126,8 @@ class Swapping:
 
     async def _swap(self, wish: SwapParameters, unpacked: Unpacked | None) -> Swapped:
         if unpacked is None:
-            named = replace(wish.registration, model_name=wish.model)
-            unpacked = await self._registering.take_in(named, as_it_is_now=True, is_only_a_look=wish.dry_run)
+            named = replace(wish.registration, model_name=wish.model, freshness="now")
+            unpacked = await self._registering.take_in(named, is_look=wish.dry_run)
         try:
             old = self._find_old(wish, unpacked)
             parameters = replace(wish.registration, model_name=wish.model, synchronous=True)
@@ -218,11 +215,11 @@ class Swapping:
                 await try_out(new, inputs, before)
             self._switch(wish, old, new)
         except BaseException as error:
-            await self._end(new, drain_s=0.0)
+            await self._registering.end(new, drain_s=0.0)
             raise self._explain(error, new, old) from error
         self._follow_size(wish, new, old)
         if not wish.keeps_old:
-            await self._end(old, drain_s=self._drain_s)
+            await self._registering.end(old)
         return new
 
     def _switch(self, wish: SwapParameters, old: Version, new: Version) -> None:
@@ -242,13 +239,12 @@ class Swapping:
     async def _unload_first(
         self, wish: SwapParameters, parameters: RegisterParameters, plan: Plan, old: Version
     ) -> Version:
-        plan = await self._registering.install(parameters, plan)
-        new = await self._registering.make_idle(plan)
+        new = await self._registering.prepare_idle(parameters, plan)
         try:
             inputs, before = await self._learn(wish, new, old)
             self._switch(wish, old, new)
         except BaseException as error:
-            await self._end(new, drain_s=0.0)
+            await self._registering.end(new, drain_s=0.0)
             raise self._explain(error, new, old) from error
         # The files and the name of the old version stay until the new one has succeeded.
         kept = old.plan
@@ -257,8 +253,8 @@ class Swapping:
         if old.name != new.name:
             self._versions.held.add(name)
         try:
-            await self._end(old, drain_s=self._drain_s)
-            await self._registering.ask_hooks(plan)
+            await self._registering.end(old)
+            await self._registering.ask_hooks(new.plan)
             if self._registering.is_draining:
                 raise Draining
             self._registering.begin_idle(new, new.min_workers, new.max_workers)
@@ -284,13 +280,13 @@ class Swapping:
     async def _bring_back(self, kept: Plan, old: Version, new: Version) -> None:
         """Have the old version serve again, from its files."""
         if self._registering.is_draining or not self._versions.is_listed(new):
-            await self._end(new, drain_s=0.0)
+            await self._registering.end(new, drain_s=0.0)
             await asyncio.to_thread(kept.discard)
             return
-        again = await self._registering.make_idle(kept)
+        again = self._registering.make_idle(kept)
         again.remarks = old.remarks
         self._registering.replace(new, again)
-        await self._end(new, drain_s=0.0)
+        await self._registering.end(new, drain_s=0.0)
         try:
             self._registering.begin_idle(again, old.min_workers, old.max_workers)
         except NotEnoughMemory as error:  # other models took the memory that the new one gave back
@@ -315,12 +311,6 @@ class Swapping:
         if bounds != (new.min_workers, new.max_workers):
             self._registering.scale(new, *bounds)
             self._note_change(new)
-
-    async def _end(self, version: Version, *, drain_s: float) -> None:
-        try:
-            await self._registering.retire(version, drain_s=drain_s)
-        except CleanUpTimedOut as error:
-            log.error("Model %s version %s: %s", version.model, version.name, error)
 
     def _explain(self, error: BaseException, new: Version, old: Version) -> BaseException:
         """The error for the caller: that the old version goes on, and why the new one was not taken."""

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marserve.errors import CleanUpTimedOut, LoadFailed, MarserveError, ModelNotFound, VersionConflict
+from marserve.errors import LoadFailed, MarserveError, ModelNotFound, VersionConflict
+from marserve.registry.catalogue.mirrors import Mirrors
+from marserve.registry.catalogue.traffic_control import TrafficControl
 from marserve.registry.catalogue.versions import Version, Versions
 from marserve.registry.changes.actual import declare
 from marserve.registry.changes.kept_versions import Keeping, Kept
@@ -48,15 +50,6 @@ class Commit:
     shadow: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficSetters:
-    """Functions that set labels, weights and shadow of a model. Each raises a MarserveError for invalid values."""
-
-    labels: Callable[[str, Mapping[str, str]], None]
-    traffic: Callable[[str, Mapping[str, Any] | None], None]
-    shadow: Callable[[str, Mapping[str, Any] | None], None]
-
-
 class Transaction:
     """One change of several models. If another call replaces one of its versions meanwhile, that is a conflict."""
 
@@ -65,10 +58,9 @@ class Transaction:
         registering: Registering,
         versions: Versions,
         changes: Changes,
-        setters: TrafficSetters,
-        *,
+        traffic: TrafficControl,
+        mirrors: Mirrors,
         keeping: Keeping,
-        drain_s: float,
         note_change: Callable[[Version], None],
     ) -> None:
         self._keeping = keeping
@@ -76,8 +68,8 @@ class Transaction:
         self._registering = registering
         self._versions = versions
         self._changes = changes
-        self._setters = setters
-        self._drain_s = drain_s
+        self._traffic = traffic
+        self._mirrors = mirrors
         self._note_change = note_change
         self._before = {(version.model, version.name): version for version in versions.all()}
         self._prepared: list[Version] = []
@@ -170,9 +162,9 @@ class Transaction:
         The document was checked before.
         """
         for what, wanted in (
-            (self._setters.labels, commit.labels),
-            (self._setters.traffic, commit.traffic),
-            (self._setters.shadow, commit.shadow),
+            (self._traffic.put_all_labels, commit.labels),
+            (self._traffic.put_document, commit.traffic),
+            (self._mirrors.put_document, commit.shadow),
         ):
             for model, value in wanted.items():
                 try:
@@ -229,13 +221,7 @@ class Transaction:
             self._keeping.give_up([kept.version for kept in self._keeping.all()], "another change is in force")
         if keep_of is not None:
             left = self._keeping.keep(left, keep_of)
-        return self._changes.follow(self._retire(left, drain_s=self._drain_s))
+        return self._changes.follow(self._retire(left))
 
-    async def _retire(self, versions: Iterable[Version], *, drain_s: float) -> None:
-        async def end(version: Version) -> None:
-            try:
-                await self._registering.retire(version, drain_s=drain_s)
-            except CleanUpTimedOut as error:
-                log.error("%s", error)
-
-        await asyncio.gather(*(end(version) for version in versions))
+    async def _retire(self, versions: Iterable[Version], drain_s: float | None = None) -> None:
+        await asyncio.gather(*(self._registering.end(version, drain_s=drain_s) for version in versions))

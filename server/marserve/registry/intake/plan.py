@@ -53,20 +53,18 @@ def check_parameters(parameters: RegisterParameters) -> None:
         raise BadInput(f"initial_workers must be {bound}.")
 
 
-def make_plan(
-    parameters: RegisterParameters, unpacked: Unpacked, options: RegistryOptions, *, is_at_startup: bool
-) -> Plan:
+def make_plan(parameters: RegisterParameters, unpacked: Unpacked, options: RegistryOptions) -> Plan:
     """Find name, version and effective options, and check that a worker could find the handler.
 
     Raises BadArchive if the archive says too little or its handler cannot be found; for the handler LoadFailed in its
     place if the caller would have waited for workers; NotEnoughDevices; RequirementsRefused for requirements that are
     not allowed.
     """
-    model, version = _name(parameters, unpacked, is_at_startup)
+    model, version = _name(parameters, unpacked)
     odd = _odd_names(model, version)
-    if odd and (is_at_startup or parameters.restored is not None):
+    if odd and (parameters.is_at_startup or parameters.restored is not None):
         model, version = encodable(model), encodable(version)
-    facts = _facts(model, version, parameters, unpacked, options, is_at_startup)
+    facts = _facts(model, version, parameters, unpacked, options)
     facts = replace(facts, warnings=(*odd, *facts.warnings))
     handler = parameters.handler or unpacked.manifest.handler or options.default_handler
     if (warning := hides_pythons_own(handler)) is not None:
@@ -157,12 +155,12 @@ def _has_default_requirements(unpacked: Unpacked, server: RegistryOptions) -> bo
     return bool(file) and unpacked.manifest.document is None and (unpacked.folder / str(file)).is_file()
 
 
-def _name(parameters: RegisterParameters, unpacked: Unpacked, is_at_startup: bool) -> tuple[str, str]:
+def _name(parameters: RegisterParameters, unpacked: Unpacked) -> tuple[str, str]:
     manifest = unpacked.manifest
     if not manifest.has_model_entry:
         raise BadArchive("Missing Model entry in manifest file.")
     model = parameters.model_name or manifest.model_name
-    if not model and is_at_startup:
+    if not model and parameters.is_at_startup:
         model = name_from_file(parameters.url)
     if not model:
         raise BadArchive("Model name is not defined.")
@@ -181,7 +179,7 @@ def declared_options(plan: Plan, declared: Mapping[str, Any], server: RegistryOp
     """The options that the plan's version would run with if a desired state declared exactly these values."""
     facts = plan.facts
     parameters = RegisterParameters(facts.url, model_name=facts.options.model, declared=declared)
-    return _facts(facts.options.model, facts.options.version, parameters, plan.unpacked, server, True).options
+    return _facts(facts.options.model, facts.options.version, parameters, plan.unpacked, server).options
 
 
 def _facts(
@@ -190,12 +188,11 @@ def _facts(
     parameters: RegisterParameters,
     unpacked: Unpacked,
     server: RegistryOptions,
-    is_at_startup: bool,
 ) -> Facts:
     configured = server.models.get(model, {}).get(version, ModelDefaults())
     if parameters.restored is not None and parameters.restored.options["max_workers"] > MOST_WORKERS:
         raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
-    gets_workers = is_at_startup or parameters.declared is not None or parameters.is_arrival
+    gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
     layers = layers_of(parameters, unpacked.config, configured, declared)
     options, option_warnings = effective_options(model, version, layers, server, at_startup=gets_workers)
@@ -212,7 +209,7 @@ def _facts(
         runtime=runtime,
         options=options,
         config=ModelOptions(**fold({"desired": layers["desired"], "archive": layers["archive"]})),
-        is_at_startup=is_at_startup,
+        is_at_startup=parameters.is_at_startup,
         warnings=(
             *parameters.warnings,
             *unpacked.manifest.warnings,

@@ -16,6 +16,10 @@ from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.settings.values import Models
 
 Progress = Literal["done", "begun", "partial"]
+Freshness = Literal["stored", "at_start", "now"]
+"""Which archive an address names: `stored`, fetched into the store, which must have no used file of its name;
+`at_start`, the store's file of its name, fetched if there is none; `now`, fetched from the address, whatever the store
+has, and stored if the name is free."""
 # A typing error must not start a hundred thousand processes.
 MOST_WORKERS = 4096
 LARGEST_BATCH = 65_536
@@ -68,8 +72,8 @@ class RegisterParameters:
     models leaves out. `restored` is what a snapshot says of the version: it takes precedence over all else.
     `declared` is what a desired state says of the version, None without one. Its keys of a model's configuration take
     precedence over the archive's; it has both of `minWorkers` and `maxWorkers` or neither. `version` is the version
-    that the archive must have. `is_arrival`: it appeared in a watched store; it gets workers as a model of the start
-    does.
+    that the archive must have. `is_at_startup`: the setting `load_models` names it. `is_arrival`: it appeared in a
+    watched store; it gets workers as a model of the start does.
     """
 
     url: str
@@ -86,6 +90,8 @@ class RegisterParameters:
     declared: Mapping[str, Any] | None = None
     version: str | None = None
     is_arrival: bool = False
+    is_at_startup: bool = False
+    freshness: Freshness = "stored"
 
     @property
     def said(self) -> Said:
