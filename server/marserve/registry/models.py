@@ -118,8 +118,7 @@ class Registry:
 
     def source_of(self, model: str, version: str) -> str | None:
         """The URL or name that a version was registered with; None for an unknown version."""
-        entry = self._versions.models.get(model)
-        found = None if entry is None else entry.versions.get(version)
+        found = self._versions.get(model, version)
         return None if found is None else found.facts.url
 
     def default_of(self, model: str) -> str | None:

@@ -196,8 +196,7 @@ class Mirrors:
 
     def pool_of(self, model: str, version: str) -> Pool | None:
         """The pool of a version as it is registered now, else None; two versions of one name have different pools."""
-        entry = self._versions.models.get(model)
-        found = None if entry is None else entry.versions.get(version)
+        found = self._versions.get(model, version)
         return None if found is None else found.pool
 
     # ---------------------------------------------------------------------------------------------- inside
@@ -212,9 +211,8 @@ class Mirrors:
             entry.beside = None
 
     def _has_own_requests(self, model: str, version: str) -> bool:
-        entry = self._versions.models.get(model)
-        found = None if entry is None else entry.versions.get(version)
-        return entry is not None and found is not None and entry.share_of(found) > 0
+        found = self._versions.get(model, version)
+        return found is not None and self._versions.models[model].share_of(found) > 0
 
 
 def _rename(receiver: Receiver, header: tuple[str, str]) -> None:

@@ -215,6 +215,11 @@ class Versions:
         entry = self.model(model)
         return entry.versions[entry.default] if version is None else entry.find(version)
 
+    def get(self, model: str, version: str) -> Version | None:
+        """The listed version of this very name, None if there is none."""
+        entry = self.models.get(model)
+        return None if entry is None else entry.versions.get(version)
+
     def all(self) -> Iterator[Version]:
         """Every version on the list."""
         return (version for model in self.models.values() for version in model.versions.values())
@@ -243,8 +248,7 @@ class Versions:
 
     def is_listed(self, version: Version) -> bool:
         """Whether this version itself, not one of its name, is on the list."""
-        model = self.models.get(version.model)
-        return model is not None and model.versions.get(version.name) is version
+        return self.get(version.model, version.name) is version
 
     def is_default(self, version: Version) -> bool:
         """Whether this version itself is its model's default."""
@@ -301,8 +305,7 @@ class Versions:
 
     def put(self, version: Version) -> Version | None:
         """Put a version on the list, in place of one of its name; returns that one, which leaves."""
-        model = self.models.get(version.model)
-        before = model.versions.get(version.name) if model is not None else None
+        before = self.get(version.model, version.name)
         self.leaving.discard(version)
         if before is None:
             self.add(version)
@@ -380,9 +383,9 @@ class Versions:
 
     def describe_role(self, version: Version) -> dict[str, Any]:
         """Describe's members about a version's traffic; empty for a version off the list or without rule and labels."""
-        model = self.models.get(version.model)
-        if model is None or model.versions.get(version.name) is not version:
+        if not self.is_listed(version):
             return {}
+        model = self.models[version.model]
         labels = sorted(name for name, label in model.labels.items() if model.settle(label) == version.name)
         share = {} if model.rule is None else {"trafficShare": round(model.share_of(version), 6)}
         return {**({"labels": labels} if labels else {}), **share}

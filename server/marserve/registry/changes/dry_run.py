@@ -96,27 +96,13 @@ class Rehearsal:
         await asyncio.to_thread(plan.discard)
         options = plan.facts.options
         self._versions.refuse_conflict(options.model, options.version)
-        self._check_installation(plan)
-        memory, on_devices, note = self._foresee(options, None, options.min_workers)
+        bounds = options.min_workers, options.max_workers
+        status = f'Model "{options.model}" Version: {options.version} would be registered with {bounds[0]}'
         entry = self._versions.models.get(options.model)
-        names = [] if entry is None else list(entry.versions)
-        default = None if entry is None else entry.default
-        return Rehearsed(
-            f'Model "{options.model}" Version: {options.version} would be registered with {options.min_workers} '
-            "initial workers",
-            options.model,
-            options.version,
-            {"versions": names, "defaultVersion": default, "minWorkers": 0, "maxWorkers": 0},
-            {
-                "versions": [*names, options.version],
-                "defaultVersion": default or options.version,
-                "minWorkers": options.min_workers,
-                "maxWorkers": options.max_workers,
-            },
-            memory,
-            on_devices,
-            (*_installs(plan), *note, *plan.facts.warnings, *([NOT_LOADED] if options.max_workers else [])),
-        )
+        names, default = ([], None) if entry is None else (list(entry.versions), entry.default)
+        before = _list(names, default, (0, 0))
+        after = _list([*names, options.version], default or options.version, bounds)
+        return self._arrive(f"{status} initial workers", plan, before, after)
 
     def swap(
         self, status: str, plan: Plan, old: Version, bounds: tuple[int, int], *, unloads_first: bool, keeps_old: bool
@@ -125,33 +111,12 @@ class Rehearsal:
 
         `bounds` are the least and the most workers that it would have. Raises VersionConflict, NotEnoughMemory.
         """
-        self._check_installation(plan)
-        options = plan.facts.options
-        leaving = old.pool.options if unloads_first else None
-        memory, on_devices, note = self._foresee(options, None, options.min_workers, leaving)
-        entry = self._versions.model(old.model)
-        names, new = list(entry.versions), options.version
+        entry, new = self._versions.model(old.model), plan.facts.options.version
+        names = list(entry.versions)
         then = [*names, new] if keeps_old else [new if name == old.name else name for name in names]
-        return Rehearsed(
-            status,
-            old.model,
-            new,
-            {
-                "versions": names,
-                "defaultVersion": entry.default,
-                "minWorkers": old.min_workers,
-                "maxWorkers": old.max_workers,
-            },
-            {
-                "versions": then,
-                "defaultVersion": new if entry.default == old.name else entry.default,
-                "minWorkers": bounds[0],
-                "maxWorkers": bounds[1],
-            },
-            memory,
-            on_devices,
-            (*_installs(plan), *note, *plan.facts.warnings, NOT_LOADED),
-        )
+        before = _list(names, entry.default, (old.min_workers, old.max_workers))
+        after = _list(then, new if entry.default == old.name else entry.default, bounds)
+        return self._arrive(status, plan, before, after, old.pool.options if unloads_first else None)
 
     def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
         """See `Registry.scale`."""
@@ -239,10 +204,24 @@ class Rehearsal:
             raise Draining
         return self._versions.find(model, version)
 
-    def _check_installation(self, plan: Plan) -> None:
-        """Raise VersionConflict while requirements are being installed for a version of the same name."""
+    def _arrive(
+        self,
+        status: str,
+        plan: Plan,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        leaving: PoolOptions | None = None,
+    ) -> Rehearsed:
+        """A version of this plan, and what it would take when `leaving` has gone.
+
+        Raises NotEnoughMemory, and VersionConflict while the requirements of a version of its name are installed.
+        """
+        options = plan.facts.options
         if plan.wanted is not None:
-            self._registering.installations.claim(plan.facts.options.model, plan.facts.options.version).check()
+            self._registering.installations.claim(options.model, options.version).check()
+        memory, on_devices, note = self._foresee(options, None, options.min_workers, leaving)
+        notes = (*_installs(plan), *note, *plan.facts.warnings, *([NOT_LOADED] if options.max_workers else []))
+        return Rehearsed(status, options.model, options.version, before, after, memory, on_devices, notes)
 
     def _foresee(
         self, options: PoolOptions, before: int | None, workers: int, leaving: PoolOptions | None = None
@@ -274,6 +253,11 @@ class Rehearsal:
 
 
 _NONE: tuple[Mapping[str, Any], Mapping[str, Any], tuple[str, ...]] = ({}, {}, ())
+
+
+def _list(versions: list[str], default: str | None, workers: tuple[int, int]) -> dict[str, Any]:
+    """What a dry run says of a model's versions."""
+    return {"versions": versions, "defaultVersion": default, "minWorkers": workers[0], "maxWorkers": workers[1]}
 
 
 def _installs(plan: Plan) -> list[str]:

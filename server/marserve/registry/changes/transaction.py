@@ -175,7 +175,7 @@ class Transaction:
     def _check(self, commit: Commit) -> None:
         names = [(version.model, version.name) for version in commit.publish if not self._versions.is_listed(version)]
         for model, name in names:
-            is_another = self._listed(model, name) is not self._before.get((model, name))
+            is_another = self._versions.get(model, name) is not self._before.get((model, name))
             if is_another or self._versions.is_held(model, name):
                 raise VersionConflict(model, name)
         for model, name in (*commit.remove, *commit.tune, *commit.narrow):
@@ -183,16 +183,12 @@ class Transaction:
 
     def _expected(self, model: str, name: str) -> Version:
         """The listed version of this name, as it was when the change began."""
-        found = self._listed(model, name)
+        found = self._versions.get(model, name)
         if found is None:
             raise ModelNotFound(model)
         if found is not self._before.get((model, name)) and not self._is_mine(found):
             raise VersionConflict(model, name)
         return found
-
-    def _listed(self, model: str, name: str) -> Version | None:
-        entry = self._versions.models.get(model)
-        return None if entry is None else entry.versions.get(name)
 
     # ------------------------------------------------------------------------------------------- after
 
