@@ -111,6 +111,7 @@ TABLE = {
     "registry/changes/registering.py:take_in": IN_A_THREAD,
     "arrivals/watches.py:take_in": IN_A_THREAD,
     "api/grpc/calls.py:peer_of": NO_BODY,
+    "api/grpc/schema.py:__init__": NO_BODY,
     "memory/learned_memory.py:read": NO_BODY,
     "registry/catalogue/snapshot.py:lies_as": NO_BODY,
     "registry/catalogue/snapshot.py:read_models": NO_BODY,

@@ -258,7 +258,9 @@ def test_without_the_extra_the_server_starts_and_says_why_the_ports_are_closed(t
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_GRPC)
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     with Server(tmp_path, environment={"PYTHONPATH": path}) as server:
-        lines = [line for line in server.output().splitlines() if "stay closed" in line]
+        for _ in poll(5, "the line is written, which the log's thread does"):
+            if lines := [line for line in server.output().splitlines() if "stay closed" in line]:
+                break
         host, _, port = server.grpc_inference.partition(":")
         with socket.socket() as sock:
             assert sock.connect_ex((host, int(port))) != 0

@@ -306,5 +306,5 @@ def _read_option(parameters: Parameters, name: str) -> Any:
         return kind.read(value)
     except Unusable as error:
         least = kind.schema.get("minimum")
-        what = f"is {value!r}; it must be {error}" if least is None else f"must be {least} or more"
-        raise BadInput(f"{name} {what}.") from None
+        wanted = f"is {value!r}; it must be {error}" if least is None else f"must be {least} or more"
+        raise BadInput(f"{name} {wanted}.") from None

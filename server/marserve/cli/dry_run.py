@@ -88,11 +88,11 @@ def _memory(outcome: Mapping[str, Any]) -> list[str]:
     lines = []
     if memory := outcome.get("memory"):
         more = int(memory["moreBytes"])
-        sentence = f"Memory: {abs(more) / MIB:,.0f} MiB {'less' if more < 0 else 'more'} ({memory['source']})"
+        text = f"Memory: {abs(more) / MIB:,.0f} MiB {'less' if more < 0 else 'more'} ({memory['source']})"
         if "freeBytes" in memory:
             free, had, budget = (memory[name] / MIB for name in ("freeBytes", "couldBeHadBytes", "budgetBytes"))
-            sentence += f"; of {budget:,.0f} MiB for models {free:,.0f} MiB are free, and {had:,.0f} MiB can be had"
-        lines.append(f"{sentence}.")
+            text += f"; of {budget:,.0f} MiB for models {free:,.0f} MiB are free, and {had:,.0f} MiB can be had"
+        lines.append(f"{text}.")
     if devices := outcome.get("deviceMemory"):
         size = f"{devices['bytesPerWorker'] / MIB:,.0f} MiB a worker ({devices['source']})"
         lines.append(f"On its devices: {size}; there are places for {devices['places']} more.")

@@ -157,9 +157,9 @@ class Changes:
         """See `TrafficControl.put`, and `reset` for None."""
         self.vet("change traffic")
         control, looks = self._registry.traffic, self._only_looks(dry_run)
-        told = control.reset(model, dry_run=looks) if traffic is None else control.put(model, traffic, dry_run=looks)
+        shown = control.reset(model, dry_run=looks) if traffic is None else control.put(model, traffic, dry_run=looks)
         if dry_run or self._reconciler is None:
-            return told
+            return shown
         document = None if traffic is None else traffic.document()
         await self._edit(model, None, f"traffic of {model}", lambda found: replace(found, traffic=document))
         return control.describe(model)
@@ -168,16 +168,16 @@ class Changes:
         """See `TrafficControl.put_label`."""
         self.vet("set a label")
         control = self._registry.traffic
-        told = control.put_label(model, label, version, dry_run=self._only_looks(dry_run))
+        shown = control.put_label(model, label, version, dry_run=self._only_looks(dry_run))
         if dry_run or self._reconciler is None:
-            return told
+            return shown
         await self._edit(
             model,
             version,
             f"label {label} of {model}",
             lambda found: replace(found, labels={**found.labels, label: version}),
         )
-        now: dict[str, Any] = control.labels(model).get(label, told)
+        now: dict[str, Any] = control.labels(model).get(label, shown)
         return now
 
     async def remove_label(self, model: str, label: str, *, dry_run: bool = False) -> None:
@@ -197,12 +197,12 @@ class Changes:
         """See `Mirrors.put`, and `remove` for None."""
         self.vet("change a shadow")
         mirrors, looks = self._registry.mirrors, self._only_looks(dry_run)
-        told = mirrors.remove(model, dry_run=looks) if shadow is None else mirrors.put(model, shadow, dry_run=looks)
+        shown = mirrors.remove(model, dry_run=looks) if shadow is None else mirrors.put(model, shadow, dry_run=looks)
         if dry_run or self._reconciler is None:
-            return told
+            return shown
         version, document = (None, None) if shadow is None else (shadow.version, shadow.document())
         await self._edit(model, version, f"shadow of {model}", lambda found: replace(found, shadow=document))
-        return told if shadow is None else mirrors.describe(model)
+        return shown if shadow is None else mirrors.describe(model)
 
     # ---------------------------------------------------------------------------------------------- the document
 

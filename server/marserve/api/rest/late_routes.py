@@ -60,19 +60,19 @@ def described(answers: Mapping[int | str, Mapping[str, Any]], components: dict[s
 
     The schemas of the documents go to `components`.
     """
-    told: dict[int | str, Any] = {}
+    responses: dict[int | str, Any] = {}
     for status, answer in answers.items():
-        told[status] = dict(answer)
+        responses[status] = dict(answer)
         if "model" not in answer:
             continue
         try:
             [schema], found = schema_components([answer["model"]], ref_template="#/components/schemas/{name}")
         except TypeError:
             continue  # pydantic's, which FastAPI describes
-        del told[status]["model"]
-        told[status]["content"] = {"application/json": {"schema": schema}}
+        del responses[status]["model"]
+        responses[status]["content"] = {"application/json": {"schema": schema}}
         components.update(found)
-    return told
+    return responses
 
 
 def new_router(response_class: type[Response] = JSONResponse) -> APIRouter:

@@ -63,7 +63,7 @@ class _Order:
     limit_s: float
     requests: list[Request] | None = None
     wanted: tuple[list[Result], list[Body]] | None = None
-    told: asyncio.Future[Checked] | None = None
+    outcome: asyncio.Future[Checked] | None = None
     tolerance: Tolerance | None = None
 
 
@@ -126,7 +126,7 @@ class Certifier:
     @property
     def is_awaited(self) -> bool:
         """Whether a caller waits for a check."""
-        return any(order.told is not None for order in self._orders)
+        return any(order.outcome is not None for order in self._orders)
 
     async def check(self, given: Sequence[list[Part]] = ()) -> dict[str, Any]:
         """Check these inputs, or the model's own samples, and return the outcome as describe shows it.
@@ -144,8 +144,8 @@ class Certifier:
                 "There is nothing to check with: send samples, or name some as `samples` in the model's configuration."
             )
         size = options.batch_size if options.batch_size > 1 else SIZE_ON_DEMAND
-        told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
-        checked = await self._carry_out(_Order("demand", inputs, size, CHECK_LIMIT_S, told=told), told)
+        outcome: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
+        checked = await self._carry_out(_Order("demand", inputs, size, CHECK_LIMIT_S, outcome=outcome), outcome)
         return {"certificate": self.certificate.state, **report_of(checked)}
 
     async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
@@ -157,9 +157,9 @@ class Certifier:
         self._refuse_without_workers()
         results = [Result(answer.status, answer.reason, answer.headers) for pair in pairs for answer in pair]
         bodies: list[Body] = [answer.body for pair in pairs for answer in pair]
-        told: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
-        order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), told=told, tolerance=tolerance)
-        return await self._carry_out(order, told)
+        outcome: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
+        order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), outcome=outcome, tolerance=tolerance)
+        return await self._carry_out(order, outcome)
 
     def _refuse_without_workers(self) -> None:
         if self._dispatcher.is_draining or self._is_stopped:
@@ -167,11 +167,11 @@ class Certifier:
         if not self._has_slots() or self._dispatcher.living_slots <= 0:
             raise NoWorker(self._options.model)
 
-    async def _carry_out(self, order: _Order, told: asyncio.Future[Checked]) -> Checked:
+    async def _carry_out(self, order: _Order, outcome: asyncio.Future[Checked]) -> Checked:
         self._order(order)
         try:
             async with asyncio.timeout(self._options.startup_timeout_s + CHECK_LIMIT_S):
-                return await told
+                return await outcome
         except TimeoutError:  # workers have not loaded the model, or earlier checks take long
             raise NoWorker(self._options.model) from None
         finally:
@@ -245,8 +245,8 @@ class Certifier:
         if self._out is None or self._out[0] != key:
             return
         order, self._out = self._out[2], None
-        if order.told is not None and not order.told.done():
-            order.told.set_exception(WorkerDied(cause))
+        if order.outcome is not None and not order.outcome.done():
+            order.outcome.set_exception(WorkerDied(cause))
         elif order.kind == "load" and not self._is_stopped:
             if self.certificate.lose(cause):
                 self._orders.appendleft(order)
@@ -279,8 +279,8 @@ class Certifier:
         orders = [*self._orders, *([self._out[2]] if self._out else [])]
         self._orders.clear()
         for order in orders:
-            if order.told is not None and not order.told.done():
-                order.told.set_exception(Draining())
+            if order.outcome is not None and not order.outcome.done():
+                order.outcome.set_exception(Draining())
 
     def describe(self, warm_ups: Sequence[float] = ()) -> dict[str, Any]:
         """What describe says under `batching`; `warm_ups` are the times of the workers' warm-ups in seconds."""
@@ -306,8 +306,8 @@ class Certifier:
     def _take(self, order: _Order, checked: Checked) -> None:
         metrics = self._metrics
         if order.kind == "answers":
-            if order.told is not None and not order.told.done():
-                order.told.set_result(checked)
+            if order.outcome is not None and not order.outcome.done():
+                order.outcome.set_result(checked)
             return
         if order.kind == "service":
             if not order.inputs:
@@ -329,8 +329,8 @@ class Certifier:
         else:
             self._tell_failure()
         self.apply()
-        if order.told is not None and not order.told.done():
-            order.told.set_result(checked)
+        if order.outcome is not None and not order.outcome.done():
+            order.outcome.set_result(checked)
 
     def _tell_failure(self) -> None:
         options = self._options

@@ -95,7 +95,7 @@ class RankGroup(WorkerProcess):
             process.signal_group(number)
 
     @property
-    def told(self) -> tuple[Death, str] | None:
+    def reported_death(self) -> tuple[Death, str] | None:
         """Why the group ended, if the rank that ended first has said so, with the author's traceback."""
         return None if self._ended_rank is None else self._said.get(self._ended_rank)
 

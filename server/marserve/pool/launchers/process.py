@@ -59,7 +59,7 @@ class WorkerProcess:
         return order
 
     @property
-    def told(self) -> tuple[Death, str] | None:
+    def reported_death(self) -> tuple[Death, str] | None:
         """Why it ended, if that was not said on its wire, with the author's traceback."""
         return None
 

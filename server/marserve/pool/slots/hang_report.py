@@ -44,8 +44,8 @@ def describe_hangs(firsts: Sequence[Sample | None], lasts: Sequence[Sample | Non
     """As `describe_hang`, for each process of a group of ranks; looks are in the order of the ranks."""
     several = len(lasts) > 1
     padded = [*firsts, *[None] * (len(lasts) - len(firsts))]
-    told = [describe_hang(first, last, ran_s) for first, last in zip(padded, lasts, strict=False)]
-    return "; ".join(f"rank {rank}: {words}" if several else words for rank, words in enumerate(told) if words)
+    sentences = [describe_hang(first, last, ran_s) for first, last in zip(padded, lasts, strict=False)]
+    return "; ".join(f"rank {rank}: {words}" if several else words for rank, words in enumerate(sentences) if words)
 
 
 def describe_hang(first: Sample | None, last: Sample | None, ran_s: float | None) -> str:

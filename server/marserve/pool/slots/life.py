@@ -235,9 +235,9 @@ class Life:
     def _process_ended(self, _: object) -> None:
         """The process is gone. Close its connection soon: a process that it left behind may hold that open."""
         assert self.process is not None
-        told = self.process.told
-        if told is not None and self.known is None:
-            self.known, self.traceback = told
+        reported = self.process.reported_death
+        if reported is not None and self.known is None:
+            self.known, self.traceback = reported
         self._hang_up = asyncio.get_running_loop().call_later(LAST_OUTPUT_S, self.client.close)
 
     async def _how_it_ended(self) -> Death:

@@ -122,13 +122,13 @@ def _as_declared(
         changed = {key: now[key] for key in IN_PLACE if now[key] != facts.declared.get(key, base.get(key))}
         return {**facts.declared, **changed, **bounds}
     url, sha256 = split_digest(facts.url)
-    told: dict[str, Any] = {"url": url} if sha256 is None else {"url": url, "sha256": sha256}
+    declared: dict[str, Any] = {"url": url} if sha256 is None else {"url": url, "sha256": sha256}
     if plan.load.handler != (plan.unpacked.manifest.handler or options.default_handler):
-        told["handler"] = plan.load.handler
+        declared["handler"] = plan.load.handler
     configured = options.models.get(version.model, {}).get(version.name, ModelDefaults())
     if facts.runtime != effective_runtime(None, configured, plan.unpacked.manifest.runtime):
-        told["runtime"] = facts.runtime
-    return {**told, **{key: value for key, value in now.items() if value != base.get(key)}, **bounds}
+        declared["runtime"] = facts.runtime
+    return {**declared, **{key: value for key, value in now.items() if value != base.get(key)}, **bounds}
 
 
 def _is_on_demand(options: PoolOptions) -> bool:

@@ -377,8 +377,8 @@ class Registering:
         try:
             is_ready = await version.pool.wait_until_ready()
         except LoadFailed as error:
-            told = version.facts.requirements or {}
-            if error.cause != "missing_module" or told.get("status") != "not installed":
+            requirements = version.facts.requirements or {}
+            if error.cause != "missing_module" or requirements.get("status") != "not installed":
                 raise
             remedy = "what the archive requires is not installed, for install_py_dep_per_model is false"
             reason = f"{error.reason} ({remedy})"

@@ -163,15 +163,15 @@ class Swapping:
         bounds = _bounds_of(wish, plan, old)
         unloads_first = swapped.order == "unload_first"
         try:
-            told = self._rehearsal.swap(
+            foreseen = self._rehearsal.swap(
                 swapped.message, plan, old, bounds, unloads_first=unloads_first, keeps_old=wish.keeps_old
             )
         except NotEnoughMemory as error:
             if unloads_first:
                 raise
             raise _no_room_beside(error, plan, old) from error
-        told = replace(told, notes=(*swapped.notes, *told.notes))
-        return replace(swapped, workers=bounds[0], notes=told.notes, rehearsed=told)
+        foreseen = replace(foreseen, notes=(*swapped.notes, *foreseen.notes))
+        return replace(swapped, workers=bounds[0], notes=foreseen.notes, rehearsed=foreseen)
 
     def _find_old(self, wish: SwapParameters, unpacked: Unpacked) -> Version:
         entry = self._versions.model(wish.model)

@@ -86,24 +86,24 @@ async def _ask(version: Version, number: int, parts: list[Part]) -> Answer:
     request = Request(f"sample-{number}", parts, deadline=time.monotonic() + limit_s, is_inner=True)
     job = version.pool.submit(request, receiver)
     try:
-        return await receiver.told
+        return await receiver.outcome
     finally:
-        if not receiver.told.done() or receiver.told.cancelled():
+        if not receiver.outcome.done() or receiver.outcome.cancelled():
             job.cancel()
 
 
 class _Whole:
     """A receiver that makes one answer of an answer or a stream's pieces."""
 
-    def __init__(self, told: asyncio.Future[Answer]) -> None:
-        self.told = told
+    def __init__(self, outcome: asyncio.Future[Answer]) -> None:
+        self.outcome = outcome
         self._first: Answer | None = None
         self._body = bytearray()
 
     def on_answer(self, answer: Answer) -> None:
         """Keep the whole answer."""
-        if not self.told.done():
-            self.told.set_result(answer)
+        if not self.outcome.done():
+            self.outcome.set_result(answer)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """Collect a piece; the last one ends the answer."""
@@ -114,8 +114,8 @@ class _Whole:
 
     def on_error(self, error: MarserveError) -> None:
         """Keep the error."""
-        if not self.told.done():
-            self.told.set_exception(error)
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
 
 
 # ---------------------------------------------------------------------------------------------- shapes

@@ -45,18 +45,18 @@ class Awaited:
     def describe(self) -> dict[str, Any]:
         """Its progress; `download` is its number in the list of downloads. Sizes in bytes, times in seconds."""
         now = time.monotonic()
-        told: dict[str, Any] = {} if self.version is None else {"modelVersion": self.version}
-        told |= {"url": self.url, "state": "waiting", "seconds": round(now - self._began, 3)}
+        entry: dict[str, Any] = {} if self.version is None else {"modelVersion": self.version}
+        entry |= {"url": self.url, "state": "waiting", "seconds": round(now - self._began, 3)}
         if self._download is not None:
             status = self._download.status(now)
-            told |= {"state": "downloading", "download": status.id, "bytes": status.bytes}
+            entry |= {"state": "downloading", "download": status.id, "bytes": status.bytes}
             if status.size is not None:
-                told["size"] = status.size
+                entry["size"] = status.size
             if status.state == "waiting":
-                told["state"] = "waiting"
+                entry["state"] = "waiting"
         if self._is_unpacking:
-            told["state"] = "unpacking"
-        return told
+            entry["state"] = "unpacking"
+        return entry
 
 
 class Coming:

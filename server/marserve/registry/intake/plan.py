@@ -89,7 +89,7 @@ def equip(plan: Plan, environment: Environment, *, is_synchronous: bool) -> Plan
     )
     if defect is not None:
         raise _unloadable(plan.facts, defect, is_synchronous)
-    told: dict[str, Any] = {
+    requirements: dict[str, Any] = {
         "status": "installed",
         **({"file": plan.wanted.requirements.file} if plan.wanted.requirements.file else {}),
         "kind": environment.kind,
@@ -106,7 +106,7 @@ def equip(plan: Plan, environment: Environment, *, is_synchronous: bool) -> Plan
     )
     load = msgspec.structs.replace(plan.load, packages=str(environment.packages or ""))
     return replace(
-        plan, facts=replace(plan.facts, options=options, requirements=told), load=load, environment=environment
+        plan, facts=replace(plan.facts, options=options, requirements=requirements), load=load, environment=environment
     )
 
 
@@ -129,8 +129,8 @@ def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> t
     if not (server.installs_requirements or is_default):
         what = " and ".join([*([file] if file else []), *(["useVenv"] if asks_for_venv else [])])
         warning = f"{what} of the archive is not used: install_py_dep_per_model is false"
-        told = {"status": "not installed", **({"file": file} if file else {})}
-        return replace(facts, requirements=told, warnings=(*facts.warnings, warning)), None
+        left_out = {"status": "not installed", **({"file": file} if file else {})}
+        return replace(facts, requirements=left_out, warnings=(*facts.warnings, warning)), None
     kind: Literal["packages", "venv"] = "packages"
     if asks_for_venv and facts.runtime == "python":
         kind = "venv"

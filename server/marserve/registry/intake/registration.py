@@ -118,12 +118,12 @@ class Registered:
         """The sentence that the client gets."""
         if self.progress != "done":
             return _PROGRESS[self.progress]
-        told = f'Model "{self.model}" Version: {self.version} registered with {self.workers} initial workers'
+        text = f'Model "{self.model}" Version: {self.version} registered with {self.workers} initial workers'
         if self.workers:
-            return told
+            return text
         if self.wakes:
-            return told + ". The first request starts them."
-        return told + ". Use scale workers API to add workers for the model."
+            return text + ". The first request starts them."
+        return text + ". Use scale workers API to add workers for the model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,8 @@ def check_batching(batch_size: int | None, max_batch_delay_s: float | None) -> N
 
 def default_set_message(model: str, version: str, *, has_rule: bool = False) -> str:
     """The client's sentence after a change of the default version. `has_rule`: weights still decide."""
-    told = f'Default version successfully updated for model "{model}" to "{version}"'
-    return f"{without_stop(told)}. Its traffic goes by weights until they are deleted." if has_rule else told
+    text = f'Default version successfully updated for model "{model}" to "{version}"'
+    return f"{without_stop(text)}. Its traffic goes by weights until they are deleted." if has_rule else text
 
 
 def unregistered_message(model: str) -> str:

@@ -370,7 +370,7 @@ class Watch:
             return None
         except Exception as error:
             # A border: a defect in one look must not end the watch.
-            log.exception("Watch %s: a look failed in a way nobody thought of", self.name)
+            log.exception("Watch %s: a look failed unexpectedly", self.name)
             self._note_failure(f"an unexpected error ({type(error).__name__}); the log says more")
             return None
         if self._failures:

@@ -60,7 +60,7 @@ class RemoteWorker(WorkerProcess):
         return []
 
     @property
-    def told(self) -> tuple[Death, str] | None:
+    def reported_death(self) -> tuple[Death, str] | None:
         """Why it ended, if its wait status does not say so."""
         return None if self._death is None else (self._death, "")
 
