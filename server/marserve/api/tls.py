@@ -1,7 +1,7 @@
 """The certificate and key of https listeners, and their TLS context (contract §6.3). Knows no addresses or sockets.
 
 They come from PEM files or a PKCS#12 keystore, or are made at the start; the caller chooses. Keystores and made
-certificates need the library `cryptography`, which is imported only then.
+certificates need the library `cryptography`, which is imported only then. Clients are not asked for certificates.
 """
 
 from __future__ import annotations

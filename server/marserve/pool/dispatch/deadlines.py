@@ -1,4 +1,6 @@
-"""The deadlines of jobs: when a job that is not answered is ended. Pure: time is passed in."""
+"""The deadlines of jobs: when a job that is not answered is ended. `dispatcher.py` refuses and ends it. Pure: time is
+passed in.
+"""
 
 from __future__ import annotations
 
