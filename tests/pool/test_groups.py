@@ -160,7 +160,7 @@ async def test_the_rank_that_ends_first_ends_the_group_and_says_why() -> None:
 
     assert await asyncio.wait_for(grouped.exited, 1) == 7 << 8
     assert grouped.explain(Death(Cause.EXIT, "it ended", 7)) == Death(Cause.EXIT, "rank 1: it ended", 7)
-    assert grouped.told is None
+    assert grouped.reported_death is None
     assert not await grouped.is_whole()
 
 
@@ -181,7 +181,7 @@ async def test_a_rank_that_lost_its_device_ends_the_group() -> None:
     followers[0].data_received(b"".join(wire.encode(DeviceLost(0, "device 1 is lost", "Traceback"))))
 
     assert all(member.signals == [signal.SIGKILL] for member in members)
-    assert grouped.told == (Death(Cause.DEVICE_LOST, "rank 1: device 1 is lost"), "Traceback")
+    assert grouped.reported_death == (Death(Cause.DEVICE_LOST, "rank 1: device 1 is lost"), "Traceback")
 
 
 async def test_what_a_rank_said_counts_if_it_is_the_first_to_end() -> None:
@@ -193,7 +193,7 @@ async def test_what_a_rank_said_counts_if_it_is_the_first_to_end() -> None:
         members[first].exited.set_result(1 << 8)
         await asyncio.sleep(0)
 
-        assert (grouped.told[0].detail if grouped.told is not None else None) == told
+        assert (grouped.reported_death[0].detail if grouped.reported_death is not None else None) == told
 
 
 async def test_a_group_is_whole_when_all_ranks_have_loaded() -> None:
@@ -221,10 +221,10 @@ async def test_a_further_rank_that_says_what_it_may_not_ends_the_group(said: byt
     followers[0].data_received(said)
 
     if len(said) == 9:
-        assert grouped.told is None
+        assert grouped.reported_death is None
         return
-    assert grouped.told is not None
-    assert grouped.told[0].cause is Cause.BAD_FRAME
+    assert grouped.reported_death is not None
+    assert grouped.reported_death[0].cause is Cause.BAD_FRAME
     assert [member.signals for member in members] == [[signal.SIGKILL]] * 2
 
 
