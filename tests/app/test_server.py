@@ -17,6 +17,7 @@ from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.tasks import keep
 from marserve.machine.describe import describe_machine
 from marserve.settings import Settings, load_settings
+from support.turns import let_all_run
 
 pytestmark = pytest.mark.anyio
 
@@ -68,3 +69,65 @@ async def test_probes_of_the_start_show_the_certificate_that_is_shown_later(
 
     assert isinstance(shown[0], ssl.SSLContext)
     assert shown[0] is shown[1]
+
+
+class Loading:
+    """A start: first its models are read, then they are loaded."""
+
+    def __init__(self) -> None:
+        self.may_be_read, self.is_loaded, self.stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.reading = asyncio.ensure_future(self.may_be_read.wait())
+
+    async def wait_for_loads(self) -> None:
+        """As the registry does."""
+        assert self.reading.done(), "what is not read yet is not waited for"
+        await self.is_loaded.wait()
+
+    def wait(self, limit_s: float) -> asyncio.Future[None]:
+        """What is to be seen of the server's wait."""
+        waits = server.wait_for_models(cast("Any", self), cast("Any", self.reading), self.stop, limit_s)
+        return asyncio.ensure_future(waits)
+
+
+async def test_connections_wait_until_the_models_of_the_start_are_loaded() -> None:
+    """Being read is not enough; the limit is far away."""
+    loading = Loading()
+    waiting = loading.wait(limit_s=600)
+    await let_all_run()
+    assert not waiting.done()
+
+    loading.may_be_read.set()
+    await let_all_run()
+    assert not waiting.done()
+
+    loading.is_loaded.set()
+    async with asyncio.timeout(10):
+        await waiting
+
+
+@pytest.mark.parametrize("read", [False, True])
+async def test_connections_do_not_wait_longer_for_models_than_the_limit(read: bool) -> None:
+    """Whether they are still being read or being loaded, and both go on."""
+    loading = Loading()
+    if read:
+        loading.may_be_read.set()
+
+    async with asyncio.timeout(10):
+        await loading.wait(limit_s=0.01)
+
+    assert not loading.is_loaded.is_set()
+    assert loading.reading.done() is read
+    loading.reading.cancel()
+
+
+async def test_a_stop_ends_the_wait_for_models() -> None:
+    """Not only after its limit."""
+    loading = Loading()
+    waiting = loading.wait(limit_s=600)
+    await let_all_run()
+
+    loading.stop.set()
+
+    async with asyncio.timeout(10):
+        await waiting
+    loading.reading.cancel()

@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 
+from marserve.app.server import LOAD_MODELS_FIRST_S
 from support.file_server import Answer, file_server
 from support.prepared import Prepared
 from support.processes import left_of
@@ -357,13 +358,19 @@ def handle(rows, context):
 
 
 def test_nobody_is_let_in_before_a_model_that_loads_in_a_moment_answers(tmp_path: Path) -> None:
-    """What spreads requests over two servers is refused until then, and asks the other one."""
+    """What spreads requests over two servers is refused until then, and asks the other one.
+
+    A moment is a second: on a machine that is busy for longer, connections are accepted before the model is loaded.
+    """
     server = Server(tmp_path, arguments=["--models", "all"])
     make_archive(server.store / "short.mar", SHORT_LOAD, config="minWorkers: 1\nmaxWorkers: 1\n")
 
+    began = time.monotonic()
     with server:  # begun, and seen to accept
+        waited_s = time.monotonic() - began
         ready = server.client.get(f"{server.inference}/readyz")
-        [version] = server.client.get(f"{server.management}/models/short").json()
+        if ready.status_code == 200:
+            [version] = server.client.get(f"{server.management}/models/short").json()
+            assert [worker["status"] for worker in version["workers"]] == ["READY"]
 
-    assert ready.status_code == 200, ready.text
-    assert [worker["status"] for worker in version["workers"]] == ["READY"]
+    assert ready.status_code == 200 or waited_s > LOAD_MODELS_FIRST_S, ready.text

@@ -14,6 +14,7 @@ from marserve.registry.intake.registration import RegisterParameters
 from support.echo_archives import write_mar
 from support.fake_pool import Behaviour
 from support.registry_house import House
+from support.turns import let_all_run
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +113,7 @@ async def test_a_draining_registry_answers_what_it_has_and_takes_nothing_new(hou
 
     house.registry.refuse_new()
     draining = asyncio.create_task(house.registry.data_plane.drain(5.0))
-    await asyncio.sleep(0.005)
+    await let_all_run()
     for refused in (house.send, lambda: house.send(version="1.0")):
         with pytest.raises(Draining):
             refused()
@@ -135,23 +136,17 @@ async def test_a_drain_ends_with_the_last_answer_wherever_the_request_went_meanw
     house.send("m")
     house.registry.refuse_new()
     draining = asyncio.create_task(house.registry.data_plane.drain(60.0))
-    await turns()
+    await let_all_run()
 
     house.send("n", is_inner=True)  # the workflow's next node
     house.pools.of("m").held[0].answer(Answer(b"done"))
-    await turns()
+    await let_all_run()
     assert not draining.done()
     house.pools.of("n").held[0].answer(Answer(b"done"))
-    await turns()
+    await let_all_run()
 
     assert draining.done()
     assert await draining == 0
-
-
-async def turns() -> None:
-    """Let the loop do all that is due now."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_a_drain_that_takes_too_long_says_how_many_are_given_up(house: House) -> None:
@@ -162,7 +157,7 @@ async def test_a_drain_that_takes_too_long_says_how_many_are_given_up(house: Hou
     await house.add("n")
     house.send(), house.send("n")
     unregistering = asyncio.create_task(house.registry.unregister("n"))
-    await asyncio.sleep(0.005)
+    await let_all_run()
 
     assert await house.registry.data_plane.drain(0.03) == 2
     await unregistering

@@ -209,7 +209,7 @@ class Server:
             keep(stack, watch_machine(settings, parts.device_watch, parts.metrics))
         reading = keep(stack, _load_models(parts))
         keep(stack, parts.desired.watch(reading))
-        await self._wait_for_models(parts.registry, reading)
+        await wait_for_models(parts.registry, reading, stop.asked, LOAD_MODELS_FIRST_S)
         gc.collect()  # before connections are accepted, as it stops everything
         gc.freeze()  # objects of the start stay, so that collections on the hot path can skip them
         gc.enable()  # the caller may have disabled it for the start
@@ -242,18 +242,6 @@ class Server:
             last = parts.snapshots.write("shutdown", parts.registry.snapshot())
             await stop.unless_hurried(last, LAST_SNAPSHOT_S)
 
-    async def _wait_for_models(self, registry: Registry, reading: asyncio.Task[Any]) -> None:
-        """Wait a moment for models before accepting connections: another server may answer clients until then."""
-
-        async def load() -> None:
-            await asyncio.wait([reading])
-            await registry.wait_for_loads()
-
-        waiting = [asyncio.ensure_future(load()), asyncio.ensure_future(self._stop.asked.wait())]
-        await asyncio.wait(waiting, timeout=LOAD_MODELS_FIRST_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-
     async def _insist_on_models(
         self, registry: Registry, reading: asyncio.Task[Any], stack: contextlib.AsyncExitStack
     ) -> None:
@@ -277,6 +265,24 @@ class Server:
                 stop.asked.set()
 
         keep(stack, insist_on_loads())
+
+
+async def wait_for_models(
+    registry: Registry, reading: asyncio.Task[Any], stop_asked: asyncio.Event, limit_s: float
+) -> None:
+    """Wait for models before accepting connections, `limit_s` at most: another server may answer clients until then.
+
+    Ends at once when a stop is asked for.
+    """
+
+    async def load() -> None:
+        await asyncio.wait([reading])
+        await registry.wait_for_loads()
+
+    waiting = [asyncio.ensure_future(load()), asyncio.ensure_future(stop_asked.wait())]
+    await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
 
 
 def _do_nothing() -> None:

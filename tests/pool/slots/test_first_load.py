@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from marserve.pool.slots.first_load import FirstLoad
+from support.turns import let_all_run
 
 pytestmark = pytest.mark.anyio
 
@@ -25,21 +26,15 @@ class Loading:
             await self.end
 
 
-async def settle() -> None:
-    """Let everything run that can."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_so_many_load_at_once_and_the_others_in_turn() -> None:
     """Who waited longest is next."""
     turns = asyncio.Semaphore(2)
     workers = [Loading(FirstLoad(turns)) for _ in range(4)]
-    await settle()
+    await let_all_run()
     assert [worker.has_begun for worker in workers] == [True, True, False, False]
 
     workers[1].end.set_result(None)
-    await settle()
+    await let_all_run()
 
     assert [worker.has_begun for worker in workers] == [True, True, True, False]
     for worker in workers:
@@ -52,14 +47,14 @@ async def test_workers_of_one_version_share_its_turn() -> None:
     version, other = FirstLoad(turns), FirstLoad(turns)
     mates = [Loading(version), Loading(version)]
     waits = Loading(other)
-    await settle()
+    await let_all_run()
     assert [mate.has_begun for mate in mates] == [True, True]
 
     mates[0].end.set_result(None)
-    await settle()
+    await let_all_run()
     assert not waits.has_begun
     mates[1].end.set_exception(OSError("it could not"))
-    await settle()
+    await let_all_run()
 
     assert waits.has_begun
     assert isinstance(mates[1].task.exception(), OSError)
@@ -75,11 +70,11 @@ async def test_a_version_that_was_loaded_waits_for_nobody() -> None:
     first.end.set_result(None)
     await first.task
     other = Loading(FirstLoad(turns))
-    await settle()
+    await let_all_run()
     assert other.has_begun
 
     again = Loading(version)
-    await settle()
+    await let_all_run()
 
     assert again.has_begun
     for worker in (other, again):
@@ -92,18 +87,18 @@ async def test_a_load_that_failed_takes_a_turn_again() -> None:
     turns = asyncio.Semaphore(1)
     version = FirstLoad(turns)
     first = Loading(version)
-    await settle()
+    await let_all_run()
     first.end.set_exception(OSError("it could not"))
-    await settle()
+    await let_all_run()
     assert isinstance(first.task.exception(), OSError)
     other = Loading(FirstLoad(turns))
-    await settle()
+    await let_all_run()
 
     again = Loading(version)
-    await settle()
+    await let_all_run()
     assert not again.has_begun
     other.end.set_result(None)
-    await settle()
+    await let_all_run()
 
     assert again.has_begun
     again.end.set_result(None)
@@ -115,7 +110,7 @@ async def test_who_goes_while_it_waits_leaves_no_turn_taken(hops: int) -> None:
     """At whatever moment: before its turn, or just when it comes."""
     turns = asyncio.Semaphore(1)
     first, waits = Loading(FirstLoad(turns)), Loading(FirstLoad(turns))
-    await settle()
+    await let_all_run()
     first.end.set_result(None)
     for _ in range(hops):
         await asyncio.sleep(0)
@@ -129,7 +124,7 @@ async def test_who_goes_while_it_waits_leaves_no_turn_taken(hops: int) -> None:
 async def test_without_a_bound_nobody_waits() -> None:
     """Workers on other machines take nothing of this one."""
     workers = [Loading(FirstLoad(None)) for _ in range(50)]
-    await settle()
+    await let_all_run()
 
     assert all(worker.has_begun for worker in workers)
     for worker in workers:
