@@ -36,11 +36,29 @@ class Scratch:
 
     def remove(self) -> None:
         """Delete the folder and what is in it. May be called twice."""
+        with contextlib.suppress(OSError):
+            _delete(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             os.close(self._mark)
             self._lock = self._mark = -1
-        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _delete(folder: Path) -> bool:
+    """Delete what can be deleted, the lock last; False if something stays, with the lock.
+
+    Whatever stays, because a process was killed here too, a later start finds by the lock.
+    """
+    others = [path for path in folder.iterdir() if path.name != LOCK]
+    for path in others:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if any(path.exists() for path in others):
+        return False
+    shutil.rmtree(folder)
+    return True
 
 
 def remove_orphans(parent: Path | None) -> list[Path]:
@@ -53,8 +71,7 @@ def remove_orphans(parent: Path | None) -> list[Path]:
             continue
         try:
             with contextlib.suppress(OSError):
-                if try_lock(descriptor):  # otherwise its server lives
-                    shutil.rmtree(folder)
+                if try_lock(descriptor) and _delete(folder):  # without the lock: its server lives
                     removed.append(folder)
         finally:
             os.close(descriptor)
