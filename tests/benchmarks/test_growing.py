@@ -228,7 +228,7 @@ def test_the_stand_ins_are_what_they_are_called(kind: Any) -> None:
             "deadlines": {"busy": 20, "running": 20, "waiting": 20},
         }[kind]
     )
-    assert (dispatcher.lanes._free_order is not None) == (kind == "deadlines")
+    assert (dispatcher._mode._free_order is not None) == (kind == "deadlines")
 
 
 # ------------------------------------------------------------------------------------------------------------ the page

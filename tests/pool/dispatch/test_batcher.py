@@ -22,6 +22,10 @@ class Stage:
         self.queue = JobQueue()
         self.batcher = Batcher(self.queue, max_batch_size=size, max_delay_s=delay_s, policy=policy)
 
+    def ahead(self, now: float) -> tuple[list[Job], bool] | None:
+        """What a busy worker is sent, as its mode asks for it."""
+        return self.batcher.next_batch(now, ahead=True) if self.batcher.pays_ahead(now) else None
+
     def cancel(self, job: Job) -> None:
         """As the owner of jobs."""
         was_waiting, job.state = job.state is JobState.WAITING, JobState.DONE
@@ -52,7 +56,7 @@ def test_an_idle_worker_takes_what_is_there_at_once() -> None:
     stage = Stage("idle")
     job = stage.put(at=10.0)
 
-    batch = stage.batcher.next_batch(10.0, idle=True, ahead=False)
+    batch = stage.batcher.next_batch(10.0)
 
     assert batch == ([job], False)
 
@@ -62,18 +66,17 @@ def test_a_batch_holds_no_more_than_its_size() -> None:
     stage = Stage("idle", size=4)
     jobs = [stage.put() for _ in range(6)]
 
-    batch = stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    batch = stage.batcher.next_batch(0.0)
 
     assert batch == (jobs[:4], False)
     assert len(stage.queue) == 2
 
 
-def test_nothing_leaves_while_nobody_can_take_it() -> None:
+def test_no_moment_changes_anything_while_no_worker_can_take_a_batch() -> None:
     """No worker is idle, none may be sent a second batch."""
     stage = Stage("idle")
     stage.put()
 
-    assert stage.batcher.next_batch(100.0, idle=False, ahead=False) is None
     assert stage.batcher.next_wake(idle=False, ahead=False) is None
 
 
@@ -82,7 +85,7 @@ def test_a_full_batch_is_sent_ahead_to_a_busy_worker() -> None:
     stage = Stage("idle", size=2)
     jobs = [stage.put(), stage.put()]
 
-    assert stage.batcher.next_batch(0.0, idle=False, ahead=True) == (jobs, False)
+    assert stage.ahead(0.0) == (jobs, False)
 
 
 def test_a_batch_that_is_not_full_is_sent_ahead_when_its_oldest_has_waited_long_enough() -> None:
@@ -91,9 +94,9 @@ def test_a_batch_that_is_not_full_is_sent_ahead_when_its_oldest_has_waited_long_
     job = stage.put(at=5.0)
     stage.put(at=5.09)
 
-    early = stage.batcher.next_batch(5.099, idle=False, ahead=True)
+    early = stage.ahead(5.099)
     wake = stage.batcher.next_wake(idle=False, ahead=True)
-    due = stage.batcher.next_batch(5.1, idle=False, ahead=True)
+    due = stage.ahead(5.1)
 
     assert early is None
     assert wake == 5.1
@@ -111,7 +114,7 @@ def test_a_group_goes_before_everything_that_waits() -> None:
     group = stage.group(2)
     stage.put()
 
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == (group, True)
+    assert stage.batcher.next_batch(0.0) == (group, True)
 
 
 def test_a_group_is_never_sent_ahead() -> None:
@@ -119,7 +122,7 @@ def test_a_group_is_never_sent_ahead() -> None:
     stage = Stage("idle", size=1)
     stage.group(1)
 
-    assert stage.batcher.next_batch(100.0, idle=False, ahead=True) is None
+    assert stage.ahead(100.0) is None
 
 
 def test_those_of_a_group_who_have_left_do_not_go() -> None:
@@ -129,7 +132,7 @@ def test_those_of_a_group_who_have_left_do_not_go() -> None:
     for job in (*gone, partly[0]):
         job.cancel()
 
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == ([partly[1]], True)
+    assert stage.batcher.next_batch(0.0) == ([partly[1]], True)
 
 
 def test_forgetting_ended_groups_keeps_those_in_which_somebody_waits() -> None:
@@ -151,11 +154,11 @@ def test_fixed_collects_for_the_delay_from_its_first_job() -> None:
     stage = Stage("fixed", size=4, delay_s=0.1)
     jobs = [stage.put(at=1.0)]
 
-    first = stage.batcher.next_batch(1.0, idle=True, ahead=False)
+    first = stage.batcher.next_batch(1.0)
     wake = stage.batcher.next_wake(idle=True, ahead=False)
     jobs.append(stage.put(at=1.05))
-    second = stage.batcher.next_batch(1.05, idle=True, ahead=False)
-    due = stage.batcher.next_batch(1.1, idle=True, ahead=False)
+    second = stage.batcher.next_batch(1.05)
+    due = stage.batcher.next_batch(1.1)
 
     assert (first, second) == (None, None)
     assert wake == 1.1
@@ -166,11 +169,11 @@ def test_fixed_leaves_at_once_when_the_batch_is_full() -> None:
     """Waiting longer would gain nothing."""
     stage = Stage("fixed", size=2, delay_s=0.1)
     jobs = [stage.put()]
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    stage.batcher.next_batch(0.0)
 
     jobs.append(stage.put())
 
-    assert stage.batcher.next_batch(0.01, idle=True, ahead=False) == (jobs, False)
+    assert stage.batcher.next_batch(0.01) == (jobs, False)
 
 
 def test_fixed_with_a_batch_of_one_never_waits() -> None:
@@ -178,31 +181,30 @@ def test_fixed_with_a_batch_of_one_never_waits() -> None:
     stage = Stage("fixed", size=1, delay_s=10.0)
     job = stage.put()
 
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == ([job], False)
+    assert stage.batcher.next_batch(0.0) == ([job], False)
 
 
 def test_the_collecting_begins_with_the_worker_and_not_with_the_job() -> None:
     """What waited while all were busy still gives its mates the delay."""
     stage = Stage("fixed", size=4, delay_s=0.1)
     job = stage.put(at=0.0)
-    assert stage.batcher.next_batch(0.0, idle=False, ahead=False) is None
 
-    begun = stage.batcher.next_batch(7.0, idle=True, ahead=False)
+    begun = stage.batcher.next_batch(7.0)
 
     assert begun is None
-    assert stage.batcher.next_batch(7.1, idle=True, ahead=False) == ([job], False)
+    assert stage.batcher.next_batch(7.1) == ([job], False)
 
 
 def test_each_batch_has_a_collecting_time_of_its_own() -> None:
     """The second does not inherit the end of the first."""
     stage = Stage("fixed", size=4, delay_s=0.1)
     stage.put()
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
-    assert stage.batcher.next_batch(0.1, idle=True, ahead=False) is not None
+    stage.batcher.next_batch(0.0)
+    assert stage.batcher.next_batch(0.1) is not None
 
     stage.put(at=0.15)
 
-    assert stage.batcher.next_batch(0.15, idle=True, ahead=False) is None
+    assert stage.batcher.next_batch(0.15) is None
     assert stage.batcher.next_wake(idle=True, ahead=False) == 0.25
 
 
@@ -210,11 +212,11 @@ def test_an_emptied_queue_ends_the_collecting() -> None:
     """The next job begins a wait of its own."""
     stage = Stage("fixed", size=4, delay_s=0.1)
     stage.put().cancel()
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) is None
+    assert stage.batcher.next_batch(0.0) is None
 
     stage.put(at=0.09)
 
-    assert stage.batcher.next_batch(0.09, idle=True, ahead=False) is None
+    assert stage.batcher.next_batch(0.09) is None
     assert stage.batcher.next_wake(idle=True, ahead=False) == 0.19
 
 
@@ -222,17 +224,9 @@ def test_collecting_wakes_nobody_while_no_worker_is_idle() -> None:
     """Whoever collected has been given something else; the next idle worker asks by itself."""
     stage = Stage("fixed", size=4, delay_s=0.1)
     stage.put()
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    stage.batcher.next_batch(0.0)
 
     assert stage.batcher.next_wake(idle=False, ahead=False) is None
-
-
-def test_fixed_sends_nothing_ahead() -> None:
-    """A busy worker asks when it is done."""
-    stage = Stage("fixed", size=1)
-    stage.put()
-
-    assert stage.batcher.next_batch(100.0, idle=False, ahead=True) is None
 
 
 def test_a_describe_job_does_not_wait_for_company() -> None:
@@ -241,7 +235,7 @@ def test_a_describe_job_does_not_wait_for_company() -> None:
     job = stage.put(is_describe=True)
     stage.put()
 
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == ([job], False)
+    assert stage.batcher.next_batch(0.0) == ([job], False)
 
 
 # ------------------------------------------------------------------------------------------- goal
@@ -273,7 +267,9 @@ class Goal:
 class GoalStage(Stage):
     """A batcher with a goal; a body's length is the length of its input unless `lengths` is off."""
 
-    def __init__(self, goal: Goal, *, size: int = 4, lengths: bool = True, asked: Asked | None = None) -> None:
+    def __init__(
+        self, goal: Goal, *, size: int = 4, lengths: bool = True, asked: Asked | None = None, workers: int = 1
+    ) -> None:
         self.queue = JobQueue()
         self.batcher = Batcher(
             self.queue,
@@ -283,6 +279,7 @@ class GoalStage(Stage):
             goal=cast("GoalPolicy", goal),
             length_of=(lambda request: len(request.parts[0].body)) if lengths else None,
             asked_lengths=cast("AskedLengths | None", asked),
+            workers=range(workers),
         )
 
     def put_long(self, length: int, at: float = 0.0) -> Job:
@@ -295,11 +292,10 @@ class GoalStage(Stage):
 def test_a_goal_is_asked_with_what_waits_and_its_number_leaves_at_once() -> None:
     """How many, how long the oldest has waited, how many workers share them, how long the first one's input is."""
     goal = Goal(2)
-    stage = GoalStage(goal, lengths=False)
+    stage = GoalStage(goal, lengths=False, workers=3)
     jobs = [stage.put(at=1.0), stage.put(at=2.0), stage.put(at=3.0)]
-    stage.batcher.workers = 3
 
-    batch = stage.batcher.next_batch(4.0, idle=True, ahead=False)
+    batch = stage.batcher.next_batch(4.0)
 
     assert batch == (jobs[:2], False)
     assert goal.asked == [("choose", 3, 3.0, 3, 1)]
@@ -313,7 +309,7 @@ def test_a_job_from_the_future_has_waited_no_time_for_a_goal() -> None:
     stage.put(at=5.0)
 
     assert stage.batcher.pays_ahead(4.0)
-    stage.batcher.next_batch(4.0, idle=True, ahead=False)
+    stage.batcher.next_batch(4.0)
 
     assert [question[2] for question in goal.asked] == [0.0, 0.0]
 
@@ -324,7 +320,7 @@ def test_a_batch_for_a_goal_is_of_about_one_length_and_the_others_keep_their_ord
     stage = GoalStage(goal)
     jobs = [stage.put_long(length) for length in (10, 50, 11, 51, 9, 12)]
 
-    batch = stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    batch = stage.batcher.next_batch(0.0)
 
     assert batch == ([jobs[0], jobs[2], jobs[4]], False)
     assert goal.asked[0] == ("choose", 6, 0.0, 1, 10)
@@ -343,12 +339,12 @@ def test_only_so_many_are_looked_at_for_a_fitting_length() -> None:
     stage = GoalStage(Goal(2, mates=0))
     jobs = [stage.put_long(length) for length in (5, *[50] * 6, 5, 5)]
 
-    first = stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    first = stage.batcher.next_batch(0.0)
 
     assert first == ([jobs[0], jobs[7]], False)
     stage = GoalStage(Goal(2, mates=0))
     jobs = [stage.put_long(length) for length in (5, *[50] * 7, 5)]
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == ([jobs[0]], False)
+    assert stage.batcher.next_batch(0.0) == ([jobs[0]], False)
     assert len(stage.queue) == 8
 
 
@@ -358,7 +354,7 @@ def test_one_alone_needs_no_mates_of_its_length() -> None:
     stage = GoalStage(goal)
     jobs = [stage.put_long(7), stage.put_long(7)]
 
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == (jobs[:1], False)
+    assert stage.batcher.next_batch(0.0) == (jobs[:1], False)
     assert [question[0] for question in goal.asked] == ["choose"]
 
 
@@ -369,7 +365,7 @@ def test_an_input_of_no_length_counts_as_one() -> None:
     job = stage.put_long(0)
     stage.put_long(0)
 
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    stage.batcher.next_batch(0.0)
 
     assert job.length == 1
     assert goal.asked == [("choose", 2, 0.0, 1, 1), ("join", 1, 1, 1, 1)]
@@ -382,16 +378,15 @@ def test_a_goal_sends_ahead_only_full_batches_and_only_what_it_allows() -> None:
     stage.put_long(7, at=1.0)
     assert stage.batcher.enough_ahead == 2
     assert not stage.batcher.pays_ahead(100.0)
-    assert stage.batcher.next_batch(100.0, idle=False, ahead=True) is None
+    assert stage.ahead(100.0) is None
     stage.put_long(9, at=2.0)
 
-    assert stage.batcher.next_batch(4.0, idle=False, ahead=False) is None
     assert goal.asked == []
     goal.is_ahead_allowed = False
-    assert stage.batcher.next_batch(4.0, idle=False, ahead=True) is None
+    assert stage.ahead(4.0) is None
     assert goal.asked == [("ahead", 2, 3.0, 7)]
     goal.is_ahead_allowed = True
-    assert stage.batcher.next_batch(4.0, idle=False, ahead=True) is not None
+    assert stage.ahead(4.0) is not None
     assert GoalStage(goal, size=17).batcher.enough_ahead == 16
     assert Stage("idle", size=17).batcher.enough_ahead == 17
 
@@ -422,7 +417,7 @@ def test_those_that_were_left_behind_by_a_guess_are_asked_for_first() -> None:
     jobs = [stage.put_long(length) for length in (10, 50, 11, 60, 20)]
 
     assert stage.batcher.knows_lengths
-    assert stage.batcher.next_batch(0.0, idle=True, ahead=False) == ([jobs[0], jobs[2]], False)
+    assert stage.batcher.next_batch(0.0) == ([jobs[0], jobs[2]], False)
     assert stage.batcher.guessed == [jobs[1], jobs[3]]
 
 
@@ -442,7 +437,7 @@ def test_what_leaves_is_asked_for_only_where_it_could_teach_something(
     stage = asked_stage(Asked(is_sure=is_sure), 4)
     jobs = [stage.put_long(length) for length in lengths]
 
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    stage.batcher.next_batch(0.0)
 
     assert stage.batcher.guessed == [jobs[index] for index in guessed]
 
@@ -455,7 +450,7 @@ def test_lengths_that_no_handler_offers_are_not_asked_for() -> None:
     stage.put_long(50)
 
     assert not stage.batcher.knows_lengths
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    stage.batcher.next_batch(0.0)
     assert cast("Goal", stage.batcher.goal).asked == [("choose", 1, 0.0, 1, 1)]
 
 
@@ -463,12 +458,12 @@ def test_resting_ends_the_collecting_also_where_nothing_ever_waited() -> None:
     """A new job collects for its whole delay."""
     stage = Stage("fixed", size=4, delay_s=0.1)
     stage.put()
-    stage.batcher.next_batch(0.0, idle=True, ahead=False)
+    stage.batcher.next_batch(0.0)
 
     stage.batcher.rest()
 
     assert stage.batcher.next_wake(idle=True, ahead=False) is None
-    assert stage.batcher.next_batch(0.09, idle=True, ahead=False) is None
+    assert stage.batcher.next_batch(0.09) is None
     assert stage.batcher.next_wake(idle=True, ahead=False) == 0.09 + 0.1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marserve.errors import BadFrame
 from marserve.messages import Request
-from marserve.pool.dispatch.jobs import Flight, Job
+from marserve.pool.dispatch.jobs import Flight, Job, WorkerLane
 from marserve.pool.dispatch.lanes import Lanes
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
@@ -47,13 +47,30 @@ class Stage:
             self.lanes.rest(lane, self.time)
 
 
+class Noted:
+    """An order that notes of each worker how many flights it has, how long its batches take, and if it is open."""
+
+    def __init__(self) -> None:
+        self.seen: dict[WorkerLane, tuple[int, float, bool]] = {}
+
+    def note(self, lane: WorkerLane) -> None:
+        """A worker has changed."""
+        self.seen[lane] = len(lane.flights), lane.mean_run_s, lane.is_open
+
+    def forget(self, lane: WorkerLane) -> None:
+        """A worker is gone."""
+        self.seen.pop(lane, None)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["open", "begin", "begin", "land", "close", "lose", "lend"]), st.integers(0, 3)))
 )
 def test_what_is_kept_is_what_a_look_at_every_worker_says(steps: list[tuple[str, int]]) -> None:
-    """The idle ones, what runs, what was sent ahead, how long batches take; after each of any steps."""
+    """The idle ones, what runs, what was sent ahead, how long batches take, each order; after each of any steps."""
     stage = Stage()
     lanes = stage.lanes
+    orders = [Noted()]
+    lanes.keep(orders[0])
 
     for turn, (what, number) in enumerate(steps):
         key, stage.time = str(number), float(turn)
@@ -73,9 +90,12 @@ def test_what_is_kept_is_what_a_look_at_every_worker_says(steps: list[tuple[str,
         elif what == "lose":
             assert lanes.lost(key) is lane
         elif what == "lend" and lanes.idle:
-            lanes.wants_one = True
+            lanes.lend_to = lambda *_: None
             lanes.rest(lanes.idle.pop(), stage.time)
 
+        if turn >= 3 and len(orders) == 1:
+            orders.append(Noted())
+            lanes.keep(orders[1])
         every = lanes.by_key.values()
         batches = [[flight for flight in one.flights if not flight.is_check] for one in every]
         assert sorted(one.key for one in lanes.idle) == sorted(one.key for one in every if not one.flights)
@@ -83,6 +103,10 @@ def test_what_is_kept_is_what_a_look_at_every_worker_says(steps: list[tuple[str,
         assert lanes.is_at_rest == (not any(batches))
         assert lanes.jobs_ahead == sum(len(flight.jobs) for flights in batches for flight in flights[1:])
         assert lanes.running == sum(len(flight.jobs) for flights in batches for flight in flights)
+        for order in orders:
+            new = (0, 0.0, True)
+            assert set(order.seen) <= set(every)
+            assert all(order.seen.get(one, new) == (len(one.flights), one.mean_run_s, one.is_open) for one in every)
         assert lanes.mean_runs_s == pytest.approx(sum(one.mean_run_s for one in every))
 
 

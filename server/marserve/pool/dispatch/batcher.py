@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sized
 from typing import Literal
 
 from marserve.pool.dispatch.jobs import Job, JobState
@@ -59,19 +60,24 @@ class Batcher:
         goal: GoalPolicy | None = None,
         length_of: LengthOf | None = None,
         asked_lengths: AskedLengths | None = None,
+        workers: Sized = range(1),
     ) -> None:
-        """`goal` decides for the policy `goal`; `length_of` or `asked_lengths` make its batches of about one length."""
+        """`goal` decides for the policy `goal`; `length_of` or `asked_lengths` make its batches of about one length.
+
+        `workers` are those that share the work.
+        """
         self.queue = queue
         self.goal = goal
         self.length_of = length_of
         self.asked_lengths = asked_lengths
+        self._workers = workers
         self.guessed: list[Job] = []  # jobs whose lengths were only estimated when the last batch was chosen
-        self.workers = 1  # how many share the work; the mode keeps it up to date for the goal
         self.groups: deque[list[Job]] = deque()
         self.max_batch_size = max_batch_size
         self.max_delay_s = max_delay_s
         self.policy = policy
-        self.ahead_below_s = AHEAD_BELOW_S
+        self._usually_ahead_below_s = AHEAD_FOR_GOAL_BELOW_S if policy == "goal" else AHEAD_BELOW_S
+        self.ahead_below_s = self._usually_ahead_below_s
         self.priorities_until = math.inf  # until when `ahead_below_s` is lowered; infinite while it is not
         self._collecting_since: float | None = None
 
@@ -85,13 +91,13 @@ class Batcher:
         """Whether anything waits."""
         return bool(self.groups) or len(self.queue) > 0
 
-    def next_batch(self, now: float, *, idle: bool, ahead: bool) -> tuple[list[Job], bool] | None:
+    def next_batch(self, now: float, *, ahead: bool = False) -> tuple[list[Job], bool] | None:
         """Take the jobs that should leave now, oldest first, and say whether they are a group; None while waiting pays.
 
-        `idle`: a worker has nothing in flight. `ahead`: a busy worker may be sent a second batch. The caller has failed
-        jobs past their deadline already. Returned are 1 to `max_batch_size` live jobs, or a group.
+        They are for an idle worker, or with `ahead` for a busy one; then `pays_ahead` has been asked. The caller has
+        failed jobs past their deadline already. Returned are 1 to `max_batch_size` live jobs, or a group.
         """
-        if idle:
+        if not ahead:
             while self.groups:
                 group = [job for job in self.groups.popleft() if job.state is JobState.GROUPED]
                 if group:
@@ -100,12 +106,10 @@ class Batcher:
             self.rest()
             return None
         if self.policy == "fixed":
-            return self._collect(now) if idle else None
+            return self._collect(now)
         if self.goal is not None:
-            return (self._take_for_goal(self.goal, now), False) if idle or (ahead and self.pays_ahead(now)) else None
-        if idle or (ahead and self.pays_ahead(now)):
-            return self.queue.take(self.max_batch_size), False
-        return None
+            return self._take_for_goal(self.goal, now), False
+        return self.queue.take(self.max_batch_size), False
 
     def _take_for_goal(self, goal: GoalPolicy, now: float) -> list[Job]:
         """Take the jobs that should leave now by the goal; the queue is not empty."""
@@ -114,7 +118,7 @@ class Batcher:
         assert oldest is not None
         self.guessed = []
         length = self._length(first)
-        size = goal.choose(len(self.queue), max(0.0, now - oldest.arrived), workers=self.workers, length=length)
+        size = goal.choose(len(self.queue), max(0.0, now - oldest.arrived), workers=len(self._workers), length=length)
         if size == 1 or not self.knows_lengths:
             return self.queue.take(size)
         looked_at = self.queue.take(LENGTHS_AMONG * size)
@@ -173,7 +177,7 @@ class Batcher:
 
     def forget_priorities(self) -> None:
         """Send as much ahead as before: no request has had a priority of its own for `PRIORITIES_SEEN_S`."""
-        self.ahead_below_s, self.priorities_until = AHEAD_BELOW_S, math.inf
+        self.ahead_below_s, self.priorities_until = self._usually_ahead_below_s, math.inf
 
     def group(self, jobs: list[Job]) -> None:
         """Have these jobs run again, together and by themselves, before everything that waits."""

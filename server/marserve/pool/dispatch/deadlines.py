@@ -39,20 +39,15 @@ class Deadlines:
 
     def take_due(self, now: float) -> Job | None:
         """Take out the next job whose deadline has come, soonest first; None if there is no further one."""
-        return self._forget_first() if self.first <= now else None
+        return heapq.heappop(self._entries)[2] if self.soonest() <= now else None
 
     def soonest(self) -> float:
         """The soonest deadline of a job that has not ended; infinite without one."""
         entries = self._entries
         while entries and entries[0][2].state is JobState.DONE:
-            self._forget_first()
-        return self.first
-
-    def _forget_first(self) -> Job:
-        entries = self._entries
-        job = heapq.heappop(entries)[2]
+            heapq.heappop(entries)
         self.first = entries[0][0] if entries else math.inf
-        return job
+        return self.first
 
     def __len__(self) -> int:
         return len(self._entries)

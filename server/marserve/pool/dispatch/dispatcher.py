@@ -80,6 +80,7 @@ class Dispatcher:
         # Without a rule the handler may say how long inputs are (docs/batching-goal.md).
         has_rule = options.length_from not in (None, FROM_HANDLER)
         self.asked_lengths = AskedLengths(metrics) if self.goal is not None and not has_rule else None
+        self.lanes = Lanes(metrics, actions, in_any_order=options.is_concurrent)
         self._batcher = Batcher(
             self.queue,
             max_batch_size=options.batch_size,
@@ -88,15 +89,17 @@ class Dispatcher:
             goal=self.goal,
             length_of=read_rule(options.length_from) if has_rule and options.length_from is not None else None,
             asked_lengths=self.asked_lengths,
+            workers=self.lanes.by_key,
         )
-        self.lanes = Lanes(metrics, actions, in_any_order=options.is_concurrent)
         self.deadlines = Deadlines()
         self.fingerprints = Fingerprints()
         self._appointed_until = 0.0  # up to when workers' time is planned for refused clients
         self._mode = make_mode(options, self.lanes, self._batcher, actions)
-        self._stateful = self._mode if isinstance(self._mode, StepsAndSequences) else None
+        self.expected_wait_s = self._mode.expected_wait_s
+        has_sequences = self.sequences is not None
+        self._sequence_mode = self._mode if has_sequences and isinstance(self._mode, StepsAndSequences) else None
         # Whether `next_wake` may return a moment though nothing waits and nothing has a deadline.
-        self.keeps_time = self._stateful is not None
+        self.keeps_time = has_sequences
 
     # ------------------------------------------------------------------------------------------- admission
 
@@ -123,22 +126,24 @@ class Dispatcher:
             deadline = latest if deadline is None or latest < deadline else deadline
         if self.living_slots <= 0 and self._is_stranded(request, now, deadline, now):
             raise self._no_worker(now)
-        if self._stateful is not None:
-            self._end_sequences(self._stateful, now)
-            request = self._stateful.admit(request)
+        if self._sequence_mode is not None:
+            self._end_sequences(self._sequence_mode, now)
+            request = self._sequence_mode.admit(request)
         if self.fingerprints.until and (left_s := self.fingerprints.refused_for_s(request, now)):
             raise FingerprintRefused(options.model, retry_after_s=float(math.ceil(left_s)))
         waiting = len(self.queue)
         if options.use_job_ticket and self._mode.tickets(request) <= waiting + len(self._batcher.groups):
             raise NoTicket(options.model, retry_after_s=self.appoint_s(now))
         bound = options.queue_size
-        is_any_idle = bool(self.lanes.idle)
-        if not is_any_idle:
+        idle = self.lanes.idle
+        if not idle:
             bound -= self.lanes.jobs_ahead
         elif options.batch_policy == "fixed":
             bound += options.batch_size  # TorchServe's queue does not count the jobs that an idle worker collects
-        priority = options.default_priority if request.priority is None else request.priority
-        if priority != options.default_priority:
+        priority = request.priority
+        if priority is None:
+            priority = options.default_priority
+        elif priority != options.default_priority:
             self._batcher.see_priority(now)
         displaced = None
         if waiting >= bound:
@@ -162,7 +167,7 @@ class Dispatcher:
             self.metrics.inner_requests += 1
         # While every worker is busy a job that does not fill a batch changes nothing before its delay is up.
         if (
-            is_any_idle
+            idle
             or waiting + 1 >= options.batch_size
             or self._mode.serves_busy
             or (waiting + 1 == MAX_JOBS_IN_FLIGHT and self.goal is not None)
@@ -175,10 +180,6 @@ class Dispatcher:
     def _is_stranded(self, request: Request, arrived: float, deadline: float | None, now: float) -> bool:
         """Whether no worker will take a request in the time that it may wait. Asked while no slot lives."""
         return request.is_rescued or not self.hold_for_start.keeps(arrived, deadline, now)
-
-    def expected_wait_s(self, priority: int, now: float) -> float | None:
-        """How long a request that comes now would wait for its answer: 0 while a worker is free, None if unknown."""
-        return self._mode.expected_wait_s(priority, now)
 
     def _refuse_late(self, deadline: float, priority: int, now: float) -> None:
         """Raise if the deadline has passed, or will have before the request is likely to be answered."""
@@ -322,8 +323,8 @@ class Dispatcher:
         """Send what should leave now."""
         if self.deadlines.first <= now:
             self._expire(now)
-        if self._stateful is not None:
-            self._end_sequences(self._stateful, now)
+        if self._sequence_mode is not None:
+            self._end_sequences(self._sequence_mode, now)
         self._mode.dispatch(now)
 
     def wake(self, now: float) -> None:
@@ -420,8 +421,8 @@ class Dispatcher:
         for job, result, body in zip(flight.jobs, landed.results, landed.bodies, strict=True):
             if job.deadline is not None and job.deadline <= flight.sent_at and result.error is None:
                 metrics.expired_run += 1
-            if job.flight is not flight or job.state is JobState.DONE:
-                continue
+            if job.flight is not flight:
+                continue  # it has ended
             if result.error is not None:
                 self._fail_as_told(job, result, now)
                 continue
@@ -445,8 +446,8 @@ class Dispatcher:
             metrics.named_total_s += sum(named_s)
         if metrics.tap is not None:
             metrics.tap.answered(totals_s, named_s)
-        if self._stateful is not None:
-            self._tell_gone(self._stateful, now)
+        if self._sequence_mode is not None:
+            self._tell_gone(self._sequence_mode, now)
 
     def piece(
         self, key: str, number: int, results: Sequence[Result], bodies: Sequence[bytes | bytearray], now: float
@@ -483,7 +484,7 @@ class Dispatcher:
         has_mates = len(flight.jobs) > 1
         is_memory = raised.kind == "memory"
         self.metrics.out_of_memory += is_memory
-        may_split = self._stateful is None and (
+        may_split = self._mode.splits and (
             self.options.batch_isolation or (is_memory and self.options.halves_without_memory and not flight.is_group)
         )
         if has_mates and may_split and not any(job.has_sent_pieces for job in live):
@@ -532,8 +533,8 @@ class Dispatcher:
         self.fail_stranded(now)
         for job in lost.failed:
             self._fail(job, error, now)
-        if self._stateful is not None:
-            self._tell_gone(self._stateful, now)
+        if self._sequence_mode is not None:
+            self._tell_gone(self._sequence_mode, now)
 
     # ------------------------------------------------------------------------------------------- to another version
 
@@ -643,9 +644,9 @@ class Dispatcher:
             job.state = JobState.GROUPED  # in no queue any more: a receiver that is called may cancel others of them
         for job in jobs:
             self._fail(job, error, now)
-        if self._stateful is not None:
+        if self._sequence_mode is not None:
             for job in grouped:
-                self._stateful.left(job, now)
+                self._sequence_mode.left(job, now)
         return jobs
 
     def refuse_accepted(self, error: MarserveError, now: float) -> list[GivenUp]:
@@ -684,8 +685,8 @@ class Dispatcher:
                 self._batcher.rest()
         elif state is JobState.GROUPED:
             self._batcher.forget_ended_groups()
-            if self._stateful is not None:
-                self._stateful.left(job, None)
+            if self._sequence_mode is not None:
+                self._sequence_mode.left(job, None)
         elif state is JobState.RUNNING and job.flight is not None:
             lane = self.lanes.that_runs(job)
             if lane is not None:

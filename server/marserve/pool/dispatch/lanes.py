@@ -1,6 +1,6 @@
 """The workers of one version as the dispatcher knows them: what each runs, which are idle, lent or held. Pure.
 
-The cost for a request does not grow with the number of workers: sums are kept, and the orders that are needed
+The cost for a request does not grow with the number of workers: sums are kept, and the orders that the mode needs
 (`send_ahead.py`, `lengths/expected_wait.py`) are updated with each change.
 """
 
@@ -9,13 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import islice
+from typing import Protocol
 
 from marserve.errors import BadFrame
 from marserve.pool.dispatch.actions import Actions
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
-from marserve.pool.dispatch.lengths.expected_wait import FreeOrder, RunTimes
-from marserve.pool.dispatch.send_ahead import RoomAhead
 from marserve.telemetry.metrics.counts import VersionMetrics
+
+
+# A protocol: the orders have no code in common.
+class Order(Protocol):
+    """Workers in an order of theirs."""
+
+    def note(self, lane: WorkerLane) -> None:
+        """The flights of `lane`, how long its batches take, or whether it is open have changed."""
+
+    def forget(self, lane: WorkerLane) -> None:
+        """`lane` is gone."""
 
 
 class Lanes:
@@ -28,7 +38,6 @@ class Lanes:
     def __init__(self, metrics: VersionMetrics, actions: Actions, *, in_any_order: bool = False) -> None:
         self.by_key: dict[str, WorkerLane] = {}
         self.idle: list[WorkerLane] = []
-        self.room_ahead = RoomAhead()
         self.jobs_ahead = 0
         self.mean_runs_s = 0.0
         self.lend_to: Callable[[str, Flight], None] | None = None
@@ -36,8 +45,7 @@ class Lanes:
         self._metrics = metrics
         self._actions = actions
         self._in_any_order = in_any_order
-        self._run_times = RunTimes()
-        self._free_order: FreeOrder | None = None
+        self._orders: list[Order] = []
         self._under_way = 0  # batches with workers
         self._holders: dict[str, int] = {}  # by worker: how many jobs hold it, so that it is not read
 
@@ -85,18 +93,22 @@ class Lanes:
         del self.by_key[lane.key]
         if lane in self.idle:
             self.idle.remove(lane)
-        self.room_ahead.forget(lane)
-        if self._free_order is not None:
-            self._free_order.forget(lane)
+        for order in self._orders:
+            order.forget(lane)
         self._under_way -= sum(not flight.is_check for flight in lane.flights)
         self.jobs_ahead -= sum(len(flight.jobs) for flight in islice(lane.flights, 1, None) if flight.is_ahead)
         self.mean_runs_s = self.mean_runs_s - lane.mean_run_s if self.by_key else 0.0
 
+    def keep(self, order: Order) -> None:
+        """Keep an order of the workers up to date from now on."""
+        self._orders.append(order)
+        for lane in self.by_key.values():
+            order.note(lane)
+
     def _changed(self, lane: WorkerLane) -> None:
         """The flights of a worker have changed, or it was closed."""
-        self.room_ahead.note(lane)
-        if self._free_order is not None:
-            self._free_order.note(lane)
+        for order in self._orders:
+            order.note(lane)
 
     # ------------------------------------------------------------------------------------------- flights
 
@@ -110,7 +122,8 @@ class Lanes:
         self._under_way += 1
         if is_ahead:
             self.jobs_ahead += len(jobs)
-        self._changed(lane)
+        for order in self._orders:
+            order.note(lane)
         if mates:
             for job in jobs[:mates]:
                 job.flight = flight
@@ -160,8 +173,8 @@ class Lanes:
         self._under_way -= 1
         lane.mean_run_s = handler_s if not before else 0.8 * before + 0.2 * handler_s
         self.mean_runs_s += lane.mean_run_s - before
-        self._changed(lane)
-        self._run_times.add(handler_s)
+        for order in self._orders:
+            order.note(lane)
         metrics = self._metrics
         metrics.busy_seconds += handler_s
         metrics.handler_seconds.observe(handler_s, len(flight.jobs))
@@ -201,15 +214,6 @@ class Lanes:
         """How long batches took of late, over all workers that had one; 0 if none had."""
         runs = [lane.mean_run_s for lane in self.by_key.values() if lane.mean_run_s]
         return sum(runs) / len(runs) if runs else 0.0
-
-    def wait_s(self, batches_before: int, now: float) -> float | None:
-        """How long until a batch has run that comes after so many others; None if unknown. For when none is idle."""
-        run_s = self._run_times.typical_s
-        if run_s is None:
-            return None
-        if self._free_order is None:  # made and kept up to date only once requests have deadlines
-            self._free_order = FreeOrder(self.by_key.values())
-        return self._free_order.wait_s(batches_before, run_s, now)
 
     # ------------------------------------------------------------------------------------------- slow clients
 

@@ -21,7 +21,10 @@ def lane(*sent_at: float, is_open: bool = True) -> WorkerLane:
 
 def wait_s(before: int, lanes: Sequence[WorkerLane], run_s: float, now: float) -> float | None:
     """The guess for a request with so many batches before it."""
-    return FreeOrder(lanes).wait_s(before, run_s, now)
+    order = FreeOrder()
+    for lane in lanes:
+        order.note(lane)
+    return order.wait_s(before, run_s, now)
 
 
 def plain_wait_s(before: int, lanes: Sequence[WorkerLane], run_s: float, now: float) -> float | None:
@@ -112,7 +115,7 @@ def test_the_order_that_is_kept_gives_what_a_look_at_every_worker_gives(
     steps: list[tuple[str, int, float]], run_s: float, before: int
 ) -> None:
     """Batches leave and end, workers come, close and die in any order, at any distance; asked after each step."""
-    order, lanes, now = FreeOrder([]), list[WorkerLane](), 0.0
+    order, lanes, now = FreeOrder(), list[WorkerLane](), 0.0
     for what, number, passed_s in steps:
         now += passed_s
         if what == "open" or not lanes:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
 from statistics import median
 
 from marserve.pool.dispatch.jobs import WorkerLane
@@ -58,12 +57,10 @@ class FreeOrder:
 
     __slots__ = ("_places", "_rows", "_turn")
 
-    def __init__(self, lanes: Iterable[WorkerLane]) -> None:
+    def __init__(self) -> None:
         self._rows: list[list[_Place]] = []  # of those with one batch, with two, …
         self._places: dict[WorkerLane, tuple[int, _Place]] = {}
         self._turn = 0
-        for lane in lanes:
-            self.note(lane)
 
     def note(self, lane: WorkerLane) -> None:
         """The flights of `lane` have changed, or whether it is open."""

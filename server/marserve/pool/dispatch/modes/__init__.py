@@ -34,6 +34,10 @@ class Mode(Protocol):
     def serves_busy(self) -> bool:
         """Whether a request may leave at once even if no worker is idle."""
 
+    @property
+    def splits(self) -> bool:
+        """Whether a batch that raised may be run again in halves."""
+
     def tickets(self, request: Request) -> int:
         """How many requests like this one the workers would take at this moment."""
 

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from marserve.messages import Request, Result
 from marserve.pool.dispatch.actions import Actions
-from marserve.pool.dispatch.batcher import AHEAD_FOR_GOAL_BELOW_S, Batcher
+from marserve.pool.dispatch.batcher import Batcher
 from marserve.pool.dispatch.fingerprints import MAX_DEATHS
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, Loss, Lost, WorkerLane
 from marserve.pool.dispatch.lanes import Lanes
+from marserve.pool.dispatch.lengths.expected_wait import FreeOrder, RunTimes
+from marserve.pool.dispatch.send_ahead import RoomAhead
 from marserve.pool.options import PoolOptions
 
 
@@ -21,12 +23,19 @@ class Batches:
     """A worker has one batch, and those that were sent ahead."""
 
     serves_busy = False
+    splits = True
 
     def __init__(self, options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> None:
         self._options = options
         self._lanes = lanes
         self._batcher = batcher
         self._actions = actions
+        self._run_times = RunTimes()
+        self._free_order: FreeOrder | None = None
+        self._room_ahead: RoomAhead | None = None
+        if options.batch_policy != "fixed":
+            self._room_ahead = RoomAhead()
+            lanes.keep(self._room_ahead)
         self.rest = lanes.rest
         self.close = lanes.close
 
@@ -39,8 +48,14 @@ class Batches:
         if self._lanes.idle:
             return 0.0
         batcher = self._batcher
+        run_s = self._run_times.typical_s
+        if run_s is None:
+            return None
+        if self._free_order is None:  # made and kept up to date only once requests have deadlines
+            self._free_order = FreeOrder()
+            self._lanes.keep(self._free_order)
         batches = len(batcher.groups) + batcher.queue.before(priority) // batcher.max_batch_size
-        return self._lanes.wait_s(batches, now)
+        return self._free_order.wait_s(batches, run_s, now)
 
     # ------------------------------------------------------------------------------------------- dispatch
 
@@ -50,11 +65,10 @@ class Batches:
         if now >= batcher.priorities_until:
             batcher.forget_priorities()
         idle, queue = lanes.idle, batcher.queue
-        batcher.workers = len(lanes.by_key)
         while len(queue) or batcher.groups:
             is_ahead = not idle
             lane = self._lane_for_batch_ahead(now) if is_ahead else idle[-1]
-            if lane is None or (chosen := batcher.next_batch(now, idle=not is_ahead, ahead=is_ahead)) is None:
+            if lane is None or (chosen := batcher.next_batch(now, ahead=is_ahead)) is None:
                 return
             if not is_ahead:
                 idle.pop()
@@ -71,19 +85,18 @@ class Batches:
 
     def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
         """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
-        batcher = self._batcher
-        policy, below_s = batcher.policy, batcher.ahead_below_s
-        has_goal = batcher.goal is not None  # then `pays_ahead` costs more than the look for a worker with room
-        if policy == "fixed" or not (has_goal or batcher.pays_ahead(now)):
+        batcher, room = self._batcher, self._room_ahead
+        if room is None:
             return None
-        best = self._lanes.room_ahead.least_busy(below_s if policy == "idle" else min(below_s, AHEAD_FOR_GOAL_BELOW_S))
-        if has_goal and best is not None and not batcher.pays_ahead(now):
-            return None
-        return best
+        if batcher.goal is None:
+            return room.least_busy(batcher.ahead_below_s) if batcher.pays_ahead(now) else None
+        # Here `pays_ahead` costs more than the look for a worker with room.
+        best = room.least_busy(batcher.ahead_below_s)
+        return best if best is not None and batcher.pays_ahead(now) else None
 
     def _may_send_ahead(self) -> bool:
-        batcher = self._batcher
-        return batcher.policy == "idle" and self._lanes.room_ahead.has_any(batcher.ahead_below_s)
+        batcher, room = self._batcher, self._room_ahead
+        return room is not None and batcher.policy == "idle" and room.has_any(batcher.ahead_below_s)
 
     def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
         """Ask for the lengths that the batcher only estimated, right before `flight`; one question at a time."""
@@ -100,6 +113,7 @@ class Batches:
     def land(self, flight: Flight, handler_s: float, results: Sequence[Result], now: float) -> None:
         """Book the end of a flight."""
         lane = self._lanes.land(flight, handler_s, now)
+        self._run_times.add(handler_s)
         if not lane.flights:
             self._lanes.rest(lane, now)
 

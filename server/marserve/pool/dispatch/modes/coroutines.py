@@ -31,6 +31,7 @@ class Coroutines:
     """A worker has any number of flights, and ends them in any order."""
 
     serves_busy = True
+    splits = True
 
     def __init__(self, options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> None:
         self._options = options
@@ -57,7 +58,7 @@ class Coroutines:
             lane = self._freest()
             if lane is not None and lane.flights and self._runs_alone_next():
                 return
-            chosen = batcher.next_batch(now, idle=True, ahead=False) if lane is not None else None
+            chosen = batcher.next_batch(now) if lane is not None else None
             if lane is None or chosen is None:
                 return
             jobs, is_group = chosen

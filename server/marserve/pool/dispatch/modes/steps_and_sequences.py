@@ -33,6 +33,8 @@ STREAM_HEADER = "ts_stream_next"
 class StepsAndSequences:
     """Sequences, continuous batching, or both. A worker has one flight at a time."""
 
+    splits = False
+
     def __init__(self, options: PoolOptions, lanes: Lanes, batcher: Batcher, actions: Actions) -> None:
         self._options = options
         self._lanes = lanes
