@@ -19,7 +19,7 @@ from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import ApplyFailed, BadInput, NothingToUndo, WouldUnload
 from marserve.registry.catalogue.traffic import read_traffic
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.registry.observing.shadow import ShadowSpec
+from marserve.registry.observing.shadow_spec import ShadowSpec
 from support.echo_archives import manifest, write_mar
 from support.management_house import House
 from support.registrations import registration

@@ -41,7 +41,7 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion, read_models, w
 from marserve.registry.changes import registering
 from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
-from marserve.registry.observing.shadow import ShadowSpec
+from marserve.registry.observing.shadow_spec import ShadowSpec
 from marserve.settings import ModelDefaults, ModelToLoad
 from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.fetcher import Fetcher

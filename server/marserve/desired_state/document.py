@@ -37,7 +37,7 @@ from marserve.names import name_fault
 from marserve.registry.catalogue.traffic import check_label, read_traffic
 from marserve.registry.intake.effective_options import RUNTIMES
 from marserve.registry.intake.registration import MOST_WORKERS
-from marserve.registry.observing.shadow import read_shadow
+from marserve.registry.observing.shadow_spec import read_shadow
 from marserve.settings.shown_address import hide_query, hide_quoted
 
 LARGEST_DOCUMENT = 1 << 20

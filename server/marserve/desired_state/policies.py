@@ -25,7 +25,7 @@ from marserve.model_options import Said, written
 from marserve.registry.catalogue.traffic import Traffic
 from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
-from marserve.registry.observing.shadow import ShadowSpec
+from marserve.registry.observing.shadow_spec import ShadowSpec
 from marserve.store.addresses.pinned_digest import split_digest
 
 

@@ -29,11 +29,12 @@ from marserve.registry.catalogue.readiness import Readiness, Standing, judge
 from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
 from marserve.registry.catalogue.traffic_control import TrafficControl
 from marserve.registry.catalogue.versions import PoolFactory, Version, Versions
-from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion, look_at
+from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion
 from marserve.registry.changes.dry_run import Rehearsal
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.kept_versions import Keeping
 from marserve.registry.changes.load_at_start import Starting
+from marserve.registry.changes.read_actual import look_at
 from marserve.registry.changes.registering import Registering, remark
 from marserve.registry.changes.swap import SwapParameters, Swapped, Swapping
 from marserve.registry.changes.transaction import Transaction

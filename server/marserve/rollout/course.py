@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from marserve.errors import BadInput
 from marserve.registry.observing.arms import Seen
-from marserve.registry.observing.shadow import Compare, ShadowSpec, read_compare
+from marserve.registry.observing.shadow_spec import Compare, ShadowSpec, read_compare
 from marserve.rollout.judge import Answers, Judge, Limits, Verdict, budget_of, smallest_found
 
 State = Literal["preparing", "running", "paused", "promoted", "rolled back", "aborted"]

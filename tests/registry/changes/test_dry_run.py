@@ -22,7 +22,7 @@ from marserve.errors import (
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.traffic import Traffic
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.registry.observing.shadow import ShadowSpec
+from marserve.registry.observing.shadow_spec import ShadowSpec
 from support.management_house import House
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,8 @@ from marserve.errors import BadInput, HandlerFailed, NoWorker, QueueFull, Worker
 from marserve.messages import Answer, Load, Part, Request
 from marserve.option_values import Tolerance
 from marserve.pool.options import PoolOptions
-from marserve.registry.observing.shadow import COPY_LIMIT_S, KEPT_SAMPLES, Shadow, ShadowSpec, read_shadow
+from marserve.registry.observing.shadow import COPY_LIMIT_S, KEPT_SAMPLES, Shadow
+from marserve.registry.observing.shadow_spec import ShadowSpec, read_shadow
 from support.fake_pool import Behaviour, FakePool
 from support.receivers import Told
 

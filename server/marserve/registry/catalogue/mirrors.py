@@ -19,7 +19,8 @@ from marserve.registry.catalogue.named_answers import NamedReceiver
 from marserve.registry.catalogue.versions import Model, Version, Versions
 from marserve.registry.observing.arms import Arm
 from marserve.registry.observing.observers import Beside
-from marserve.registry.observing.shadow import Shadow, ShadowSpec, read_shadow
+from marserve.registry.observing.shadow import Shadow
+from marserve.registry.observing.shadow_spec import ShadowSpec, read_shadow
 
 log = logging.getLogger("marserve.registry")
 

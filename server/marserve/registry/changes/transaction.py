@@ -20,8 +20,8 @@ from marserve.errors import LoadFailed, MarserveError, ModelNotFound, VersionCon
 from marserve.registry.catalogue.mirrors import Mirrors
 from marserve.registry.catalogue.traffic_control import TrafficControl
 from marserve.registry.catalogue.versions import Version, Versions
-from marserve.registry.changes.actual import declare
 from marserve.registry.changes.kept_versions import Keeping, Kept
+from marserve.registry.changes.read_actual import declare
 from marserve.registry.changes.registering import Registering
 from marserve.registry.changes.under_way import Changes
 from marserve.registry.intake.registration import RegisterParameters

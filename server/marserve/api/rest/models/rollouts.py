@@ -18,7 +18,7 @@ from marserve.api.rest.schemas import Name, RolloutBody, RolloutStatus, ShadowBo
 from marserve.desired_state.policies import Changes
 from marserve.errors import RouteNotFound
 from marserve.registry.models import Registry
-from marserve.registry.observing.shadow import read_shadow
+from marserve.registry.observing.shadow_spec import read_shadow
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import ORDERS, Rollouts
 
