@@ -19,7 +19,7 @@ from marserve.memory.ledger import Ledger
 from marserve.memory.needs import MIB
 from marserve.memory.waiting_line import WaitingLine
 from marserve.pool.options import PoolOptions
-from marserve.pool.reservation import Room, Unbounded
+from marserve.pool.reservation import Reservations
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 
@@ -74,7 +74,7 @@ class FakeSlot:
 class FakePool:
     """A pool that takes the places that are kept for it."""
 
-    room: Room
+    reservations: Reservations
     slots: list[FakeSlot] = field(default_factory=list)
     leaving: list[FakeSlot] = field(default_factory=list)
     metrics: VersionMetrics = field(default_factory=lambda: VersionMetrics("m", "1.0"))
@@ -95,21 +95,21 @@ class FakePool:
         """Its workers are told to end; `end` has them ended."""
         self.reasons.append(reason)
         self.slots.clear()
-        self.room.shrink(0)
+        self.reservations.shrink(0)
 
     def end(self, *keys: str) -> None:
         """The processes of these workers have ended."""
         for key in keys:
-            self.room.ended_on_device(key)
+            self.reservations.ended_on_device(key)
 
     def resize(self, count: int) -> list[tuple[int, ...]]:
         """Make slots, and begin their workers."""
         while len(self.slots) < count:
-            devices = self.room.place()
+            devices = self.reservations.place()
             assert devices is not None
             key = f"w{len(self.slots) + 1}"
             self.slots.append(FakeSlot(devices, key))
-            self.room.begin(key, devices)
+            self.reservations.begin(key, devices)
         return [slot.uses for slot in self.slots]
 
 
@@ -121,16 +121,12 @@ class House:
         line = WaitingLine(Ledger(readings=self.watch), least_residence_s=10.0, watch=self.watch)
         self.memory = DeviceMemory(line, self.watch, Assigner(len(free)), LearnedMemory(None))
 
-    def add(self, inner: Room | None = None, **options: object) -> FakePool:
+    def add(self, inner: Reservations | None = None, **options: object) -> FakePool:
         """A version whose workers take 30,000 MiB each, unless `options` say otherwise."""
         given = {"gpu_ids": tuple(range(len(self.watch.free))), "device_memory_bytes": 30_000 * MIB, **options}
         chosen = PoolOptions(str(given.pop("model", "m")), "1.0", **{"min_workers": 1, "max_workers": 9, **given})  # type: ignore[arg-type]
 
-        def make(room: Room | None) -> FakePool:
-            assert room is not None
-            return FakePool(room)
-
-        return self.memory.house(inner, chosen, make)
+        return self.memory.house(inner or Reservations(), chosen, FakePool)
 
 
 def test_workers_of_a_new_version_have_places_before_they_are_started() -> None:
@@ -199,7 +195,7 @@ def test_a_group_without_memory_is_passed_over() -> None:
     pool = house.add(parallel_level=2, parallel_type="tp", min_workers=0)
     pool.leaving.append(FakeSlot((2, 3)))
 
-    pool.room.ask(1)
+    pool.reservations.ask(1)
 
     assert pool.resize(1) == [(4, 5)]
 
@@ -213,9 +209,9 @@ def test_devices_of_which_nothing_is_known_refuse_nobody() -> None:
 
 def test_a_version_on_the_cpu_keeps_its_room() -> None:
     """Nothing is wrapped."""
-    inner = Unbounded()
+    inner = Reservations()
 
-    assert House(70_000).add(inner, gpu_ids=()).room is inner
+    assert House(70_000).add(inner, gpu_ids=()).reservations is inner
 
 
 def test_growing_stops_where_devices_are_full() -> None:
@@ -224,16 +220,16 @@ def test_growing_stops_where_devices_are_full() -> None:
     pool = house.add()
     pool.resize(1)
 
-    assert pool.room.grow(9) == 3
+    assert pool.reservations.grow(9) == 3
     assert pool.resize(3) == [(0,), (1,), (0,)]
-    assert pool.room.grow(4) == 3
+    assert pool.reservations.grow(4) == 3
     assert house.memory.refused == 0
 
 
 def test_host_memory_that_is_refused_gives_the_places_back() -> None:
     """Nothing has changed then."""
 
-    class Full(Unbounded):
+    class Full(Reservations):
         def ask(self, workers: int) -> None:
             if workers > 1:
                 raise NotEnoughMemory("m", "1.0", needed_bytes=2, source="declared", could_be_had=1, budget_bytes=1)
@@ -243,7 +239,7 @@ def test_host_memory_that_is_refused_gives_the_places_back() -> None:
     pool.resize(1)
 
     with pytest.raises(NotEnoughMemory):
-        pool.room.ask(2)
+        pool.reservations.ask(2)
 
     assert house.memory.ledger.could_be_had(0) == 40_000 * MIB
 
@@ -253,13 +249,13 @@ def test_a_worker_that_starts_again_asks_again() -> None:
     house = House(70_000)
     pool = house.add()
     pool.resize(1)
-    pool.room.ended_on_device("w1")
+    pool.reservations.ended_on_device("w1")
     house.watch.free[0] = 10_000
 
     with pytest.raises(NotEnoughDeviceMemory):
-        pool.room.begin("w1", (0,))
+        pool.reservations.begin("w1", (0,))
     house.watch.free[0] = 70_000
-    pool.room.begin("w1", (0,))
+    pool.reservations.begin("w1", (0,))
 
     assert house.memory.ledger.could_be_had(0) == 40_000 * MIB
     assert house.watch.looks >= 1
@@ -271,8 +267,8 @@ def test_whether_a_replacement_fits_beside_is_asked_of_its_own_device() -> None:
     pool = house.add()
     assert pool.resize(1) == [(0,)]
 
-    assert not pool.room.fits_beside((0,))
-    assert pool.room.fits_beside((1,))
+    assert not pool.reservations.fits_beside((0,))
+    assert pool.reservations.fits_beside((1,))
 
 
 def test_what_a_worker_took_is_known_for_the_next_one() -> None:
@@ -280,36 +276,36 @@ def test_what_a_worker_took_is_known_for_the_next_one() -> None:
     house = House(70_000)
     pool = house.add(device_memory_bytes=None, weight_bytes=0)
     pool.resize(1)
-    assert pool.room.described["deviceMemory"] == {
+    assert pool.reservations.described["deviceMemory"] == {
         "neededBytes": 512 * MIB,
         "source": "estimated",
         "promisedBytes": {"0": 512 * MIB},
     }
 
     for reserved in (9_488, 2_000, 0):
-        pool.room.loaded_on_device("w1", reserved * MIB)
+        pool.reservations.loaded_on_device("w1", reserved * MIB)
 
-    assert pool.room.described["deviceMemory"]["neededBytes"] == 10_000 * MIB
-    assert pool.room.described["deviceMemory"]["source"] == "learned"
+    assert pool.reservations.described["deviceMemory"]["neededBytes"] == 10_000 * MIB
+    assert pool.reservations.described["deviceMemory"]["source"] == "learned"
 
     for reserved in (19_488, 1):  # after larger batches
-        pool.room.peaked_on_device(reserved * MIB)
+        pool.reservations.peaked_on_device(reserved * MIB)
 
-    assert pool.room.described["deviceMemory"]["neededBytes"] == 20_000 * MIB
+    assert pool.reservations.described["deviceMemory"]["neededBytes"] == 20_000 * MIB
 
 
 def test_a_slot_that_goes_before_its_worker_began_leaves_no_promise() -> None:
     """It waited for host memory, and was scaled down meanwhile."""
     house = House(70_000)
     pool = house.add()
-    devices = pool.room.place()
+    devices = pool.reservations.place()
     assert devices == (0,)
     pool.slots.append(FakeSlot(devices))
-    pool.room.shrink(1)
+    pool.reservations.shrink(1)
     assert house.memory.ledger.could_be_had(0) == 40_000 * MIB
 
     pool.slots.clear()
-    pool.room.shrink(0)
+    pool.reservations.shrink(0)
 
     assert house.memory.ledger.could_be_had(0) == 70_000 * MIB
 
@@ -319,13 +315,13 @@ def test_a_slot_that_goes_beside_one_that_has_begun_leaves_no_promise() -> None:
     house = House(70_000)
     pool = house.add()
     pool.resize(1)
-    pool.room.ask(2)
-    devices = pool.room.place()
+    pool.reservations.ask(2)
+    devices = pool.reservations.place()
     assert devices == (0,)
     pool.slots.append(FakeSlot(devices))
 
     pool.slots.pop()
-    pool.room.shrink(1)
+    pool.reservations.shrink(1)
 
     assert house.memory.ledger.holders(0) == [("m 1.0", 30_000 * MIB)]
 
@@ -336,10 +332,10 @@ def test_a_version_that_goes_leaves_no_promise() -> None:
     pool = house.add(min_workers=2)
     pool.resize(1)
 
-    pool.room.close()
+    pool.reservations.close()
 
     assert house.memory.ledger.could_be_had(0) == 70_000 * MIB
-    assert isinstance(pool.room, MemoryOnDevices)
+    assert isinstance(pool.reservations, MemoryOnDevices)
     assert house.memory.ledger.holders(0) == []
 
 
@@ -401,17 +397,17 @@ def test_where_all_devices_are_lost_a_place_is_kept_and_its_worker_waits() -> No
     house = House(70_000, 70_000)
     house.watch.read(1)
     pool = house.add(gpu_ids=(1,))
-    room = pool.room
-    assert room.place() == (1,)
+    reservations = pool.reservations
+    assert reservations.place() == (1,)
     pool.slots.append(FakeSlot((1,)))
 
-    assert room.site_for((1,), (1,)) is None
-    assert room.why_none() == "device 1 takes no worker: GPU is lost"
-    assert room.described["lostDevices"] == {"1": "GPU is lost"}
-    assert room.grow(2) == 1
+    assert reservations.site_for((1,), (1,)) is None
+    assert reservations.why_none() == "device 1 takes no worker: GPU is lost"
+    assert reservations.described["lostDevices"] == {"1": "GPU is lost"}
+    assert reservations.grow(2) == 1
     house.watch.read()
-    assert room.site_for((1,), (1,)) == (1,)
-    assert "lostDevices" not in room.described
+    assert reservations.site_for((1,), (1,)) == (1,)
+    assert "lostDevices" not in reservations.described
 
 
 @pytest.mark.anyio
@@ -420,11 +416,11 @@ async def test_a_worker_that_waits_goes_on_with_the_reading_that_finds_a_device_
     house = House(70_000, 70_000)
     house.watch.read(0, 1)
     pool = house.add()
-    devices = pool.room.place()
+    devices = pool.reservations.place()
     assert devices is not None
     pool.slots.append(FakeSlot(devices))
     assert house.memory.ledger.count(devices[0]) == 1
-    finding = asyncio.ensure_future(pool.room.find_site(devices, devices))
+    finding = asyncio.ensure_future(pool.reservations.find_site(devices, devices))
     for _ in range(3):
         await asyncio.sleep(0)
         house.watch.read(0, 1)
@@ -437,7 +433,7 @@ async def test_a_worker_that_waits_goes_on_with_the_reading_that_finds_a_device_
 
     assert site == (other,)
     assert [house.memory.ledger.count(device) for device in (devices[0], other)] == [0, 1]
-    pool.room.begin("w1", site)
+    pool.reservations.begin("w1", site)
     assert house.memory.ledger.holders(other) == [("m 1.0", 30_000 * MIB)]
 
 
@@ -451,10 +447,10 @@ async def test_workers_of_a_lost_device_are_spread_over_the_others() -> None:
     assert pool.readings == 1
     moved = []
     for slot in (pool.slots[1], pool.slots[4]):
-        pool.room.ended_on_device(slot.worker_key)
-        site = await pool.room.find_site(slot.uses, (1,))
+        pool.reservations.ended_on_device(slot.worker_key)
+        site = await pool.reservations.find_site(slot.uses, (1,))
         slot.uses = site
-        pool.room.begin(slot.worker_key, site)
+        pool.reservations.begin(slot.worker_key, site)
         moved.append(site)
 
     assert sorted(moved) == [(0,), (2,)]
@@ -466,14 +462,14 @@ async def test_a_worker_that_moves_needs_memory_where_it_goes() -> None:
     house = House(70_000, 10_000)
     pool = house.add()
     (home,) = pool.resize(1)
-    pool.room.ended_on_device("w1")
+    pool.reservations.ended_on_device("w1")
     house.watch.read(0)
 
-    site = await pool.room.find_site(home, home)
+    site = await pool.reservations.find_site(home, home)
 
     assert site == (1,)
     with pytest.raises(NotEnoughDeviceMemory):
-        pool.room.begin("w1", site)
+        pool.reservations.begin("w1", site)
     assert house.memory.ledger.count(1) == 0
 
 
@@ -484,17 +480,17 @@ def test_no_group_is_shared_because_another_is_lost() -> None:
     house.watch.read(3)
     pool = house.add(**options, min_workers=1)
     pool.resize(1)
-    pool.room.ask(2)
+    pool.reservations.ask(2)
     assert pool.resize(2) == [(0, 1), (4, 5)]
-    pool.room.ask(3)
-    devices = pool.room.place()
+    pool.reservations.ask(3)
+    devices = pool.reservations.place()
     assert devices == (2, 3)
     pool.slots.append(FakeSlot(devices))
 
-    assert pool.room.site_for((2, 3), (2, 3)) is None
-    assert pool.room.why_none() == "device 3 takes no worker: GPU is lost"
+    assert pool.reservations.site_for((2, 3), (2, 3)) is None
+    assert pool.reservations.why_none() == "device 3 takes no worker: GPU is lost"
     pool.slots.pop(1)
-    assert pool.room.site_for((2, 3), (2, 3)) == (4, 5)
+    assert pool.reservations.site_for((2, 3), (2, 3)) == (4, 5)
 
 
 def test_a_device_that_answers_again_has_its_workers_back_after_a_while() -> None:
@@ -505,9 +501,9 @@ def test_a_device_that_answers_again_has_its_workers_back_after_a_while() -> Non
     house.watch.read()
     house.watch.sound_at[0] = time.monotonic()
 
-    assert pool.room.site_for((1,), (0,)) == (1,)
+    assert pool.reservations.site_for((1,), (0,)) == (1,)
     house.watch.sound_at[0] -= 31
-    assert pool.room.site_for((1,), (0,)) == (0,)
+    assert pool.reservations.site_for((1,), (0,)) == (0,)
 
 
 def test_new_workers_take_a_device_that_answers_again_at_once() -> None:

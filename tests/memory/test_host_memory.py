@@ -113,17 +113,17 @@ class World:
             is_pinned=pinned,
             startup_timeout_s=facts.get("startup_timeout_s", 20.0),
         )
-        return self._version_of(self.host.house(options, lambda room: self._make(options, room)))
+        return self._version_of(self.host.house(options, lambda reservations: self._make(options, reservations)))
 
-    def _make(self, options: PoolOptions, room: object) -> Sleeper:
+    def _make(self, options: PoolOptions, reservations: object) -> Sleeper:
         pool = Sleeper(options, self)
-        pool.room = room  # type: ignore[attr-defined]
+        pool.reservations = reservations  # type: ignore[attr-defined]
         return pool
 
     def _version_of(self, pool: Sleeper) -> MemoryOnHost:
-        room = pool.room  # type: ignore[attr-defined]
-        assert isinstance(room, MemoryOnHost)
-        return room
+        reservations = pool.reservations  # type: ignore[attr-defined]
+        assert isinstance(reservations, MemoryOnHost)
+        return reservations
 
     async def load(self, version: MemoryOnHost, *, held: int | None = None) -> Sleeper:
         """Ask, enter, and have it loaded."""
@@ -270,7 +270,7 @@ async def test_what_serves_nobody_leaves_before_anything_else() -> None:
         spare.close()
         await asyncio.wait_for(entering, 5)
         assert pool_of(sleeper).reasons == []
-        assert there.host.line.ledger.held_bytes <= 100
+        assert there.host.figures().charged <= 100
 
 
 async def test_what_serves_again_stays() -> None:

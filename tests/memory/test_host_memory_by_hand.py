@@ -27,9 +27,9 @@ pytestmark = pytest.mark.anyio
 class Pool:
     """A pool that does what it is told; its processes are numbers."""
 
-    def __init__(self, options: PoolOptions, room: object) -> None:
+    def __init__(self, options: PoolOptions, reservations: object) -> None:
         self.options = options
-        self.room = room
+        self.reservations = reservations
         self.metrics = VersionMetrics(options.model, options.version)
         self.can_sleep = options.min_workers == 0
         self.is_in_use = self.is_loading = False
@@ -93,11 +93,11 @@ class House:
     def add(self, name: str, size: int | None, *, workers: int = 0, **options: Any) -> tuple[MemoryOnHost, Pool]:
         """A version that declares its size."""
         made = PoolOptions(name, "1.0", workers, max(1, workers), memory_bytes=size, **options)
-        pool = self.host.house(made, lambda room: Pool(made, room))
+        pool = self.host.house(made, lambda reservations: Pool(made, reservations))
         assert isinstance(pool, Pool)
-        assert isinstance(pool.room, MemoryOnHost)
-        assert pool.room.pool is pool
-        return pool.room, pool
+        assert isinstance(pool.reservations, MemoryOnHost)
+        assert pool.reservations.pool is pool
+        return pool.reservations, pool
 
     async def measure(self) -> None:
         """Look at the processes once."""
@@ -790,8 +790,8 @@ async def test_sizes_are_those_of_processes_where_nothing_else_is_said() -> None
     """A template by itself is no worker; without a process there is nothing."""
     options = PoolOptions("m", "1.0", 0, 1, memory_bytes=MIB)
     made = HostMemory(WaitingLine(Ledger(10_000 * MIB), least_residence_s=0.0), LearnedMemory(None))
-    pool = made.house(options, lambda room: Pool(options, room))
-    version = pool.room
+    pool = made.house(options, lambda reservations: Pool(options, reservations))
+    version = pool.reservations
     assert isinstance(version, MemoryOnHost)
     version.ask(1)
     pool.pids_by_worker, pool.ready_workers = [[os.getpid()]], 1

@@ -22,7 +22,7 @@ from marserve.memory.ledger import HOST, Ledger
 from marserve.memory.needs import MIB
 from marserve.memory.waiting_line import WaitingLine
 from marserve.pool.options import PoolOptions
-from marserve.pool.reservation import Room, Unbounded
+from marserve.pool.reservation import Reservations
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 pytestmark = pytest.mark.anyio
@@ -48,27 +48,27 @@ class Slot:
     async def _run(self) -> None:
         pool = self._pool
         try:
-            await pool.room.enter(self.uses)
-            pool.room.begin(self.worker_key, self.uses)
+            await pool.reservations.enter(self.uses)
+            pool.reservations.begin(self.worker_key, self.uses)
         except (NotEnoughMemory, NoMemoryNow) as error:
             pool.failed.append(error)
             return
         self.process = list(self.uses)
         assert min(pool.house.watch.free_of(device) for device in range(pool.house.watch.devices)) >= 0
         pool.is_loading = False
-        pool.room.loaded_on_device(self.worker_key, 0)
+        pool.reservations.loaded_on_device(self.worker_key, 0)
 
     def end(self) -> None:
         """The process is gone."""
         self.process = []
-        self._pool.room.ended_on_device(self.worker_key)
+        self._pool.reservations.ended_on_device(self.worker_key)
 
 
 class Sleeper:
     """A pool: awake with workers, or asleep."""
 
-    def __init__(self, house: House, room: Room, options: PoolOptions) -> None:
-        self.house, self.room, self.options = house, room, options
+    def __init__(self, house: House, reservations: Reservations, options: PoolOptions) -> None:
+        self.house, self.reservations, self.options = house, reservations, options
         self.slots: list[Slot] = []
         self.leaving: list[Slot] = []
         self.metrics = VersionMetrics(options.model, options.version)
@@ -91,14 +91,14 @@ class Sleeper:
         self.metrics.requests += 1
         if self.slots:
             return
-        self.room.ask(workers)
+        self.reservations.ask(workers)
         self.start(workers)
 
     def start(self, workers: int) -> None:
         """Begin workers in the places that are kept for them."""
         self.is_loading = True
         for _ in range(workers):
-            devices = self.room.place()
+            devices = self.reservations.place()
             assert devices is not None
             self._begun += 1
             self.slots.append(Slot(self, f"{self._begun}", devices))
@@ -133,14 +133,14 @@ class Sleeper:
             slot.task.cancel()
         self.leaving += self.slots
         self.slots, self.is_loading = [], False
-        self.room.shrink(0)
+        self.reservations.shrink(0)
 
     def see_out(self) -> None:
         """The processes of those that were told to end have ended."""
         leaving, self.leaving = self.leaving, []
         for slot in leaving:
             slot.end()
-        self.room.emptied()
+        self.reservations.emptied()
         self.has_gone.set()
 
 
@@ -210,21 +210,21 @@ class House:
         self.host = HostMemory(line, LearnedMemory(None), read_sizes=lambda *_: Sizes(0, 0, 0)) if budget else None
         self.memory = DeviceMemory(line, self.watch, Assigner(devices), LearnedMemory(None))
 
-    def add(self, name: str, megabytes: int = 30_000, inner: Room | None = None, **given: object) -> Model:
+    def add(self, name: str, megabytes: int = 30_000, inner: Reservations | None = None, **given: object) -> Model:
         """A model that is loaded when it is asked for."""
         options = PoolOptions(
             name, "1.0", **{"min_workers": 0, "max_workers": 4, **given},  # type: ignore[arg-type]
             gpu_ids=tuple(range(self.watch.devices)), device_memory_bytes=megabytes * MIB,
         )  # fmt: skip
 
-        def make(room: Room | None) -> Model:
-            assert isinstance(room, MemoryOnDevices)
-            self.pools.append(Model(self, room, options))
+        def make(reservations: Reservations) -> Model:
+            assert isinstance(reservations, MemoryOnDevices)
+            self.pools.append(Model(self, reservations, options))
             return self.pools[-1]
 
         if self.host is not None:
-            return self.host.house(options, lambda room: self.memory.house(room, options, make))
-        return self.memory.house(inner, options, make)
+            return self.host.house(options, lambda reservations: self.memory.house(reservations, options, make))
+        return self.memory.house(inner or Reservations(), options, make)
 
     async def add_loaded(self, name: str, megabytes: int = 30_000, requests: int = 1, **given: object) -> Model:
         """A model that was asked for so often, and is there."""
@@ -366,7 +366,7 @@ async def test_nobody_leaves_for_a_worker_more() -> None:
     house = House(1)
     idle, growing = await house.add_loaded("idle", 40_000), await house.add_loaded("growing")
 
-    assert growing.room.grow(2) == 1
+    assert growing.reservations.grow(2) == 1
     assert idle.reasons == []
 
 
@@ -393,7 +393,7 @@ async def test_a_worker_that_starts_again_does_not_wait_for_another_ones_device(
     growing = await house.add_loaded("growing", 60_000)
     busy.has_requests = True
     first = growing.slots[0]
-    growing.room.ask(2)
+    growing.reservations.ask(2)
     growing.start(1)
     assert (first.uses, growing.slots[1].uses) == ((1,), (0,))
 
@@ -432,7 +432,7 @@ async def one_that_grows_beside_a_busy_one() -> tuple[House, Model, Model]:
     growing = await house.add_loaded("growing")
     busy = await house.add_loaded("busy", 40_000)
     busy.has_requests = True
-    growing.room.ask(2)
+    growing.reservations.ask(2)
     growing.start(1)
     return house, growing, busy
 
@@ -444,11 +444,11 @@ async def test_a_worker_that_begins_elsewhere_than_in_the_place_kept_for_it_has_
     first.end()
     first.worker_key = "again"
     growing.slots.pop().task.cancel()
-    growing.room.shrink(1)
+    growing.reservations.shrink(1)
     assert house.memory.ledger.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
     busy.slots.pop().end()
 
-    growing.room.begin("again", (0,))
+    growing.reservations.begin("again", (0,))
 
     assert house.memory.ledger.holders(0) == [("growing 1.0", 30_000 * MIB)]
 
@@ -460,7 +460,7 @@ async def test_a_worker_does_not_begin_in_a_place_that_is_not_there_yet() -> Non
     house.watch.others[0] = 30_000
 
     with pytest.raises(NotEnoughDeviceMemory):
-        growing.room.begin("again", (0,))
+        growing.reservations.begin("again", (0,))
 
     house.watch.others[0] = 0
     await until(lambda: bool(growing.slots[1].process), "the one that waited is there")
@@ -473,7 +473,7 @@ async def test_a_place_that_was_waited_for_is_given_back_when_it_is_scaled_down(
     assert held == [("growing 1.0", 60_000 * MIB), ("busy 1.0", 40_000 * MIB)]
 
     growing.slots.pop().task.cancel()
-    growing.room.shrink(1)
+    growing.reservations.shrink(1)
 
     assert house.memory.ledger.holders(0) == [("busy 1.0", 40_000 * MIB), ("growing 1.0", 30_000 * MIB)]
     busy.has_requests = False
@@ -510,7 +510,7 @@ async def test_what_serves_nobody_leaves_before_anything_else() -> None:
     kept, seldom = await house.add_loaded("kept", requests=9), await house.add_loaded("seldom")
     given_up: list[str] = []
     kept.can_sleep = False
-    kept.room.make_spare(lambda: given_up.append("kept"))
+    kept.reservations.make_spare(lambda: given_up.append("kept"))
     new = house.add("new")
 
     new.ask()
@@ -560,7 +560,7 @@ async def test_nobody_is_judged_by_a_reading_from_before_the_last_end() -> None:
 async def test_host_memory_that_is_refused_has_nobody_leave() -> None:
     """It was looked for before anybody was told."""
 
-    class Full(Unbounded):
+    class Full(Reservations):
         def ask(self, workers: int) -> None:
             raise NotEnoughMemory("m", "1.0", needed_bytes=2, source="declared", could_be_had=1, budget_bytes=1)
 
@@ -583,9 +583,9 @@ async def test_a_worker_whose_place_was_taken_has_others_leave_for_its_next_try(
     sleepy = await house.add_loaded("sleepy", 60_000)
 
     with pytest.raises(NotEnoughDeviceMemory):
-        always.room.begin("again", (0,))
+        always.reservations.begin("again", (0,))
     sleepy.see_out()
-    always.room.begin("again", (0,))
+    always.reservations.begin("again", (0,))
 
     assert sleepy.reasons == ["asleep: it made room on device 0, for always 1.0"]
 
@@ -619,7 +619,7 @@ async def test_devices_never_hold_more_than_they_have(seed: int) -> None:
     for model in models:
         model.sleep("the end")
         model.see_out()
-        model.room.close()
+        model.reservations.close()
     assert [house.memory.ledger.could_be_had(device) for device in (0, 1)] == [TOTAL * MIB] * 2
 
 
@@ -666,7 +666,7 @@ async def test_a_version_that_serves_nobody_is_ended_once() -> None:
     spare = await house.add_loaded("spare", 60_000, memory_bytes=80)
     spare.can_sleep = False
     given_up: list[str] = []
-    spare.room.make_spare(lambda: given_up.append("spare"))
+    spare.reservations.make_spare(lambda: given_up.append("spare"))
     new = house.add("new", 60_000, memory_bytes=80)
     assert house.host is not None
     watch = asyncio.create_task(house.host.run())
@@ -678,7 +678,7 @@ async def test_a_version_that_serves_nobody_is_ended_once() -> None:
     assert given_up == ["spare"]
     spare.sleep("it ends")
     spare.see_out()
-    spare.room.close()
+    spare.reservations.close()
     await until(lambda: new.is_loaded, "the new one is loaded")
     watch.cancel()
     await asyncio.wait([watch])
@@ -719,7 +719,7 @@ async def test_of_versions_that_have_gone_the_line_keeps_nothing() -> None:
     for model in (first, second):
         model.sleep("the end")
         model.see_out()
-        model.room.close()
+        model.reservations.close()
     line = house.memory.line
     await line.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from marserve.errors import FingerprintRefused, HandlerFailed, MarserveError, WorkerDied
 from marserve.messages import Answer
-from marserve.pool.reservation import Unbounded
+from marserve.pool.reservation import Reservations
 from support.processes import until
 from support.running_pool import RunningPool
 
@@ -85,7 +85,7 @@ async def test_a_body_that_costs_the_device_is_refused_after_two_workers_and_its
         assert ("device-side assert triggered" in death.traceback) == (guilty == "lose")
 
 
-class Peaks(Unbounded):
+class Peaks(Reservations):
     """A room that hears what workers take."""
 
     def __init__(self) -> None:
@@ -102,16 +102,16 @@ class Peaks(Unbounded):
 
 async def test_what_a_full_batch_takes_of_the_device_is_learned(tmp_path: Path) -> None:
     """A worker needs that, not what it took when it was loaded."""
-    room = Peaks()
+    reservations = Peaks()
     options: dict[str, Any] = {"batch_size": 3, "max_batch_delay_s": 2.0, "batch_policy": "fixed", "gpu_ids": (0,)}
-    async with RunningPool(tmp_path, HANDLER, start="fresh", room=room, **options) as running:
+    async with RunningPool(tmp_path, HANDLER, start="fresh", reservations=reservations, **options) as running:
         await running.start()
 
         for sent in [running.send(b"a") for _ in range(3)]:
             assert text(await sent.told(20)) == "a"
-        await until(lambda: len(room.heard) == 2, "the peak")
+        await until(lambda: len(reservations.heard) == 2, "the peak")
 
-        assert room.heard == [1 << 20, 3 << 20]
+        assert reservations.heard == [1 << 20, 3 << 20]
 
 
 async def test_a_failure_that_leaves_the_device_well_costs_no_worker(tmp_path: Path) -> None:

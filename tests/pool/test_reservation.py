@@ -13,7 +13,7 @@ import pytest
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory
 from marserve.messages import Answer
-from marserve.pool.reservation import Unbounded
+from marserve.pool.reservation import Reservations
 from marserve.pool.sizing import autoscaler
 from support.processes import descendants, until
 from support.running_pool import RunningPool
@@ -30,7 +30,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-class Door(Unbounded):
+class Door(Reservations):
     """Memory for `most` workers. Nobody comes in while it is shut; what it is told stands in `heard`."""
 
     def __init__(self, most: int = 100) -> None:
@@ -83,7 +83,7 @@ class Door(Unbounded):
 async def test_a_pool_asks_before_it_starts_and_closes_when_all_is_gone(tmp_path: Path) -> None:
     """In this order."""
     door = Door()
-    async with RunningPool(tmp_path, workers=2, room=door) as running:
+    async with RunningPool(tmp_path, workers=2, reservations=door) as running:
         await running.start()
         assert await running.ask_body(b"echo x") is not None
 
@@ -97,7 +97,7 @@ async def test_nothing_is_started_before_the_door_opens(tmp_path: Path) -> None:
     """The request that woke the model waits in its queue; then it is answered."""
     door = Door()
     door.is_open.clear()
-    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, room=door) as running:
+    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, reservations=door) as running:
         running.pool.start()
         there = descendants()
         sent = running.send(b"hello")
@@ -118,7 +118,7 @@ async def test_who_waits_at_a_door_that_stays_shut_hears_of_it(tmp_path: Path) -
     door = Door()
     door.is_open.clear()
     door.limit_s = 0.2
-    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, room=door) as running:
+    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, reservations=door) as running:
         running.pool.start()
         answers = await asyncio.gather(*(running.ask(b"hello") for _ in range(3)))
         asleep = running.pool.wanted_workers
@@ -132,7 +132,7 @@ async def test_who_waits_at_a_door_that_stays_shut_hears_of_it(tmp_path: Path) -
 
 async def test_a_request_for_what_cannot_fit_is_refused_at_once(tmp_path: Path) -> None:
     """And counted by its cause; it hears nothing of other models."""
-    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, room=Door(0)) as running:
+    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, reservations=Door(0)) as running:
         running.pool.start()
 
         with pytest.raises(NotEnoughMemory) as refused:
@@ -145,7 +145,7 @@ async def test_a_request_for_what_cannot_fit_is_refused_at_once(tmp_path: Path) 
 
 async def test_more_workers_than_there_is_memory_for_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     """A call that scales."""
-    async with RunningPool(tmp_path, workers=1, room=Door(2)) as running:
+    async with RunningPool(tmp_path, workers=1, reservations=Door(2)) as running:
         await running.start()
 
         with pytest.raises(NotEnoughMemory):
@@ -158,7 +158,7 @@ async def test_autoscaling_stops_where_the_memory_ends(tmp_path: Path, monkeypat
     """And describe says why."""
     for name in ("UP_PAUSE_S", "UP_AFTER_S"):
         monkeypatch.setattr(autoscaler, name, 0.1)
-    async with RunningPool(tmp_path, workers=1, most=4, autoscale=True, room=Door(2)) as running:
+    async with RunningPool(tmp_path, workers=1, most=4, autoscale=True, reservations=Door(2)) as running:
         await running.start()
 
         sent = [running.send(b"sleep 0.1") for _ in range(25)]
@@ -174,7 +174,7 @@ async def test_autoscaling_stops_where_the_memory_ends(tmp_path: Path, monkeypat
 async def test_a_pool_that_is_put_to_sleep_leaves_no_process(tmp_path: Path) -> None:
     """Neither a worker nor the template; the next request has it loaded again."""
     door = Door()
-    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, room=door) as running:
+    async with RunningPool(tmp_path, workers=0, most=1, idle_timeout_s=math.inf, reservations=door) as running:
         running.pool.start()
         assert isinstance(await running.ask(b"hello"), Answer)
         running.look()
@@ -201,7 +201,7 @@ async def test_the_first_request_brings_as_many_workers_as_there_are_while_awake
 
 async def test_a_worker_is_replaced_in_its_place_where_there_is_no_memory_beside_it(tmp_path: Path) -> None:
     """Requests wait for the replacement, and none is lost."""
-    async with RunningPool(tmp_path, workers=1, max_requests_per_worker=5, room=Door(1)) as running:
+    async with RunningPool(tmp_path, workers=1, max_requests_per_worker=5, reservations=Door(1)) as running:
         await running.start()
         pids, end = set(), time.monotonic() + 20
         while len(pids) < 3 and time.monotonic() < end:
@@ -219,7 +219,7 @@ async def test_a_worker_is_replaced_in_its_place_where_there_is_no_memory_beside
 async def test_a_pool_that_serves_nobody_says_so_and_goes_on(tmp_path: Path) -> None:
     """Whoever keeps the books may have it ended; its workers stay until then."""
     door = Door()
-    async with RunningPool(tmp_path, workers=1, room=door) as running:
+    async with RunningPool(tmp_path, workers=1, reservations=door) as running:
         await running.start()
         pids = running.pool.pids_by_worker
 

@@ -25,7 +25,7 @@ from marserve.pool.launchers.launcher import Launchers
 from marserve.pool.launchers.remote.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
-from marserve.pool.reservation import Room
+from marserve.pool.reservation import Reservations
 from marserve.pool.worker_end.output import WorkerOutput
 from support.model_folders import OBEDIENT, write_model
 from support.patience import PATIENCE_S
@@ -87,7 +87,7 @@ class RunningPool:
         most: int | None = None,
         load: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
-        room: Room | None = None,
+        reservations: Reservations | None = None,
         cluster: Cluster | None = None,
         on_failed: Callable[[str], None] | None = None,
         **options: Any,
@@ -100,7 +100,7 @@ class RunningPool:
             write_model(self.folder, source), batch_size=self.options.batch_size, **(load or {})
         )
         self.load: Load = order
-        self._room = room
+        self._reservations = reservations
         self._cluster = cluster
         self._on_failed = on_failed
         self._environment = environment or worker_environment()
@@ -112,7 +112,14 @@ class RunningPool:
         await self._make_a_pipe()
         self._descriptors_before = open_descriptors()
         self.launchers = Launchers(self._environment, self.log, cluster=self._cluster)
-        self.pool = Pool(self.options, self.load, self.launchers, self.log, on_failed=self._on_failed, room=self._room)
+        self.pool = Pool(
+            self.options,
+            self.load,
+            self.launchers,
+            self.log,
+            on_failed=self._on_failed,
+            reservations=self._reservations,
+        )
         self.metrics = self.pool.metrics
         return self
 

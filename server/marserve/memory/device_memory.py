@@ -1,7 +1,7 @@
 """Memory of devices: lets a worker start only on a device with memory for it, and chooses which.
 
-It wraps an inner `Room` (`pool/reservation.py`) for the host's memory. `ledger.py` keeps what is reserved; this file
-makes reservations for workers that are about to start, and remembers for the next one how much a worker took.
+It wraps the version's reservations of the host's memory. `ledger.py` keeps what is reserved; this file makes
+reservations for workers that are about to start, and remembers for the next one how much a worker took.
 `waiting_line.py` evicts other models. A device without readings has no bound. A device that is lost takes no worker:
 `device_moves.py` decides which devices the next one gets.
 """
@@ -27,7 +27,7 @@ from marserve.memory.needs import CONTEXT_BYTES, DeviceNeed, Learned, device_nee
 from marserve.memory.waiting_line import Holder, WaitingLine
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
-from marserve.pool.reservation import Room, Unbounded
+from marserve.pool.reservation import Reservations
 
 log = logging.getLogger("marserve.registry.memory")
 
@@ -44,7 +44,7 @@ class DeviceMemory:
         self._had_trouble = False
         watch.listen(self._read)
 
-    def house(self, inner: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
+    def house(self, inner: Reservations, options: PoolOptions, make: Callable[[Reservations], Pool]) -> Pool:
         """Make a version's pool with reservations of devices for its least number of workers, if it uses devices.
 
         Raises NotEnoughDeviceMemory; then no pool is made.
@@ -52,7 +52,7 @@ class DeviceMemory:
         if not options.gpu_ids:
             return make(inner)
         holder = inner.holder if isinstance(inner, MemoryOnHost) else Holder(options)
-        version = MemoryOnDevices(self, inner or Unbounded(), holder)
+        version = MemoryOnDevices(self, inner, holder)
         try:
             version.reserve_or_count(options.min_workers)
             pool = version.pool = holder.pool = make(version)
@@ -75,7 +75,7 @@ class DeviceMemory:
         if not options.gpu_ids:
             return {}
         there = None if before is None else self.line.find(options)  # a version is not evicted for itself
-        version = MemoryOnDevices(self, Unbounded(), there or Holder(options), options)
+        version = MemoryOnDevices(self, Reservations(), there or Holder(options), options)
         return version.foresee(max(0, workers - (before or 0)), None if leaving is None else self.line.find(leaving))
 
     def forget(self, version: MemoryOnDevices) -> None:
@@ -97,10 +97,12 @@ class DeviceMemory:
                 version.pool.devices_read()
 
 
-class MemoryOnDevices:
-    """A version's reservations of memory, of devices too, for its pool. See `Room`."""
+class MemoryOnDevices(Reservations):
+    """A version's reservations of memory, of devices too, for its pool. See `Reservations`."""
 
-    def __init__(self, devices: DeviceMemory, inner: Room, holder: Holder, options: PoolOptions | None = None) -> None:
+    def __init__(
+        self, devices: DeviceMemory, inner: Reservations, holder: Holder, options: PoolOptions | None = None
+    ) -> None:
         """`options` differ from the holder's only for a dry run."""
         self.pool: Pool | None = None
         self.holder = holder
@@ -156,18 +158,18 @@ class MemoryOnDevices:
             raise
 
     def site_for(self, devices: Sequence[int], home: Sequence[int]) -> Devices | None:
-        """See `Room`."""
+        """See `Reservations`."""
         present, first = tuple(devices), tuple(home)
         if not self._has_lost(self._candidates()) and present == first:
             return present
         return choose_site(present, first, self._sites(present))
 
     def why_none(self) -> str:
-        """See `Room`."""
+        """See `Reservations`."""
         return "; ".join(f"device {device} takes no worker: {words}" for device, words in self.lost_devices.items())
 
     async def find_site(self, devices: Sequence[int], home: Sequence[int]) -> Devices:
-        """See `Room`."""
+        """See `Reservations`."""
         present, has_waited = tuple(devices), False
         while (site := self.site_for(present, home)) is None:
             has_waited = True
@@ -237,7 +239,7 @@ class MemoryOnDevices:
         self._inner.emptied()
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
-        """See `Room`."""
+        """See `Reservations`."""
         self.holder.give_up = give_up
 
     def close(self) -> None:

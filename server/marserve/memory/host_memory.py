@@ -25,7 +25,7 @@ from marserve.memory.needs import Learned, Need, need_of
 from marserve.memory.waiting_line import RETRY_AFTER_S, Holder, WaitingLine, label_of, mib
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
-from marserve.pool.reservation import Room, WithoutDevices
+from marserve.pool.reservation import Reservations
 from marserve.pool.worker_end.memory import held_bytes, past_peak_bytes
 from marserve.telemetry.metrics.counts import MemoryFigures
 
@@ -60,7 +60,7 @@ class Doing(NamedTuple):
     template: Sequence[int]
 
 
-class MemoryOnHost(WithoutDevices):
+class MemoryOnHost(Reservations):
     """A version's reservations of the host's memory, for its pool. Made by `HostMemory.admit`."""
 
     def __init__(self, host: HostMemory, holder: Holder, reserved: HostReservation) -> None:
@@ -220,7 +220,7 @@ class HostMemory:
 
     # ---------------------------------------------------------------------------------------------- coming and going
 
-    def house(self, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
+    def house(self, options: PoolOptions, make: Callable[[Reservations], Pool]) -> Pool:
         """Make a version's pool with memory for its least number of workers.
 
         Raises NotEnoughMemory; then no pool is made.

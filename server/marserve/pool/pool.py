@@ -27,7 +27,7 @@ from marserve.pool.dispatch.jobs import Job
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.launchers.launcher import AnyLauncher, Launchers, make_launcher
 from marserve.pool.options import PoolOptions
-from marserve.pool.reservation import Room, Unbounded
+from marserve.pool.reservation import Reservations
 from marserve.pool.sizing.scaling import Scaling
 from marserve.pool.sizing.succession import Succession
 from marserve.pool.sizing.upkeep import Upkeep
@@ -58,14 +58,14 @@ class Pool:
         *,
         on_measured: Callable[[Metrics], None] | None = None,
         on_failed: Callable[[str], None] | None = None,
-        room: Room | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         """`on_measured` takes what handlers measure; `on_failed` the reason, when a crash is to end the server.
 
-        `room` reserves memory; without it memory has no bound.
+        `reservations` reserve memory; without them memory has no bound.
         """
         self.options = options
-        self.room: Room = room or Unbounded()
+        self.reservations: Reservations = reservations or Reservations()
         load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
         metrics = self.metrics = VersionMetrics(options.model, options.version, self._gauges)
         changes = self._changes = Changes()
@@ -86,7 +86,7 @@ class Pool:
             metrics=metrics,
             dispatcher=dispatcher,
             certifier=self.certifier,
-            room=self.room,
+            reservations=self.reservations,
             lives=lives,
             first_load=FirstLoad(None if launcher.is_remote else launchers.first_loads),
             changed=self._slot_changed,
@@ -100,8 +100,8 @@ class Pool:
         slots = self._processes = Slots(self._context)
         self.slots = slots.placed
         """The slots, oldest first, without those that are leaving."""
-        self.scaling = Scaling(options, dispatcher, metrics, self.room, slots)
-        self._succession = Succession(self.room, slots, changes, self._slot_changed)
+        self.scaling = Scaling(options, dispatcher, metrics, self.reservations, slots)
+        self._succession = Succession(self.reservations, slots, changes, self._slot_changed)
         self._upkeep = Upkeep(options, lambda: list(lives.by_key.values()))
         self._wake = WakeTimer(dispatcher, changes.tell)
         self._minimum, self._maximum = options.min_workers, options.max_workers
@@ -179,7 +179,7 @@ class Pool:
             return
         before, count = len(self.slots), min(max(minimum, len(self.slots)), maximum)
         if count > before:
-            self.room.ask(count)
+            self.reservations.ask(count)
         self._minimum, self._maximum = minimum, maximum
         for slot in self.slots:
             if slot.has_given_up:
@@ -188,7 +188,7 @@ class Pool:
         self.scaling.bound(minimum, maximum, count)
         self._processes.resize(count)
         if count < before:
-            self.room.shrink(count)
+            self.reservations.shrink(count)
 
     @property
     def leaving(self) -> list[Slot]:
@@ -239,7 +239,7 @@ class Pool:
 
     def make_spare(self, give_up: Callable[[], None] | None) -> None:
         """The pool serves no requests for now: `give_up` may be called to free its memory. None: it serves again."""
-        self.room.make_spare(give_up)
+        self.reservations.make_spare(give_up)
 
     async def wait_until_asleep(self) -> None:
         """Wait until the processes whose end began before this call are gone."""
@@ -330,7 +330,7 @@ class Pool:
         sequences = self.dispatcher.describe_sequences()
         if sequences is not None:
             described["sequences"] = sequences
-        described |= self.room.described
+        described |= self.reservations.described
         described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
         return described
 
@@ -419,7 +419,7 @@ class Pool:
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
         await self._processes.close()
         await self.launcher.close()
-        self.room.close()
+        self.reservations.close()
         self._context.launchers.devices.forget(self.options.model, self.options.version)
         self.dispatcher.fail_waiting(Draining(), time.monotonic())
         self._wake.cancel()
@@ -439,7 +439,7 @@ class Pool:
         death = self.last_death
         dispatcher.last_death = "" if death is None else death.cause
         waits = any(slot.waits_for_device for slot in self.slots)
-        dispatcher.awaited_device = self.room.why_none() if waits else ""
+        dispatcher.awaited_device = self.reservations.why_none() if waits else ""
         dispatcher.fail_stranded(now)
         self._wake.set()
         self._changes.tell()
@@ -449,7 +449,7 @@ class Pool:
     def devices_read(self) -> None:
         """Move workers to other devices where theirs is lost, or back to their own. Slots between two tries try now."""
         for slot in self.slots if self.options.gpu_ids else ():
-            site = self.room.site_for(slot.uses, slot.home)
+            site = self.reservations.site_for(slot.uses, slot.home)
             if site is None or site == slot.uses:
                 continue
             if slot.is_ready:
@@ -512,7 +512,7 @@ class Pool:
     # ------------------------------------------------------------------------------------------- the rest
 
     def _waits_for_device(self) -> LoadFailed:
-        why = f"its workers wait for a device: {self.room.why_none()}"
+        why = f"its workers wait for a device: {self.reservations.why_none()}"
         return LoadFailed(self.options.model, self.options.version, reason=why, cause=Cause.DEVICE_LOST.value)
 
     def _load_failed(self, slot: Slot) -> LoadFailed:
@@ -542,7 +542,7 @@ class Pool:
             load_s=loads,
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
-            memory_bytes=self.room.held_bytes,
+            memory_bytes=self.reservations.held_bytes,
         )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from marserve.errors import LoadFailed, NoWorker
 from marserve.memory.device_moves import Site, choose_site
-from marserve.pool.reservation import Unbounded
+from marserve.pool.reservation import Reservations
 from support.processes import until
 from support.running_pool import RunningPool
 
@@ -30,7 +30,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-class Places(Unbounded):
+class Places(Reservations):
     """Two devices, of which these are lost."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Places(Unbounded):
 
 def pool_on(tmp_path: Path, places: Places) -> RunningPool:
     """One worker on one of two devices."""
-    return RunningPool(tmp_path, start="fresh", room=places, gpu_ids=(0, 1))
+    return RunningPool(tmp_path, start="fresh", reservations=places, gpu_ids=(0, 1))
 
 
 def where(running: RunningPool) -> tuple[str, int | None, str]:
@@ -121,7 +121,7 @@ async def test_a_worker_that_cannot_start_is_tried_at_once_elsewhere(tmp_path: P
     source += "      raise RuntimeError('no such device')\n  def handle(self, rows, context):\n    return rows\n"
     places = Places()
     never = {"max_retry_timeout_s": 0.0, "retry_failed_every_s": math.inf}
-    async with RunningPool(tmp_path, source, start="fresh", room=places, gpu_ids=(0, 1), **never) as running:
+    async with RunningPool(tmp_path, source, start="fresh", reservations=places, gpu_ids=(0, 1), **never) as running:
         running.pool.start()
         slot = running.pool.slots[0]
         await until(lambda: slot.has_given_up and slot.next_start_at is not None, "it is given up")

@@ -43,7 +43,7 @@ from marserve.pool.launchers.launcher import Launchers
 from marserve.pool.launchers.remote.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
-from marserve.pool.reservation import Room
+from marserve.pool.reservation import Reservations
 from marserve.registry.catalogue.versions import PoolFactory
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
@@ -158,14 +158,11 @@ def pool_maker(
 ) -> PoolFactory:
     """Makes the pool of a version, with its reservations of memory. `on_failed`: see `onCrash: fail`."""
 
-    def house_on_devices(room: Room | None, options: PoolOptions, make: Callable[[Room | None], Pool]) -> Pool:
-        return make(room) if device_memory is None else device_memory.house(room, options, make)
-
     def make_pool(options: PoolOptions, load: Load) -> Pool:
         if settings.metrics_config is not None:
             load = msgspec.structs.replace(load, metrics_file=str(settings.metrics_config))
 
-        def make(room: Room | None) -> Pool:
+        def make(reservations: Reservations) -> Pool:
             return Pool(
                 options,
                 load,
@@ -173,14 +170,15 @@ def pool_maker(
                 worker_log,
                 on_measured=lambda measured: metrics.update_custom(options.model, measured.values, measured.dropped),
                 on_failed=on_failed,
-                room=room,
+                reservations=reservations,
             )
 
+        def make_on_devices(reservations: Reservations) -> Pool:
+            return make(reservations) if device_memory is None else device_memory.house(reservations, options, make)
+
         if options.ray is not None:  # its workers use other machines' memory
-            return make(None)
-        if host is None:
-            return house_on_devices(None, options, make)
-        return host.house(options, lambda room: house_on_devices(room, options, make))
+            return make(Reservations())
+        return make_on_devices(Reservations()) if host is None else host.house(options, make_on_devices)
 
     return make_pool
 

@@ -18,7 +18,7 @@ from marserve.errors import NotEnoughMemory
 from marserve.machine.describe import available_bytes
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.options import PoolOptions
-from marserve.pool.reservation import Room
+from marserve.pool.reservation import Reservations
 from marserve.pool.sizing.autoscaler import Autoscaler, Decision, Observation
 from marserve.pool.slots.slots import Slots
 from marserve.pool.worker_end.memory import own_bytes
@@ -40,7 +40,7 @@ class Scaling:
         options: PoolOptions,
         dispatcher: Dispatcher,
         metrics: VersionMetrics,
-        room: Room,
+        reservations: Reservations,
         slots: Slots,
         *,
         read_available: Callable[[], int | None] = available_bytes,
@@ -55,7 +55,7 @@ class Scaling:
         self.changed_at = time.time()  # UTC, for describe
         self.is_resting = False
         self._options, self._dispatcher, self._metrics = options, dispatcher, metrics
-        self._room, self._slots = room, slots
+        self._reservations, self._slots = reservations, slots
         self._read_available = read_available
         self._read_own = read_own
         self._timer: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class Scaling:
             self.autoscaler.resume(now)
         if self.autoscaler.target == 0 and self.can_wake:
             try:
-                self._room.ask(self.autoscaler.least_awake)
+                self._reservations.ask(self.autoscaler.least_awake)
             except NotEnoughMemory as error:
                 raise error.for_clients() from None
         decision = self.autoscaler.wake(now)
@@ -186,7 +186,7 @@ class Scaling:
 
     def _carry_out(self, decision: Decision) -> None:
         before = len(self._slots.placed)
-        allowed = self._room.grow(decision.target) if decision.target > before else decision.target
+        allowed = self._reservations.grow(decision.target) if decision.target > before else decision.target
         if allowed < decision.target:
             self.autoscaler.target = max(allowed, before)
             self.autoscaler.reason = f"no more, for the memory for models is used up, though {decision.reason}"
@@ -199,7 +199,7 @@ class Scaling:
             self._has_template = True
         self._slots.resize(decision.target)
         if decision.target < before:
-            self._room.shrink(decision.target)
+            self._reservations.shrink(decision.target)
 
     @property
     def _name(self) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from marserve.pool.changes import Changes
-from marserve.pool.reservation import Room
+from marserve.pool.reservation import Reservations
 from marserve.pool.slots.slot import Slot
 from marserve.pool.slots.slots import Slots
 
@@ -27,8 +27,10 @@ TRY_AGAIN_S = 30.0
 class Succession:
     """The replacements of one pool's workers."""
 
-    def __init__(self, room: Room, slots: Slots, changes: Changes, slot_changed: Callable[[], None]) -> None:
-        self._room, self._slots, self._changes = room, slots, changes
+    def __init__(
+        self, reservations: Reservations, slots: Slots, changes: Changes, slot_changed: Callable[[], None]
+    ) -> None:
+        self._reservations, self._slots, self._changes = reservations, slots, changes
         self._slot_changed = slot_changed
         self._task: asyncio.Task[None] | None = None
         self._not_before = 0.0
@@ -58,11 +60,11 @@ class Succession:
             self._slot_changed()  # the next one may be due
 
     async def _replace(self, slot: Slot, reason: str) -> None:
-        room, workers = self._room, len(self._slots.placed)
-        has_room = room.grow(workers + 1) > workers
-        site = room.site_for(slot.uses, slot.home) or slot.uses
-        if has_room and not room.fits_beside(site):
-            room.shrink(workers)
+        reservations, workers = self._reservations, len(self._slots.placed)
+        has_room = reservations.grow(workers + 1) > workers
+        site = reservations.site_for(slot.uses, slot.home) or slot.uses
+        if has_room and not reservations.fits_beside(site):
+            reservations.shrink(workers)
             has_room = False
         if not has_room:
             await self._replace_in_place(slot, reason)
@@ -70,7 +72,7 @@ class Succession:
         try:
             await self._replace_beside(slot, reason)
         finally:
-            room.shrink(len(self._slots.placed))
+            reservations.shrink(len(self._slots.placed))
 
     async def _replace_in_place(self, slot: Slot, reason: str) -> None:
         log.info(

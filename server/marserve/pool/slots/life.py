@@ -43,7 +43,7 @@ from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER
 from marserve.pool.launchers.cgroups import WorkerCgroup
 from marserve.pool.launchers.launcher import AnyLauncher, Launchers, StartFailed, WorkerEnds, WorkerProcess
 from marserve.pool.options import PoolOptions
-from marserve.pool.reservation import Room
+from marserve.pool.reservation import Reservations
 from marserve.pool.slots.response_limit import ResponseLimit
 from marserve.pool.worker_end.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load, error_of
 from marserve.pool.worker_end.client import WorkerClient
@@ -77,7 +77,7 @@ class LifeContext:
     metrics: VersionMetrics
     dispatcher: Dispatcher
     certifier: Certifier
-    room: Room
+    reservations: Reservations
     batch_ended: Callable[[], None]
     measured: Callable[[Metrics], None]
 
@@ -374,7 +374,7 @@ class Life:
 
     def on_device_peak(self, message: DevicePeak) -> None:
         """The worker uses more memory of its device than it did after its load."""
-        self._context.room.peaked_on_device(message.device_bytes)
+        self._context.reservations.peaked_on_device(message.device_bytes)
 
     def on_warned(self, message: Warned) -> None:
         """Its handler has warnings for describe after its load."""

@@ -264,7 +264,7 @@ class Slot:
             devices=self.devices,
             gpu_usage="N/A" if gpu_id is None else describe_usage(gpu_id, context.launchers.read_device(gpu_id)),
             node=node,
-            waits_for=context.room.why_none() if self.waits_for_device else context.launcher.waits_for(self.id),
+            waits_for=context.reservations.why_none() if self.waits_for_device else context.launcher.waits_for(self.id),
             computes_on=life.computes_on if life is not None else "",
         )
 
@@ -294,8 +294,8 @@ class Slot:
             self.has_given_up = False
             self._failed_loads = 0
             log.info("%s State change WORKER_STARTED -> WORKER_MODEL_LOADED", self.name)
-            context.room.loaded_on_device(key, life.device_bytes)
-            context.room.loaded()
+            context.reservations.loaded_on_device(key, life.device_bytes)
+            context.reservations.loaded()
             context.changed()
             await life.ended.wait()
         except StartFailed as failure:
@@ -328,29 +328,29 @@ class Slot:
         finally:
             del lives[key]
             self._life = None
-            context.room.ended_on_device(key)
-            context.room.emptied()
+            context.reservations.ended_on_device(key)
+            context.reservations.emptied()
         context.batch_ended()
         context.changed()
         return death
 
     async def _start_when_there_is_room(self, life: Life) -> None:
         await self._find_devices()
-        await self._context.room.enter(self.uses)
+        await self._context.reservations.enter(self.uses)
         await self._context.launcher.reserve(self.id)
         async with self._context.first_load.turn():
-            self._context.room.begin(life.key, self.uses)
+            self._context.reservations.begin(life.key, self.uses)
             await life.start(self.gpu_id, self.devices)
 
     async def _find_devices(self) -> None:
         """Move to other devices if its own are lost; wait while all that it may use are lost."""
-        room = self._context.room
-        if room.site_for(self.uses, self.home) is None:
+        reservations = self._context.reservations
+        if reservations.site_for(self.uses, self.home) is None:
             self.waits_for_device = True
-            log.warning("%s waits for a device: %s", self.name, room.why_none())
+            log.warning("%s waits for a device: %s", self.name, reservations.why_none())
             self._context.changed()
         try:
-            devices = await room.find_site(self.uses, self.home)
+            devices = await reservations.find_site(self.uses, self.home)
         finally:
             if self.waits_for_device:
                 self.waits_for_device = False

@@ -65,7 +65,7 @@ class Slots:
 
     def _dropped(self, task: asyncio.Task[None]) -> None:
         self._dropping.discard(task)
-        self._context.room.emptied()
+        self._context.reservations.emptied()
 
     async def wait_until_gone(self) -> None:
         """Wait until the slots that were retired have ended."""
@@ -92,7 +92,7 @@ class Slots:
         """A slot for one more worker, with its device or its group of devices."""
         context = self._context
         options, launchers, level = context.options, context.launchers, context.options.parallel_level
-        devices = context.room.place()
+        devices = context.reservations.place()
         if not level or not options.gpu_ids:
             assign = launchers.devices.assign
             gpu_id = devices[0] if devices else assign(options.model, options.version, options.gpu_ids)
