@@ -173,7 +173,7 @@ async def test_who_finds_room_begins_at_once() -> None:
         await there.load(first)
         await there.load(second)
 
-        assert there.host.figures().charged == 200
+        assert there.host.line.ledger.held_bytes == 200
         assert pool_of(first).reasons == []
 
 
@@ -214,7 +214,7 @@ async def test_what_is_in_use_or_pinned_never_makes_room() -> None:
         new.ask(1)
         with pytest.raises(NoMemoryNow) as refused:
             await new.enter(())
-        charged = there.host.figures().charged
+        charged = there.host.line.ledger.held_bytes
         pool_of(busy).is_in_use = False
         await there.load(new)
 
@@ -242,9 +242,9 @@ async def test_who_could_never_fit_is_refused_at_once_with_the_numbers() -> None
             "models can be had. Loaded, and not to be unloaded: always 1.0 with 100 MiB. Unregister or scale down"
         ) in str(refused.value)
         assert "always" not in str(refused.value.for_clients())
-        assert there.host.figures().refused == 2
+        assert there.host.refused == 2
         assert pool_of(idle).reasons == []
-        assert there.host.figures().charged == 200 * MIB
+        assert there.host.line.ledger.held_bytes == 200 * MIB
 
 
 async def test_what_serves_nobody_leaves_before_anything_else() -> None:
@@ -270,7 +270,7 @@ async def test_what_serves_nobody_leaves_before_anything_else() -> None:
         spare.close()
         await asyncio.wait_for(entering, 5)
         assert pool_of(sleeper).reasons == []
-        assert there.host.figures().charged <= 100
+        assert there.host.line.ledger.held_bytes <= 100
 
 
 async def test_what_serves_again_stays() -> None:
@@ -331,7 +331,7 @@ async def test_nobody_leaves_for_a_model_that_nobody_waits_for_any_more() -> Non
         await asyncio.sleep(0.05)
 
         assert pool_of(busy).reasons == []
-        assert there.host.figures().charged == 100
+        assert there.host.line.ledger.held_bytes == 100
 
 
 async def test_several_who_wait_are_all_let_in() -> None:
@@ -452,7 +452,7 @@ async def test_who_leaves_for_good_takes_its_charge_along() -> None:
         await there.load(later)
         await there.load(new)
 
-        assert there.host.figures().charged == 140
+        assert there.host.line.ledger.held_bytes == 140
 
 
 async def test_processes_that_end_by_themselves_give_their_memory_back() -> None:
@@ -465,7 +465,7 @@ async def test_processes_that_end_by_themselves_give_their_memory_back() -> None
         idle.shrink(0)
         idle.emptied()
 
-        assert there.host.figures().charged == 0
+        assert there.host.line.ledger.held_bytes == 0
         await there.load(new)
         assert pool.reasons == []
 
@@ -481,7 +481,7 @@ async def test_a_pool_that_cannot_be_made_leaves_nothing() -> None:
         with pytest.raises(RuntimeError):
             there.host.house(options, fail)
 
-        assert there.host.figures().charged == 0
+        assert there.host.line.ledger.held_bytes == 0
 
 
 # ------------------------------------------------------------------------------------------------- what was learned
@@ -555,7 +555,7 @@ async def test_what_would_be_needed_is_told_and_not_promised() -> None:
         asleep = here.add("asleep", 20 * MIB)
         await here.load(asleep)
         new = PoolOptions("new", "1.0", 1, 1, memory_bytes=30 * MIB)
-        before = here.host.figures()
+        before = (here.host.line.ledger.held_bytes, here.host.refused)
 
         told = here.host.foresee(new, None, 1)
         more = here.host.foresee(served.holder.options, 1, 1)
@@ -577,5 +577,5 @@ async def test_what_would_be_needed_is_told_and_not_promised() -> None:
             "othersMakeRoom": True,
         }
         assert (more["moreBytes"], more["othersMakeRoom"]) == (0, False)
-        assert here.host.figures() == before
+        assert (here.host.line.ledger.held_bytes, here.host.refused) == before
         assert pool_of(asleep).reasons == []

@@ -375,7 +375,7 @@ async def test_who_finds_no_room_waits_until_its_time_is_up_and_then_is_promised
     with pytest.raises(NoMemoryNow) as never:
         await new.enter(())
     assert never.value.retry_after_s == 1.0
-    assert here.host.figures().refused == 1
+    assert here.host.refused == 1
     busy.close()
     await asyncio.wait_for(new.enter(()), 5)
     assert new.reserved.promised_bytes == 50
@@ -545,7 +545,7 @@ async def test_a_dry_run_weighs_the_version_of_that_name_that_serves(clock: Cloc
     assert here.host.foresee(options, 1, 1)["moreBytes"] == 40
     with pytest.raises(NotEnoughMemory):
         here.host.foresee(replace(options, memory_bytes=101), None, 1)
-    assert here.host.figures().refused == 0
+    assert here.host.refused == 0
 
 
 @pytest.mark.parametrize("leaves", ["idle", "spare"])

@@ -27,7 +27,6 @@ from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
 from marserve.pool.reservation import Reservations
 from marserve.pool.worker_end.memory import held_bytes, past_peak_bytes
-from marserve.telemetry.metrics.counts import MemoryFigures
 
 log = logging.getLogger("marserve.registry.memory")
 
@@ -213,10 +212,6 @@ class HostMemory:
         self._not_before = 0.0
         self._written_at = 0.0
         self._is_logged = False
-
-    def figures(self) -> MemoryFigures:
-        """The figures for the metrics."""
-        return MemoryFigures(self.line.ledger.budget_bytes, self.line.ledger.held_bytes, self.refused)
 
     # ---------------------------------------------------------------------------------------------- coming and going
 
@@ -445,3 +440,29 @@ def sizes_of(workers: Sequence[Sequence[int]], template: Sequence[int]) -> Sizes
 
 def _doing(pool: Pool) -> Doing:
     return Doing(pool.metrics.requests, [list(pids) for pids in pool.pids_by_worker], list(pool.template_pids))
+
+
+# Families of metrics that the host's memory keeps itself: name, kind, text, label, and what reads the numbers.
+FAMILIES: tuple[tuple[str, str, str, str, Callable[[HostMemory], Mapping[str, float]]], ...] = (
+    (
+        "marserve_memory_budget_bytes",
+        "gauge",
+        "Memory that there is for models.",
+        "",
+        lambda host: {"": host.line.ledger.budget_bytes},
+    ),
+    (
+        "marserve_memory_charged_bytes",
+        "gauge",
+        "Memory that models hold, are promised, or are yet to give back.",
+        "",
+        lambda host: {"": host.line.ledger.held_bytes},
+    ),
+    (
+        "marserve_loads_refused_total",
+        "counter",
+        "Loads refused before they began: there was no memory for them.",
+        "",
+        lambda host: {"": host.refused},
+    ),
+)

@@ -32,6 +32,7 @@ from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner
 from marserve.machine.visible import order_of_devices
 from marserve.memory.device_memory import DeviceMemory
+from marserve.memory.host_memory import FAMILIES as MEMORY_FAMILIES
 from marserve.memory.host_memory import HostMemory
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.memory.ledger import Ledger
@@ -141,7 +142,7 @@ def build_host_memory(
     folder = state_folder(settings)
     learned = LearnedMemory(folder / "memory.json" if folder is not None else None)
     host = HostMemory(line, learned, shared_pids=lambda: launchers.shared_pids)
-    metrics.read_memory = host.figures
+    declare_families(metrics, MEMORY_FAMILIES, host)
     stack.push_async_callback(host.close_all)
     keep(stack, host.run())
     return host

@@ -70,14 +70,6 @@ class Gauges(NamedTuple):
     memory_bytes: int | None = None
 
 
-class MemoryFigures(NamedTuple):
-    """The memory for models, in bytes: the budget, how much is reserved; and how many loads were refused."""
-
-    budget: int
-    charged: int
-    refused: int
-
-
 class VersionMetrics:
     """The counts of one model version. Its pool adds to the attributes; they are read at scrape time.
 
@@ -258,7 +250,6 @@ class Metrics:
         self._calls: dict[str, int] = defaultdict(int)
         self._dropped_lines = dropped_lines
         self._hostname = hostname
-        self.read_memory: Callable[[], MemoryFigures] | None = None  # called at a scrape; None without a budget
         self._versions: list[_VersionLines] = []
         self._by_default: dict[str, _DefaultTotals] = {}
         self._definitions = definitions
@@ -473,21 +464,6 @@ class Metrics:
             "Memory of a version's processes, by proportional set size; only with model_memory.",
             self._memory,
         )
-        yield _Family(
-            "marserve_memory_budget_bytes", "gauge", "Memory that there is for models.", self._of_memory("budget")
-        )
-        yield _Family(
-            "marserve_memory_charged_bytes",
-            "gauge",
-            "Memory that models hold, are promised, or are yet to give back.",
-            self._of_memory("charged"),
-        )
-        yield _Family(
-            "marserve_loads_refused_total",
-            "counter",
-            "Loads refused before they began: there was no memory for them.",
-            self._of_memory("refused"),
-        )
         yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
         yield _Family("marserve_grpc_calls_total", "counter", "Ended gRPC calls, by status code.", self._call_lines)
         yield _Family(
@@ -632,17 +608,6 @@ class Metrics:
     def _memory(self) -> list[str]:
         held = [(view.labels, view.gauges.memory_bytes) for view in self._versions]
         return [f"marserve_model_memory_bytes{{{labels}}} {size}" for labels, size in held if size is not None]
-
-    def _of_memory(self, figure: Literal["budget", "charged", "refused"]) -> _Collect:
-        def collect() -> list[str]:
-            if self.read_memory is None:
-                return []
-            figures = self.read_memory()
-            value = {"budget": figures.budget, "charged": figures.charged, "refused": figures.refused}[figure]
-            unit = "loads_refused_total" if figure == "refused" else f"memory_{figure}_bytes"
-            return [f"marserve_{unit} {_number(value)}"]
-
-        return collect
 
     def _shares(self) -> list[str]:
         asked = [(view.labels, view.of.read_share) for view in self._versions]
