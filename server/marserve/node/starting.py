@@ -24,6 +24,7 @@ from marserve.node.archives import USUAL_CACHE_BYTES, NodeArchives, usual_folder
 from marserve.node.origins import origins
 from marserve.node.receiving import Receiver
 from marserve.pool.launchers.launcher import Launcher, Launchers
+from marserve.pool.options import PoolOptions
 from marserve.pool.worker_end.output import WorkerLog
 
 
@@ -63,7 +64,10 @@ class Starter:
             environment |= order.environment
             self._launchers = Launchers(environment, self._log)
             self._launchers.watch_kills()
-        launcher = Launcher(self._launchers, load, cast("Any", order.worker_start), uses_devices=bool(order.devices))
+        devices = tuple(range(order.devices))
+        start = cast("Any", order.worker_start)
+        options = PoolOptions(load.model, load.version, 1, 1, worker_start=start, gpu_ids=devices)
+        launcher = Launcher(self._launchers, load, options)
         self._launcher = (key, launcher)
         return launcher
 

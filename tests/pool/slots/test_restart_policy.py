@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 
+from marserve.pool.options import PoolOptions
 from marserve.pool.slots.restart_policy import RETRY_DELAYS_S, Restart, RestartPolicy
 
 TORCHSERVE_DELAYS_S = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
 
 
-def policy(max_retry_timeout_s: float = 300.0, retry_failed_every_s: float = 77.0) -> RestartPolicy:
+def policy(**options: Any) -> RestartPolicy:
     """A policy with the contract's limit and a probe that is easy to tell from a delay."""
-    return RestartPolicy(max_retry_timeout_s=max_retry_timeout_s, retry_failed_every_s=retry_failed_every_s)
+    said = {"max_retry_timeout_s": 300.0, "retry_failed_every_s": 77.0, **options}
+    return RestartPolicy(PoolOptions("m", "1.0", 1, 1, **said))
 
 
 def test_the_delays_are_torchserves() -> None:
@@ -117,7 +120,7 @@ def test_without_time_to_retry_the_first_failure_gives_up(limit_s: float) -> Non
 
 def test_an_exit_code_that_is_not_restarted_ends_the_trying() -> None:
     """No delay ends, no probe comes: somebody must ask for the slot."""
-    restarts = RestartPolicy(max_retry_timeout_s=300.0, retry_failed_every_s=77.0, no_restart_exit_codes=[0, 78])
+    restarts = policy(no_restart_exit_codes=(0, 78))
 
     assert restarts.ended(now=0.0, exit_code=78) == Restart(math.inf, gave_up=True)
     assert restarts.ended(now=0.0, exit_code=0) == Restart(math.inf, gave_up=True)
@@ -127,7 +130,7 @@ def test_an_exit_code_that_is_not_restarted_ends_the_trying() -> None:
 
 def test_a_row_is_no_longer_than_the_bound_and_an_answer_begins_a_new_one() -> None:
     """`maxRestarts`; then the probe, as after the time limit."""
-    restarts = RestartPolicy(max_retry_timeout_s=300.0, retry_failed_every_s=77.0, max_restarts=2)
+    restarts = policy(max_restarts=2)
 
     assert [restarts.ended(now=0.0) for _ in range(4)] == [
         Restart(0.0),

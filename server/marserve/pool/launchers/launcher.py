@@ -8,13 +8,11 @@ forked before loading, and fresh if the model's configuration or the system requ
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -63,8 +61,6 @@ MAX_REASONS = 4000
 IMPORT_TIMEOUT_S = 120.0
 # After so many templates in a row that did not fork, workers are started without one (`workerStart: auto`).
 MOST_GIVEN_UP = 2
-
-WorkerStart = Literal["auto", "fork", "fresh"]
 
 
 class Launchers:
@@ -231,36 +227,22 @@ class Launcher:
         self,
         launchers: Launchers,
         load: Load,
-        start: WorkerStart,
-        *,
-        uses_devices: bool,
-        group: GroupShape | None = None,
-        python: str = "",
-        may_share_imports: bool = True,
-        stays_near: bool = False,
+        options: PoolOptions,
     ) -> None:
-        """`python` is the interpreter of the model's own environment, empty for the server's; only with the server's
-        workers can be forked. Without `may_share_imports` they are never forked from a shared template. With
-        `stays_near` workers keep to the processors near their devices.
-        """
-        self._launchers = launchers
-        self._load = load
-        self._start = start
-        self._group = group
-        self._stays_near = stays_near
+        self._launchers, self._load, self._options = launchers, load, options
         self._why_not_first = ""
-        if group is not None:
+        if options.ranks:
             self._why_not_first = "its workers are groups of processes"
-        elif uses_devices:
+        elif options.gpu_ids:
             self._why_not_first = "its workers use devices"
-        elif python:
+        elif options.python:
             self._why_not_first = "its workers run in a virtual environment (useVenv)"
         if sys.platform != "linux":
             self._why_not_first = "this system does not show what is safe"
-        self._may_load_first = start != "fresh" and not self._why_not_first
-        self._may_fork = start != "fresh" and sys.platform == "linux" and may_share_imports and not python
-        self._python = python
-        self._preload: tuple[str, ...] = ("torch",) if uses_devices or group is not None else ()
+        may_fork = options.worker_start != "fresh"
+        self._may_load_first = may_fork and not self._why_not_first
+        self._may_fork = may_fork and sys.platform == "linux" and options.may_share_imports and not options.python
+        self._preload: tuple[str, ...] = ("torch",) if options.gpu_ids or options.ranks else ()
         self._template: Template | None = None
         self._loading: Template | None = None
         self._opening: asyncio.Task[Template | None] | None = None
@@ -292,11 +274,11 @@ class Launcher:
         The further ranks of a group print into `output`. With `devices` the worker sees only these; it uses `gpu_id`.
         `client` is for workers on other machines, and not used here.
         """
-        if self._start == "fork" and self._why_not_first:
+        if self._options.worker_start == "fork" and self._why_not_first:
             raise _fork_refused(self._why_not_first)
         await self._restore_folder()
-        if self._group is not None:
-            return await self._launch_group(self._group, worker_id, ends, threads, output, devices)
+        if self._options.ranks:
+            return await self._launch_group(worker_id, ends, threads, output, devices)
         template = await self._model_template()
         if template is not None:
             process = await self._fork(template, worker_id, ends, threads)
@@ -310,7 +292,7 @@ class Launcher:
                 return Launched(process, needs_load=True, how="forked before loading", view=view, cpus=cpus)
         launchers = self._launchers
         lineage = launchers.leftovers.child("fresh")
-        process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._python)
+        process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._options.python)
         return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
 
     async def _restore_folder(self) -> None:
@@ -363,7 +345,7 @@ class Launcher:
             self._template = None
             self._given_up = [*filter(self._launchers.is_fading, self._given_up), template]
         self._given_up_in_a_row += 1
-        if self._given_up_in_a_row < MOST_GIVEN_UP or self._start == "fork":
+        if self._given_up_in_a_row < MOST_GIVEN_UP or self._options.worker_start == "fork":
             return
         self._given_up_in_a_row = 0
         if is_own:
@@ -379,7 +361,6 @@ class Launcher:
 
     async def _launch_group(
         self,
-        shape: GroupShape,
         worker_id: str,
         ends: WorkerEnds,
         threads: int,
@@ -396,25 +377,20 @@ class Launcher:
             if shared is None:
                 lineage = self._launchers.leftovers.child("fresh")
                 environment = self._launchers.environment
-                return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._python)
+                return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._options.python)
             return await self._fork(shared, f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
 
         view = self._launchers.view(devices[0] if devices else None, devices)
         cpus = self._cpus_near(devices)
         order = msgspec.structs.replace(self._load, threads=threads, gpu_id=view.gpu_id, cpus=list(cpus))
-        group = await form_group(
-            dataclasses.replace(shape, devices=view.environment, device_count=len(devices) if view.environment else 0),
-            order,
-            worker_id,
-            ends,
-            output,
-            start,
-        )
+        device_count = len(devices) if view.environment else 0
+        shape = GroupShape(self._options.ranks, self._options.parallel_type != "pp", view.environment, device_count)
+        group = await form_group(shape, order, worker_id, ends, output, start)
         how = f"{shape.size} ranks, {'fresh' if shared is None else 'forked before loading'}"
         return Launched(group, needs_load=True, how=how, cpus=cpus)
 
     def _cpus_near(self, devices: Sequence[int]) -> tuple[int, ...]:
-        return self._launchers.cpus_near(devices) if self._stays_near else ()
+        return self._launchers.cpus_near(devices) if self._options.stays_near else ()
 
     async def _model_template(self) -> Template | None:
         """The template that has loaded the model, opened once for all starts; None if workers load it themselves."""
@@ -446,7 +422,7 @@ class Launcher:
             return template
         await template.close()
         reasons = "; ".join(ready.refusals)[:MAX_REASONS]
-        if self._start == "fork":
+        if self._options.worker_start == "fork":
             raise _fork_refused(reasons)
         self._may_load_first = False
         self._preload = tuple(name for name in HEAVY_MODULES if name in ready.preload)
@@ -491,19 +467,8 @@ AnyLauncher = Launcher | RayLauncher
 def make_launcher(launchers: Launchers, options: PoolOptions, load: Load) -> AnyLauncher:
     """The launcher of a version's workers: on this machine, or on a Ray cluster."""
     if options.ray is not None:
-        return RayLauncher(
-            launchers.cluster, launchers.environment, load, options.ray, options.worker_start, options.python
-        )
-    return Launcher(
-        launchers,
-        load,
-        options.worker_start,
-        uses_devices=bool(options.gpu_ids),
-        group=GroupShape(options.ranks, options.parallel_type != "pp") if options.ranks else None,
-        python=options.python,
-        may_share_imports=options.may_share_imports,
-        stays_near=options.stays_near,
-    )
+        return RayLauncher(launchers.cluster, launchers.environment, load, options, options.ray)
+    return Launcher(launchers, load, options)
 
 
 def _fork_refused(reasons: str) -> StartFailed:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from marserve.pool.options import PoolOptions
+
 TOO_LONG_S = 0.1
 BATCHES_TOO_LONG = 1.5
 UP_AFTER_S = 0.5
@@ -62,16 +64,13 @@ class Decision:
 class Autoscaler:
     """Decides the number of workers of one version."""
 
-    def __init__(
-        self, minimum: int, maximum: int, *, idle_timeout_s: float | None = None, least_awake: int = 1
-    ) -> None:
-        """`idle_timeout_s` counts only if `minimum` is 0: then the first request starts `least_awake` workers."""
-        self.minimum = minimum
-        self.maximum = max(minimum, maximum)
-        self.idle_timeout_s = idle_timeout_s
-        self._least_awake = max(1, least_awake)
-        self.target = minimum
-        self.reason = "the least number" if minimum else "asleep: no request so far"
+    def __init__(self, options: PoolOptions) -> None:
+        self.minimum = options.min_workers
+        self.maximum = max(options.min_workers, options.max_workers)
+        self.idle_timeout_s = options.idle_timeout_s
+        self._least_awake = max(1, options.least_awake)
+        self.target = options.min_workers
+        self.reason = "the least number" if options.min_workers else "asleep: no request so far"
         self._changed_at = -math.inf
         self._too_long_since: float | None = None
         self._calm_since: float | None = None

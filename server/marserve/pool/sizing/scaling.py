@@ -46,12 +46,7 @@ class Scaling:
         read_available: Callable[[], int | None] = available_bytes,
         read_own: Callable[[int], int] = own_bytes,
     ) -> None:
-        self.autoscaler = Autoscaler(
-            options.min_workers,
-            options.max_workers,
-            idle_timeout_s=options.idle_timeout_s,
-            least_awake=options.least_awake,
-        )
+        self.autoscaler = Autoscaler(options)
         self.changed_at = time.time()  # UTC, for describe
         self.is_resting = False
         self._options, self._dispatcher, self._metrics = options, dispatcher, metrics

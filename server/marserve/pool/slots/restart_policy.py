@@ -10,8 +10,9 @@ is given up until an operator scales or registers the model again.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
+
+from marserve.pool.options import PoolOptions
 
 RETRY_DELAYS_S = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)
 
@@ -28,20 +29,10 @@ NEVER = Restart(math.inf, gave_up=True)
 
 
 class RestartPolicy:
-    """The restarts of one worker slot. `max_restarts` is how many a row of failures may have, 0 for any number."""
+    """The restarts of one worker slot."""
 
-    def __init__(
-        self,
-        *,
-        max_retry_timeout_s: float,
-        retry_failed_every_s: float,
-        max_restarts: int = 0,
-        no_restart_exit_codes: Collection[int] = (),
-    ) -> None:
-        self._max_retry_timeout_s = max_retry_timeout_s
-        self._retry_failed_every_s = retry_failed_every_s
-        self._max_restarts = max_restarts or math.inf
-        self._no_restart_exit_codes = frozenset(no_restart_exit_codes)
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
         self._failures = 0
         self._row_began: float | None = None
 
@@ -56,16 +47,17 @@ class RestartPolicy:
 
     def ended(self, now: float, exit_code: int | None = None) -> Restart:
         """The worker ended, or failed to start, at `now`. `exit_code` is None unless it exited by itself."""
-        if exit_code is not None and exit_code in self._no_restart_exit_codes:
+        options = self._options
+        if exit_code in options.no_restart_exit_codes:
             return NEVER
         if self._row_began is None:
             self._row_began = now
         self._failures += 1
-        if self._failures > self._max_restarts:
-            return Restart(self._retry_failed_every_s, gave_up=True)
-        if self._failures == 1 and self._max_retry_timeout_s > 0:
+        if 0 < options.max_restarts < self._failures:
+            return Restart(options.retry_failed_every_s, gave_up=True)
+        if self._failures == 1 and options.max_retry_timeout_s > 0:
             return Restart(0.0)
         delay = float(RETRY_DELAYS_S[min(self._failures - 2, len(RETRY_DELAYS_S) - 1)]) if self._failures > 1 else 0.0
-        if now + delay - self._row_began >= self._max_retry_timeout_s:
-            return Restart(self._retry_failed_every_s, gave_up=True)
+        if now + delay - self._row_began >= options.max_retry_timeout_s:
+            return Restart(options.retry_failed_every_s, gave_up=True)
         return Restart(delay)

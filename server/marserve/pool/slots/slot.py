@@ -122,12 +122,7 @@ class Slot:
         self._pause_ends: float | None = None  # the same by the monotonic clock; infinite for not by itself
         self.is_retired = False
         self._context = context
-        self._policy = RestartPolicy(
-            max_retry_timeout_s=options.max_retry_timeout_s,
-            retry_failed_every_s=options.retry_failed_every_s,
-            max_restarts=options.max_restarts,
-            no_restart_exit_codes=options.no_restart_exit_codes,
-        )
+        self._policy = RestartPolicy(options)
         self._life: Life | None = None
         self._nudged = asyncio.Event()
         self._starting: asyncio.Future[None] | None = None

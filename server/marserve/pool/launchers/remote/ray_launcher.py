@@ -24,7 +24,7 @@ from marserve.pool.launchers.launched import Launched
 from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.launchers.remote.cluster import Cluster, Place, Wish
 from marserve.pool.launchers.remote.remote import RemoteWorker
-from marserve.pool.options import RayOptions
+from marserve.pool.options import PoolOptions, RayOptions
 from marserve.pool.worker_end.cause_of_death import Cause, Death
 from marserve.pool.worker_end.client import WorkerClient
 from marserve.pool.worker_end.output import WorkerOutput
@@ -47,16 +47,13 @@ class RayLauncher:
         cluster: Cluster | None,
         environment: dict[str, str],
         load: Load,
-        options: RayOptions,
-        worker_start: str,
-        python: str,
+        options: PoolOptions,
+        ray: RayOptions,
     ) -> None:
         self._cluster = cluster
         self._environment = {name: value for name, value in environment.items() if name.startswith(TOLD_PREFIXES)}
         self._load = load
-        self._options = options
-        self._start = worker_start
-        self._python = python
+        self._options, self._ray = options, ray
         self._places: dict[str, Place] = {}
         self._keeping: dict[str, asyncio.TimerHandle] = {}
         self.warnings: list[str] = []
@@ -64,7 +61,7 @@ class RayLauncher:
     @property
     def threads(self) -> int:
         """How many threads a worker may use: the number of its CPUs."""
-        return max(1, int(self._options.cpus))
+        return max(1, int(self._ray.cpus))
 
     @property
     def template_pids(self) -> list[int]:
@@ -92,10 +89,10 @@ class RayLauncher:
             raise
 
     async def _ask(self, worker_id: str) -> Place:
-        options = self._options
+        ray = self._ray
         if self._cluster is None:
             raise StartFailed(Death(Cause.LOAD_FAILED, "launcher: ray is not to be had where this pool runs"))
-        if self._python or self._load.packages:
+        if self._options.python or self._load.packages:
             raise StartFailed(
                 Death(
                     Cause.LOAD_FAILED,
@@ -103,7 +100,7 @@ class RayLauncher:
                     "install_py_dep_per_model=false, and install it on the nodes.",
                 )
             )
-        if options.archive is None:
+        if ray.archive is None:
             raise StartFailed(
                 Death(
                     Cause.LOAD_FAILED,
@@ -113,11 +110,11 @@ class RayLauncher:
             )
         wish = Wish(
             f"{self._load.model}/{self._load.version}",
-            options.cpus,
-            options.gpus,
-            options.memory_bytes,
-            options.resources,
-            options.placement,
+            ray.cpus,
+            ray.gpus,
+            ray.memory_bytes,
+            ray.resources,
+            ray.placement,
         )
         return await self._cluster.place(wish)
 
@@ -136,17 +133,17 @@ class RayLauncher:
         if place is None or place.link is None or not place.is_open:
             raise StartFailed(Death(Cause.NODE_LOST, "its place was lost before it was started"))
         assert client is not None
-        assert self._options.archive is not None
+        assert self._ray.archive is not None
         worker = RemoteWorker(place.link, ends.page, output, client)
         worker.exited.add_done_callback(lambda exited: self._worker_ended(worker_id, place, exited))
         order = Start(
             worker_id,
             self._load_order(),
-            self._start,
+            self._options.worker_start,
             threads,
-            self._options.archive,
+            self._ray.archive,
             self._environment,
-            devices=int(self._options.gpus + 0.999),
+            devices=int(self._ray.gpus + 0.999),
             metrics=await self._metrics(),
         )
         try:
@@ -164,11 +161,11 @@ class RayLauncher:
             raise
         self.warnings = list(started.warnings)
         how = f"{started.how}, on node {place.node}"
-        view = View({}, 0 if self._options.gpus else None)
+        view = View({}, 0 if self._ray.gpus else None)
         return Launched(worker, needs_load=started.needs_load, how=how, load_s=started.load_s, view=view)
 
     def _load_order(self) -> Load:
-        gpu_id = 0 if self._options.gpus else None
+        gpu_id = 0 if self._ray.gpus else None
         return msgspec.structs.replace(self._load, gpu_id=gpu_id, threads=self.threads)
 
     async def _metrics(self) -> str | None:
