@@ -229,6 +229,11 @@ class Pool:
         return [life.pids for life in self.lives.by_key.values() if life.pids]
 
     @property
+    def held_bytes(self) -> int | None:
+        """How much its processes hold of the host's memory, None if that has no bound."""
+        return self.reservations.held_bytes
+
+    @property
     def template_pids(self) -> list[int]:
         """The process that workers are forked from; empty without one."""
         return self.launcher.template_pids
@@ -542,7 +547,7 @@ class Pool:
             load_s=loads,
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
-            memory_bytes=self.reservations.held_bytes,
+            memory_bytes=self.held_bytes,
         )
 
 

@@ -215,7 +215,7 @@ class Registry:
         chosen = self._versions.find(model, version)
         chosen.pool.reconfigure(batch_size=batch_size, max_batch_delay_s=max_batch_delay_s)
         self._note_change(chosen)
-        options = chosen.pool.options
+        options = chosen.options
         log.info(
             "Model %s version %s: batch size %d, batch delay %g s",
             model,
@@ -530,5 +530,5 @@ class Registry:
 
 def _held_bytes(version: Version) -> dict[str, Any]:
     """What a version holds in memory; empty without a memory ledger."""
-    memory: Any = version.pool.described.get("memory")
-    return {} if memory is None else {"memoryBytes": memory["residentBytes"]}
+    held_bytes = version.pool.held_bytes
+    return {} if held_bytes is None else {"memoryBytes": held_bytes}

@@ -66,7 +66,7 @@ class Mirrors:
             raise BadInput(
                 f"Version {version.name} answers all requests of model {entry.name} itself; mirror them to another."
             )
-        options = version.pool.options
+        options = version.facts.options
         if options.sequences is not None:
             raise BadInput(f"Version {version.name} has sequences, of which a share cannot be mirrored.")
         if spec.compare != "exact" and not can_lend(options):
@@ -159,7 +159,7 @@ class Mirrors:
             _rename(receiver, serves.header)
             return job
 
-        may_rescue = tried.pool.options.retry_on_worker_death
+        may_rescue = tried.facts.options.retry_on_worker_death
         arms = {baseline: Arm(), candidate: Arm(rescue=rescue if may_rescue else None)}
         self._beside(entry).arms = arms
         return arms

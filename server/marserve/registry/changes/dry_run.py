@@ -116,7 +116,7 @@ class Rehearsal:
         then = [*names, new] if keeps_old else [new if name == old.name else name for name in names]
         before = _list(names, entry.default, (old.min_workers, old.max_workers))
         after = _list(then, new if entry.default == old.name else entry.default, bounds)
-        return self._arrive(status, plan, before, after, old.pool.options if unloads_first else None)
+        return self._arrive(status, plan, before, after, old.facts.options if unloads_first else None)
 
     def scale(self, model: str, version: str | None, *, min_workers: int, max_workers: int) -> Rehearsed:
         """See `Registry.scale`."""
@@ -126,7 +126,7 @@ class Rehearsal:
         min_workers, max_workers = bounds_of(chosen, *asked)
         before = chosen.pool.wanted_workers
         workers = min(max(min_workers, before), most_at_work(chosen, min_workers, max_workers))
-        memory, on_devices, notes = self._foresee(chosen.pool.options, before, workers) if workers > before else _NONE
+        memory, on_devices, notes = self._foresee(chosen.facts.options, before, workers) if workers > before else _NONE
         if asked != (min_workers, max_workers):
             notes = (*notes, f"it can have {max_workers} workers at most, for there are no more devices")
         if not workers and before and not chosen.facts.options.idle_timeout_s:
@@ -148,7 +148,7 @@ class Rehearsal:
         """See `Registry.tune`. The answer has delays in milliseconds, as clients give them."""
         check_batching(batch_size, max_batch_delay_s)
         chosen = self._find(model, version)
-        options = chosen.pool.options
+        options = chosen.options
         size = options.batch_size if batch_size is None else batch_size
         delay_s = options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s
         return Rehearsed(
@@ -269,8 +269,8 @@ def _installs(plan: Plan) -> list[str]:
 
 def _freed(version: Version) -> dict[str, Any]:
     """The memory that would come free; empty without a memory ledger."""
-    memory: Any = version.pool.described.get("memory")
-    return {} if memory is None else {"moreBytes": -memory["residentBytes"], "source": "measured"}
+    held_bytes = version.pool.held_bytes
+    return {} if held_bytes is None else {"moreBytes": -held_bytes, "source": "measured"}
 
 
 def _milliseconds(seconds: float) -> int | float:

@@ -79,7 +79,7 @@ def _as_declared(
     facts, plan = version.facts, version.plan
     least, most = version.min_workers, version.max_workers
     if _is_on_demand(facts.options) and not least:
-        least = min(version.pool.options.least_awake, most)
+        least = min(facts.options.least_awake, most)
     bounds = {"minWorkers": least, "maxWorkers": most}
     if facts.declared is not None:
         changed = {key: now[key] for key in IN_PLACE if now[key] != facts.declared.get(key, base.get(key))}

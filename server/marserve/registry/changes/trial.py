@@ -66,7 +66,7 @@ async def try_out(version: Version, inputs: Sequence[list[Part]], before: Sequen
         old = before[number] if number < len(before) else None
         if old is not None and (odd := await asyncio.to_thread(find_other_shape, old, answer)) is not None:
             raise Unfit(f"the answer to sample {number} has another shape than before: {odd}", "other_shape")
-    options = version.pool.options
+    options = version.facts.options
     if inputs and options.batch_check != "off" and options.batch_size > 1:
         await _check_batches(version.pool)
 
