@@ -221,7 +221,7 @@ class Batcher:
             return None
         if self.policy == "fixed":
             return self._collecting_since + self.max_delay_s if idle and self._collecting_since is not None else None
-        if ahead and not idle:
+        if self.policy == "idle" and ahead and not idle:
             oldest = self.queue.oldest()
             return None if oldest is None else oldest.arrived + self.max_delay_s
         return None

@@ -19,7 +19,7 @@ from itertools import count
 import msgspec
 
 from marserve.errors import SequenceGone, SequencesFull
-from marserve.messages import Request
+from marserve.messages import Request, Result
 from marserve.pool.dispatch.jobs import Job, JobState
 from marserve.pool.dispatch.queue import JobQueue
 from marserve.pool.options import SequenceOptions
@@ -278,10 +278,11 @@ class SequenceQueue(JobQueue):
 
     # ------------------------------------------------------------------------------------------- ends
 
-    def end(self, ids: Iterable[str], lane: str) -> list[Job]:
-        """End the sequences that the handler of worker `lane` has ended. Returns the jobs that still waited."""
-        jobs: list[Job] = []
-        for sequence_id in ids:
+    def end(self, results: Iterable[Result], lane: str) -> list[Job]:
+        """End the sequences that the handler of worker `lane` has named in results. Returns the jobs that waited."""
+        name, jobs = self._options.end_header, list[Job]()
+        said = [value for each in results for header, value in each.headers if header == name]
+        for sequence_id in ";".join(said).split(";"):
             sequence = self._living.get(sequence_id.strip())
             if sequence is not None and sequence.lane == lane:
                 jobs += self._end(sequence)

@@ -73,10 +73,9 @@ class Batches:
             if not is_ahead:
                 idle.pop()
             flight = lanes.begin(lane, *chosen, now, 0, is_ahead)
-            if batcher.guessed and not flight.is_group:
+            if batcher.guessed:
                 self._ask_lengths(lane, flight)
             self._actions.send(lane.key, flight)
-        batcher.rest()
 
     def next_moment(self) -> float | None:
         """When a batch's delay is up."""
@@ -86,24 +85,19 @@ class Batches:
     def _lane_for_batch_ahead(self, now: float) -> WorkerLane | None:
         """The least busy of the busy workers that may be sent another batch; None if it would not pay."""
         batcher, room = self._batcher, self._room_ahead
-        if room is None:
-            return None
-        if batcher.goal is None:
-            return room.least_busy(batcher.ahead_below_s) if batcher.pays_ahead(now) else None
-        # Here `pays_ahead` costs more than the look for a worker with room.
-        best = room.least_busy(batcher.ahead_below_s)
+        best = room.least_busy(batcher.ahead_below_s) if room is not None else None
         return best if best is not None and batcher.pays_ahead(now) else None
 
     def _may_send_ahead(self) -> bool:
-        batcher, room = self._batcher, self._room_ahead
-        return room is not None and batcher.policy == "idle" and room.has_any(batcher.ahead_below_s)
+        return self._room_ahead is not None and self._room_ahead.has_any(self._batcher.ahead_below_s)
 
     def _ask_lengths(self, lane: WorkerLane, flight: Flight) -> None:
         """Ask for the lengths that the batcher only estimated, right before `flight`; one question at a time."""
         batcher = self._batcher
         guessed, batcher.guessed = batcher.guessed, []
-        if batcher.asked_lengths is None or lane.question is not None:
+        if lane.question is not None:
             return
+        assert batcher.asked_lengths is not None  # the batcher estimates for it alone
         lane.question = batcher.asked_lengths.ask(guessed, flight.number, lane.mean_run_s)
         if lane.question is not None:
             self._actions.ask_lengths(lane.key, lane.question)
@@ -143,8 +137,9 @@ class Batches:
     def _lose_question(self, lane: WorkerLane, begun: int) -> bool:
         """Forget a dead worker's question. Returns whether it ended over that: then its batch is innocent."""
         question, lane.question = lane.question, None
-        if question is None or self._batcher.asked_lengths is None:
+        if question is None:
             return False
+        assert self._batcher.asked_lengths is not None  # it asked
         was_asked = lane.flights[0].number == question.number > begun
         self._batcher.asked_lengths.lost(question, is_guilty=was_asked)
         return was_asked

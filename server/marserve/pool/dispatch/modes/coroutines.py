@@ -56,10 +56,10 @@ class Coroutines:
         batcher = self._batcher
         while batcher.has_work:
             lane = self._freest()
-            if lane is not None and lane.flights and self._runs_alone_next():
+            if lane is None or (lane.flights and self._runs_alone_next()):
                 return
-            chosen = batcher.next_batch(now) if lane is not None else None
-            if lane is None or chosen is None:
+            chosen = batcher.next_batch(now)
+            if chosen is None:
                 return
             jobs, is_group = chosen
             if not lane.flights:
@@ -69,7 +69,6 @@ class Coroutines:
                 self._fewest.add(lane, len(jobs))
             else:
                 self._fewest.forget(lane)
-        batcher.rest()
 
     def next_moment(self) -> float | None:
         """When a batch's delay is up."""
@@ -77,9 +76,8 @@ class Coroutines:
 
     def _runs_alone_next(self) -> bool:
         """Whether the next group must be run by a worker that has nothing else."""
-        waiting = (job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED)
-        first = next(waiting, None)
-        return first is not None and first.suspicion is not None
+        groups = self._batcher.groups
+        return bool(groups) and groups[0][0].suspicion is not None
 
     def _freest(self) -> WorkerLane | None:
         """The open worker with the fewest requests, if one has room for a batch."""

@@ -55,7 +55,8 @@ class StepsAndSequences:
 
     def admit(self, request: Request) -> Request:
         """As `SequenceQueue.admit`."""
-        return request if self._sequences is None else self._sequences.admit(request)
+        assert self._sequences is not None
+        return self._sequences.admit(request)
 
     def tickets(self, request: Request) -> int:
         """One request for each idle worker; none for a sequence whose worker is busy."""
@@ -71,8 +72,7 @@ class StepsAndSequences:
 
     def expire(self, now: float) -> list[Job]:
         """End the sequences whose time is up. Returns the jobs that waited in them, which the caller must fail."""
-        if self._sequences is None:
-            return []
+        assert self._sequences is not None
         jobs = without_line(self._sequences.expire(now))
         self._let_go()
         return jobs
@@ -80,13 +80,12 @@ class StepsAndSequences:
     def take_gone(self) -> list[tuple[Job, str]]:
         """Jobs to be failed, each with the cause: their sequences were ended by a handler, or lost with a worker."""
         gone, self._gone = self._gone, []
-        self._let_go()
         return gone
 
     def left(self, job: Job, now: float | None) -> None:
         """A job that was to be run again will not be."""
-        if self._sequences is not None:
-            self._sequences.ended(job, now, has_run=False)
+        assert self._sequences is not None
+        self._sequences.ended(job, now, has_run=False)
 
     def _let_go(self) -> None:
         """Remove closed workers whose last sequence has ended."""
@@ -112,10 +111,10 @@ class StepsAndSequences:
         for lane in [*first, *self._kept]:
             if not self._batcher.has_work:
                 return
-            jobs, is_group = self._joining(lane, [])
+            jobs = self._joining(lane, [])
             if jobs:
                 (idle if lane.is_open else self._kept).remove(lane)
-                self._send(lane, jobs, 0, is_group, now)
+                self._send(lane, jobs, 0, now)
 
     def next_moment(self) -> float | None:
         """When a sequence's time is up."""
@@ -129,40 +128,36 @@ class StepsAndSequences:
                 mates.append(job)
             elif self._sequences is not None:  # its client has left since the last step
                 self._sequences.ended(job, now, has_run=True)
-        joining, is_group = self._joining(lane, mates)
+        joining = self._joining(lane, mates)
         if mates or joining:
-            self._send(lane, mates + joining, len(mates), is_group, now)
+            self._send(lane, mates + joining, len(mates), now)
         else:
             self.rest(lane, now)
 
-    def _joining(self, lane: WorkerLane, mates: list[Job]) -> tuple[list[Job], bool]:
-        """The jobs that join those running on a worker, and whether they are a group that is run again."""
+    def _joining(self, lane: WorkerLane, mates: list[Job]) -> list[Job]:
+        """The jobs that join those running on a worker: one that is run again, else as many as there is room for."""
         batcher = self._batcher
         room = batcher.max_batch_size - len(mates)
         if room <= 0:
-            return [], False
+            return []
         mate = mates[0] if mates else None
-        if batcher.groups and lane.is_open:
-            batcher.forget_ended_groups()
-        if batcher.groups and lane.is_open:
-            if mate is not None and not may_run_together(mate.request, batcher.groups[0][0].request):
-                return [], False  # it joins when these have ended
-            return batcher.groups.popleft(), True
-        if self._sequences is not None:
-            return self._sequences.take_for(lane.key, room, mate=mate, may_bind=lane.is_open), False
-        first = batcher.queue.first()
-        if first is None or not lane.is_open:
-            return [], False
-        if mate is not None and not may_run_together(mate.request, first.request):
-            return [], False
-        return batcher.queue.take(room), False
+        if self._sequences is not None and not (batcher.groups and lane.is_open):
+            return self._sequences.take_for(lane.key, room, mate=mate, may_bind=lane.is_open)
+        first = batcher.groups[0][0] if batcher.groups else batcher.queue.first()
+        if (
+            first is None
+            or not lane.is_open
+            or (mate is not None and not may_run_together(mate.request, first.request))
+        ):
+            return []  # it joins when these have ended
+        return batcher.groups.popleft() if batcher.groups else batcher.queue.take(room)
 
-    def _send(self, lane: WorkerLane, jobs: list[Job], mates: int, is_group: bool, now: float) -> None:
+    def _send(self, lane: WorkerLane, jobs: list[Job], mates: int, now: float) -> None:
         """Send a flight; the first `mates` of its jobs were in the flight before."""
         if self._sequences is not None:
-            for job in jobs[mates:]:
+            for job in jobs:
                 self._sequences.began(job, lane.key)
-        self._actions.send(lane.key, self._lanes.begin(lane, jobs, is_group, now, mates=mates))
+        self._actions.send(lane.key, self._lanes.begin(lane, jobs, False, now, mates=mates))
 
     # ------------------------------------------------------------------------------------------- ends
 
@@ -190,24 +185,13 @@ class StepsAndSequences:
         key, jobs, sequences = flight.key, flight.jobs, self._sequences
         carried: list[Job] = []
         if self._options.continuous_batching:
-            running = [job.state is JobState.RUNNING for job in jobs]
-            carried = [
-                job for job, runs, result in zip(jobs, running, results, strict=False) if runs and goes_on(result)
-            ]
+            carried = [job for job, result in zip(jobs, results, strict=False) if goes_on(result)]
         for job in carried:
             job.has_sent_pieces = True
         if carried:
             self._carried[key] = carried
-        if sequences is not None and self._options.sequences is not None:
-            name = self._options.sequences.end_header
-            said = [
-                word
-                for each in results
-                for header, value in each.headers
-                if header == name
-                for word in value.split(";")
-            ]
-            self._gone += [(job, "sequence_ended") for job in without_line(sequences.end(said, key))]
+        if sequences is not None:
+            self._gone += [(job, "sequence_ended") for job in without_line(sequences.end(results, key))]
             for job in jobs:
                 if job not in carried:
                     sequences.ended(job, now, has_run=True)
@@ -223,13 +207,13 @@ class StepsAndSequences:
         for lanes in (self._between, self._kept):
             if lane in lanes:
                 lanes.remove(lane)
-        failed = [job for job in self._carried.pop(key, ()) if job.state is JobState.RUNNING]
+        failed = self._carried.pop(key, [])
         again: list[Job] = []
         unbegun: list[Job] = []
         for flight in lane.flights:
             has_begun = flight.number <= loss.begun or not may_retry
             for job in flight.jobs:
-                if job.state is JobState.DONE or job in failed:
+                if job.state is JobState.DONE:
                     continue
                 if has_begun:
                     job.lost_worker(is_suspect=loss.is_suspect)
