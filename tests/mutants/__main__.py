@@ -28,12 +28,20 @@ from mutants.draw import Mutant, all_mutants
 from mutants.session import BROKEN, KILLED, PLAIN, SURVIVED, TIMED_OUT, UNREACHED
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The rooms that are gone through where none is named, and the files whose claims are on them too.
+#: The rooms that are gone through where none is named, and the files whose claims are on them too: of the same folder,
+#: or of the one that is named.
 ROOMS: dict[str, tuple[str, ...]] = {
     "archive/reading/member_names": (),
     "pool/dispatch/batcher": ("admission", "dispatcher"),
     "pool/dispatch/queue": ("admission", "dispatcher"),
     "pool/dispatch/lanes": ("admission", "back_pressure", "dispatcher"),
+    "pool/dispatch/modes/batches": (
+        "pool/dispatch/dispatcher",
+        "pool/dispatch/admission",
+        "pool/dispatch/lengths/asked",
+    ),
+    "pool/dispatch/modes/coroutines": (),
+    "pool/dispatch/modes/steps_and_sequences": ("pool/dispatch/sequences",),
     "pool/dispatch/deadlines": (),
     "pool/dispatch/fingerprints": (),
     "registry/catalogue/traffic": (),
@@ -158,11 +166,12 @@ def copy_of_the_repository(folder: Path) -> Path:
 
 def tests_of(room: str, copy: Path) -> list[str]:
     """The files of tests that bear the room's name, and those that stand beside it in `ROOMS`."""
-    folder, _, stem = room.rpartition("/")
+    folder = Path(room).parent
+    words = [Path(room), *(Path(word) if "/" in word else folder / word for word in ROOMS.get(room, ()))]
     found = {
         str(path.relative_to(copy))
-        for word in (stem, *ROOMS.get(room, ()))
-        for path in (copy / "tests" / folder).glob(f"test_{word}*.py")
+        for word in words
+        for path in (copy / "tests" / word.parent).glob(f"test_{word.name}*.py")
     }
     return sorted(found)
 

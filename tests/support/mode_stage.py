@@ -81,10 +81,11 @@ class ModeStage:
         start: bool = False,
         end: bool = False,
         headers: Mapping[str, str] | None = None,
+        client: Client | None = None,
         **fields: Any,
     ) -> Client:
-        """A request arrives."""
-        client = Client()
+        """A request arrives; `client` is its receiver, if the test has one of its own."""
+        client = client or Client()
         said = dict(headers or {})
         if sequence is not None:
             said["ts_request_sequence_id"] = sequence
@@ -102,12 +103,14 @@ class ModeStage:
         flights = self.flights.get(key)
         return [job.request.parts[0].body.decode() for job in flights[0].jobs] if flights else []
 
-    def answer(self, key: str, now: float = 0.0, *, results: list[Result] | None = None, which: int = 0) -> None:
+    def answer(
+        self, key: str, now: float = 0.0, *, results: list[Result] | None = None, which: int = 0, run_s: float = 0.001
+    ) -> None:
         """A worker answers one of its flights; unless told otherwise each with its own body, and that was all."""
         flight = self.flights[key].pop(which)
         bodies = [job.request.parts[0].body for job in flight.jobs]
         results = results or [LAST] * len(flight.jobs)
-        self.dispatcher.finished(key, flight.number, 0.001, results, bodies, now)
+        self.dispatcher.finished(key, flight.number, run_s, results, bodies, now)
 
     def piece(self, key: str, now: float = 0.0, *, which: int = 0) -> None:
         """A worker sends a piece of each answer of a flight."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from marserve.errors import BadFrame, FingerprintRefused, HandlerFailed, NoTicket, WorkerDied
@@ -56,6 +58,7 @@ def test_no_request_costs_a_look_at_every_worker() -> None:
 
     assert at_most == [3] * 5
     assert [len(stage.flights[key]) for key in keys] == [3] * 5
+    assert stage.dispatcher.next_wake() is None
     assert sum(client.body is not None for client in clients) == 5
 
 
@@ -307,3 +310,211 @@ def test_a_cancelled_request_is_told_to_its_worker() -> None:
     gone.job.cancel()
 
     assert stage.cancelled == [("w", 2, 0)]
+
+
+# ------------------------------------------------------------------------------------------- how many
+
+
+def test_the_tickets_of_a_worker_above_its_bound_are_none_and_not_fewer() -> None:
+    """A batch may be larger than the bound; it takes no ticket from another worker."""
+    stage = stage_of(use_job_ticket=True, most_concurrent=2, batch_size=4, queue_size=10)
+    dispatcher = stage.dispatcher
+    stage.open("w")
+    dispatcher.options = dataclasses.replace(dispatcher.options, use_job_ticket=False)
+    dispatcher.close_lane("w")
+    for body in "abcd":
+        stage.submit(body)
+    stage.open("x")
+    dispatcher.options = dataclasses.replace(dispatcher.options, use_job_ticket=True)
+    stage.open("y")
+
+    stage.submit("e")
+    stage.submit("f")
+
+    assert stage.at("x") == ["a", "b", "c", "d"]
+    assert len(stage.flights["y"]) == 1  # the next batch of up to four is beyond its bound
+    with pytest.raises(NoTicket):
+        stage.submit("g")
+
+
+def test_an_empty_worker_takes_a_batch_that_is_larger_than_its_bound() -> None:
+    """Else its requests would wait for ever."""
+    stage = stage_of(most_concurrent=2, batch_size=4)
+    for body in "abc":
+        stage.submit(body)
+
+    stage.open("w")
+
+    assert stage.at("w") == ["a", "b", "c"]
+
+
+def test_a_request_waits_no_time_while_a_worker_has_room_and_then_for_an_unknown_time() -> None:
+    """So that a deadline refuses none."""
+    stage = stage_of(most_concurrent=1)
+    stage.open("w")
+    free = stage.dispatcher.expected_wait_s(5, 0.0)
+
+    stage.submit("a", deadline=1.0)
+
+    assert free == 0.0
+    assert stage.dispatcher.expected_wait_s(5, 0.0) is None
+
+
+# ------------------------------------------------------------------------------------------- loans and closed workers
+
+
+def test_a_worker_that_is_lent_gets_no_request_and_has_no_ticket() -> None:
+    """Nor is a busy one lent before it has ended what it has."""
+    stage = stage_of(use_job_ticket=True, most_concurrent=2)
+    lent: list[tuple[str, int]] = []
+    stage.open("w")
+    client = stage.submit("a")
+
+    stage.dispatcher.want_lane(lambda key, flight: lent.append((key, flight.number)), 0.0)
+    before = list(lent)
+    stage.answer("w")
+
+    assert client.body == b"a"
+    assert (before, lent) == ([], [("w", 2)])
+    with pytest.raises(NoTicket):
+        stage.submit("b")
+    stage.dispatcher.end_loan("w", 2, 0.0)
+    stage.submit("b")
+    assert stage.at("w") == ["b"]
+
+
+def test_a_lent_worker_gets_what_waits_when_it_is_given_back() -> None:
+    """Not before."""
+    stage = stage_of()
+    stage.open("w")
+    stage.dispatcher.want_lane(lambda key, flight: None, 0.0)
+
+    stage.submit("a")
+    during = stage.at("w")
+    stage.dispatcher.end_loan("w", 1, 0.0)
+
+    assert during == []
+    assert stage.at("w") == ["a"]
+
+
+def test_a_closed_worker_ends_what_it_has_and_gets_nothing_more() -> None:
+    """One without requests goes at once."""
+    stage = stage_of(use_job_ticket=True)
+    stage.open("w", "idle")
+    stage.submit("a")
+    busy = next(key for key in ("w", "idle") if stage.at(key))
+    other = "idle" if busy == "w" else "w"
+
+    goes_at_once = stage.dispatcher.close_lane(other)
+    goes_later = stage.dispatcher.close_lane(busy)
+    with pytest.raises(NoTicket):
+        stage.submit("b")
+    stage.answer(busy)
+
+    assert (goes_at_once, goes_later) == (True, False)
+    assert stage.emptied == [busy]
+    assert not stage.dispatcher.lanes.by_key
+
+
+# ------------------------------------------------------------------------------------------- deaths
+
+
+def test_a_suspect_waits_for_a_worker_that_has_nothing_else() -> None:
+    """A mate of its would be lost with it once more."""
+    stage = stage_of()
+    stage.open("w")
+    stage.submit("a")
+    stage.open("x")
+    stage.submit("long")
+    stage.die("w", accused=1)
+    beside = len(stage.flights["x"])
+
+    stage.answer("x")
+
+    assert beside == 1
+    assert stage.at("x") == ["a"]
+
+
+def test_what_a_client_left_behind_is_not_run_again() -> None:
+    """Its mates are."""
+    stage = stage_of(batch_size=2)
+    gone, stays = stage.submit("a"), stage.submit("b")
+    stage.open("w")
+    gone.job.cancel()
+
+    stage.die("w")
+    stage.open("x")
+
+    assert [job for flight in stage.flights["x"] for job in flight.jobs] == [stays.job]
+    assert not gone.ends
+
+
+def test_without_retry_all_that_a_dead_worker_had_begun_fails() -> None:
+    """What it had not begun waits for another one."""
+    stage = stage_of(retry_on_worker_death=False)
+    stage.open("w")
+    begun, unbegun = stage.submit("a"), stage.submit("b")
+
+    stage.die("w", begun=1)
+    stage.open("x")
+
+    assert isinstance(begun.end, WorkerDied)
+    assert not unbegun.ends
+    assert stage.at("x") == ["b"]
+
+
+def test_a_body_that_alone_had_begun_is_sure_to_have_killed() -> None:
+    """What was sent and not begun is no alibi."""
+    stage = stage_of()
+    for key in ("v", "w"):
+        stage.open(key)
+        if key == "v":
+            guilty = stage.submit("deadly")
+        stage.submit("late")
+        stage.die(key, begun=1)
+    stage.open("x")
+
+    assert isinstance(guilty.end, WorkerDied)
+    with pytest.raises(FingerprintRefused):
+        stage.submit("deadly")
+
+
+def test_a_worker_past_its_limit_fails_what_is_overdue_though_it_had_not_begun_it() -> None:
+    """By the clock at least one is: the one of which it has been quiet for longest."""
+    stage = stage_of(response_timeout_s=10.0)
+    stage.open("w")
+    oldest, later = stage.submit("a", now=0.0), stage.submit("b", now=0.5)
+
+    stage.die("w", now=1.0, begun=0, may_retry=False)
+    stage.open("x", now=1.0)
+
+    assert isinstance(oldest.end, WorkerDied)
+    assert not later.ends
+    assert stage.at("x") == ["b"]
+
+
+def test_a_suspect_that_had_not_begun_is_not_the_cause_of_the_end() -> None:
+    """It fails with the worker that was ended for its silence, and its body may come again."""
+    stage = stage_of(response_timeout_s=10.0)
+    stage.open("w")
+    client = stage.submit("a")
+    stage.die("w", accused=1)
+    stage.open("x")
+
+    stage.die("x", now=11.0, begun=0, may_retry=False)
+    stage.open("y", now=11.0)
+    stage.submit("a", now=11.0)
+
+    assert isinstance(client.end, WorkerDied)
+    assert stage.at("y") == ["a"]
+
+
+def test_an_empty_worker_that_is_ended_takes_no_request_along() -> None:
+    """Though it was ended for its silence."""
+    stage = stage_of()
+    stage.open("w")
+
+    stage.die("w", may_retry=False)
+    client = stage.submit("a")
+
+    assert not client.ends
