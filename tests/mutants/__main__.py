@@ -34,7 +34,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "archive/reading/member_names": (),
     "pool/dispatch/batcher": ("admission", "dispatcher"),
     "pool/dispatch/queue": ("admission", "dispatcher"),
-    "pool/dispatch/lanes": ("admission", "back_pressure", "dispatcher"),
+    "pool/dispatch/lanes": (
+        "admission",
+        "back_pressure",
+        "dispatcher",
+        "pool/dispatch/modes/coroutines",
+        "pool/dispatch/modes/steps",
+    ),
     "pool/dispatch/modes/batches": (
         "pool/dispatch/dispatcher",
         "pool/dispatch/admission",

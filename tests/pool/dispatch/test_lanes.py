@@ -62,9 +62,10 @@ class Noted:
         self.seen.pop(lane, None)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["open", "begin", "begin", "land", "close", "lose", "lend"]), st.integers(0, 3)))
-)
+STEPS = ["open", "open", "begin", "begin", "land", "close", "lose", "lend"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), min_size=20, max_size=60))
 def test_what_is_kept_is_what_a_look_at_every_worker_says(steps: list[tuple[str, int]]) -> None:
     """The idle ones, what runs, what was sent ahead, how long batches take, each order; after each of any steps."""
     stage = Stage()
@@ -196,3 +197,23 @@ def test_a_worker_is_read_again_when_the_last_that_holds_it_lets_go() -> None:
 
     assert stage.asked == ["hold w", "hold x", "resume w"]
     assert not stage.lanes.held
+
+
+def test_a_loan_is_ended_only_by_the_worker_that_is_lent_and_by_its_number() -> None:
+    """A worker that runs a batch, or has nothing, was not lent."""
+    stage = Stage()
+    for key in ("w", "runs", "idle"):
+        stage.open(key)
+    stage.begin("runs")
+    stage.lanes.lend_to = lambda key, flight: stage.asked.append(f"lent {key} {flight.number}")
+    lane = stage.lanes.by_key["w"]
+    stage.lanes.idle.remove(lane)
+    stage.lanes.rest(lane, 0.0)
+
+    for key, number in (("w", 2), ("runs", 1), ("idle", 0), ("gone", 1)):
+        with pytest.raises(BadFrame):
+            stage.lanes.end_loan(key, number)
+    stage.lanes.end_loan("w", 1)
+
+    assert stage.asked == ["lent w 1"]
+    assert not lane.flights
