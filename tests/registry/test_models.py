@@ -45,6 +45,7 @@ from marserve.registry.observing.shadow_spec import ShadowSpec
 from marserve.settings import ModelDefaults, ModelToLoad
 from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.fetcher import Fetcher
+from support.bare_connection import turn_loop
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, a_death
 from support.registrations import registration
@@ -525,7 +526,7 @@ async def test_an_unregistered_version_answers_what_it_had_accepted(house: House
     told = house.send()
 
     unregistering = asyncio.create_task(house.registry.unregister("m"))
-    await asyncio.sleep(0.005)
+    await turn_loop()
     with pytest.raises(ModelNotFound):
         house.send()
     assert not unregistering.done()
@@ -542,7 +543,7 @@ async def test_the_same_version_can_be_registered_while_the_old_one_drains(house
     await house.add()
     told = house.send()
     unregistering = asyncio.create_task(house.registry.unregister("m"))
-    await asyncio.sleep(0.005)
+    await turn_loop()
 
     await house.add()
     house.pools.made[0].held[0].answer(Answer(b"old"))
@@ -679,7 +680,7 @@ async def test_all_loads_what_the_store_holds_and_a_bad_one_is_left_out(
     write_mar(house.store / "nameless file.mar", manifest(None))
 
     await house.registry.load_at_start("all")
-    await asyncio.sleep(0.005)
+    await turn_loop()
 
     assert [name for name, _ in house.registry.list_models().models] == ["a", "nameless_file"]
     assert "Failed to load model: bad.mar" in caplog.text
@@ -715,7 +716,7 @@ async def test_a_server_has_started_when_its_models_have(house: House) -> None:
     await house.registry.load_at_start((ModelToLoad("m.mar"),))
     before = house.registry.readiness()
     house.pools.of("m").finish_load()
-    await asyncio.sleep(0.005)
+    await turn_loop()
     after = house.registry.readiness()
 
     assert (before.is_started, before.is_ready) == (False, False)
@@ -756,7 +757,7 @@ async def test_stopping_hurries_a_version_that_is_leaving(tmp_path: Path) -> Non
     await house.add()
     told = house.send()
     unregistering = asyncio.create_task(house.registry.unregister("m"))
-    await asyncio.sleep(0.005)
+    await turn_loop()
 
     await house.registry.stop()
     await unregistering
