@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from marserve.remarks import Remark
+from marserve.remarks import Place, Remark
 
 
 def test_a_remark_is_its_text_wherever_text_goes() -> None:
@@ -20,3 +20,11 @@ def test_a_remark_goes_to_another_source_as_it_was() -> None:
     moved = Remark("n is 0", source="--n", key="n", line=3, is_wrong=True).said_at("--set n")
 
     assert (moved, moved.key, moved.line, moved.is_wrong) == ("n is 0 (--set n)", "n", 3, True)
+
+
+def test_a_place_knows_its_line() -> None:
+    """A flag or a variable has none."""
+    place = Place.in_file("config.properties", 14)
+
+    assert (place, place.line) == ("config.properties, line 14", 14)
+    assert (Place("--models").line, Place("x.properties, line 3").line) == (0, 0)

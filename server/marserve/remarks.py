@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 
+class Place(str):
+    """Where a value was written: `config.properties, line 14`, `--models`. `line` is 0 where the place has no lines."""
+
+    line: int = 0
+
+    @classmethod
+    def in_file(cls, file: str, line: int) -> Place:
+        """A line of a file, counted from 1."""
+        made = cls(f"{file}, line {line}")
+        made.line = line
+        return made
+
+
 class Remark(str):
     """A sentence about a value that was read.
 

@@ -32,7 +32,7 @@ from marserve.errors import BadSettings
 from marserve.files.nearest import did_you_mean
 from marserve.files.regular import read_regular
 from marserve.plugins import SnapshotStore
-from marserve.remarks import Remark
+from marserve.remarks import Place, Remark
 from marserve.settings.open_management import keep_management_here
 from marserve.settings.rules import check
 from marserve.settings.snapshot_files import (
@@ -174,7 +174,7 @@ def _find_snapshot(
         # Its other keys count only if there is no snapshot.
         for name, value, line in read_properties(_read_bytes(found, CONFIG_FILE), CONFIG_FILE):
             if name in ("config_snapshots", "log_location", "desired_state"):
-                where = f"{CONFIG_FILE}, line {line}"
+                where = Place.in_file(CONFIG_FILE, line)
                 text = _replace_variables(value, name, where, sources.environment)
                 before.origins[name] = [Origin(where, text)]
     _read_flags_and_environment(flags, before)
@@ -240,7 +240,7 @@ def _read_secrets_again(sources: _Sources, snapshot: _Snapshot | None) -> Path |
     shown = _show(path, sources)
     for name, text, line in read_properties(_read_bytes(path, shown), shown):
         if name in secrets:
-            where = f"{shown}, line {line}"
+            where = Place.in_file(shown, line)
             sources.origins[name] = [Origin(where, _replace_variables(text, name, where, sources.environment))]
     return path
 
@@ -263,11 +263,11 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
     if is_snapshot:
         sources.facts = {name: text for name, text, _ in lines if name in FACT_NAMES}
     facts = {*FACT_NAMES, *sources.facts.get(FACTS, "").split(",")} if is_snapshot else set()
-    unknown: dict[str, str] = {}
+    unknown: dict[str, Place] = {}
     for name, raw, line in lines:
         if name in facts:
             continue
-        where = f"{shown}, line {line}"
+        where = Place.in_file(shown, line)
         text = _replace_variables(raw, name, where, sources.environment)
         if name not in KEYS:
             unknown[name] = where
@@ -293,7 +293,7 @@ def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
         raise BadSettings(
             f"{error.escape!r} is no character; it must be \\u and four hexadecimal digits, "
             "and a backslash that means itself is written twice",
-            source=f"{shown}, line {line}",
+            source=Place.in_file(shown, line),
         ) from None
 
 
@@ -407,7 +407,7 @@ def _read_defaults(sources: _Sources) -> None:
     path = sources.working_directory / named
     shown = _show(path, sources)
     for name, raw, line in read_properties(_read_bytes(path, shown), shown):
-        where = f"{shown}, line {line}"
+        where = Place.in_file(shown, line)
         if name not in KEYS:
             raise BadSettings(f"{name} is no key that is known{did_you_mean(name, KEYS)}", key=name, source=where)
         text = _replace_variables(raw, name, where, sources.environment)

@@ -122,3 +122,12 @@ def test_bounds_of_workers_the_wrong_way_round_need_action(tmp_path: Path) -> No
         "config.properties:1": "models: m 1.0 has minWorkers 4 above maxWorkers 2, of which 4 counts",
         "store/m.mar!model-config.yaml:2": "minWorkers 3 is above maxWorkers 1: neither is used",
     }
+
+
+def test_a_warning_of_the_start_stands_at_the_line_that_it_names(tmp_path: Path) -> None:
+    """Its sentence is whole, and the line is not said twice."""
+    write(tmp_path, {"config.properties": "disable_token_authorization=true\njob_queue_size=3\njob_queue_size=4\n"})
+
+    found = {each.what: each.place for each in look(tmp_path)}
+
+    assert found["job_queue_size stands twice; the later counts"] == "config.properties:3"

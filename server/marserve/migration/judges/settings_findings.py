@@ -17,12 +17,12 @@ from marserve.migration.judges.script_findings import FOLDERS, judge_plugins
 from marserve.migration.judges.snapshot_findings import judge_models
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview, judge_location
+from marserve.remarks import Place, Remark
 from marserve.settings import KEYS, Settings, load_settings
 from marserve.settings.load import read_properties
 from marserve.settings.values import Reading, Wrong
 from marserve.telemetry.metrics.metric_definitions import read_metrics_file
 
-_LINE = re.compile(r", line (\d+)\)?\.?$")
 # What names folders and files of the machine that the server runs on, which need not be this one.
 # Names that TorchServe had in former releases.
 # A star that repeats a slash or the last letter was meant as a glob's.
@@ -242,8 +242,11 @@ def judge_start(
             "action", shown, _line_of(error.source) or line, error.message, "mend this before the server is started"
         )
         return
-    for sentence in settings.warnings:
-        yield Finding("differs", shown, _line_of(sentence) or line, _LINE.sub("", sentence))
+    for warning in settings.warnings:
+        if isinstance(warning, Remark) and (found := _line_of(warning.source)):
+            yield Finding("differs", shown, found, warning.sentence)
+        else:
+            yield Finding("differs", shown, line, warning)
     problems = try_start(settings)
     for problem in problems:
         said = f"a start was tried and failed: {problem.message}"
@@ -252,6 +255,5 @@ def judge_start(
         yield Finding("works", shown, line, "a start was tried with these settings, without workers")
 
 
-def _line_of(text: str | None) -> int:
-    found = _LINE.search(text or "")
-    return int(found[1]) if found else 0
+def _line_of(source: str | None) -> int:
+    return source.line if isinstance(source, Place) else 0
