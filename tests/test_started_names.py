@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from marserve.cli.server.pid_file import MARSERVE_WORD
+from marserve.plugins import ENDPOINTS, PREEMPTION, SNAPSHOTS
+
 ROOT = Path(__file__).parents[1]
+SOURCES = {"marserve": "server", "marserve_handlers": "handlers"}
 # Names that files of users hold: images, compose files and entry points copied from this repository.
 HELD_BY_USERS = {
     "marserve.cli.container",
@@ -65,3 +69,32 @@ def test_a_module_that_is_started_by_name_is_there(name: str, tmp_path: Path) ->
 
     assert ended.returncode == status, ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def named_modules() -> dict[str, str]:
+    """Dotted names of modules that stand as strings in the code, with the file of each: imports do not check them."""
+    packages = (ROOT / "server" / "marserve", ROOT / "handlers" / "marserve_handlers")
+    return {
+        name: str(file.relative_to(ROOT))
+        for package in packages
+        for file in package.rglob("*.py")
+        for name in re.findall(
+            r"(?<!getLogger\()[\"'](marserve(?:_handlers)?(?:\.[a-z_0-9]+)+)[\"']", file.read_text("utf-8")
+        )
+    }
+
+
+def test_a_module_that_a_string_names_is_there() -> None:
+    """Moves of files leave strings behind. Groups of plugins and the word of a PID file have the form of names too."""
+    no_modules = {ENDPOINTS, SNAPSHOTS, PREEMPTION, MARSERVE_WORD}
+    named = {name: file for name, file in named_modules().items() if name not in no_modules}
+    assert {"marserve_handlers.base", "marserve.worker"} <= set(named)
+
+    lost = {
+        name: file
+        for name, file in named.items()
+        if not (found := (ROOT / SOURCES[name.partition(".")[0]]).joinpath(*name.split("."))).is_dir()
+        and not found.with_suffix(".py").is_file()
+    }
+
+    assert not lost
