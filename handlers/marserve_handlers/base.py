@@ -13,12 +13,12 @@ import time
 from abc import ABC
 from typing import Any
 
-from marserve_handlers.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.context import Context
-from marserve_handlers.devices import Device, choose_device
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
-from marserve_handlers.labels import load_label_mapping
-from marserve_handlers.timing import timed
+from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
+from marserve_handlers.support.devices.devices import Device, choose_device
+from marserve_handlers.support.labels import load_label_mapping
+from marserve_handlers.support.timing import timed
 
 logger = logging.getLogger(__name__)
 

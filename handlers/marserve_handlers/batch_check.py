@@ -12,6 +12,7 @@ own, and answers are copied as soon as they are there, so that nothing a handler
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import random
@@ -505,8 +506,6 @@ class _Strange:
 
 
 def _array_in(value: bytes) -> Any:
-    import io
-
     import numpy
 
     try:

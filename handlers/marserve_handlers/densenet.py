@@ -7,8 +7,8 @@ from typing import Any
 
 from marserve_handlers.base import value_of
 from marserve_handlers.context import Context
-from marserve_handlers.devices import choose_device
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
+from marserve_handlers.support.devices.devices import choose_device
 
 
 class DenseNetHandler:

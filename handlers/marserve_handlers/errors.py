@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from marserve_handlers.device_errors import is_out_of_memory
+from marserve_handlers.support.devices.device_errors import is_out_of_memory
 
 HANDLER = "handler"
 PREDICTION = "prediction"

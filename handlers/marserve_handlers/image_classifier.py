@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from marserve_handlers.context import Context
-from marserve_handlers.labels import map_class_to_label
-from marserve_handlers.timing import timed
+from marserve_handlers.support.labels import map_class_to_label
+from marserve_handlers.support.timing import timed
 from marserve_handlers.vision import VisionHandler
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from marserve_handlers.timing import timed
+from marserve_handlers.support.timing import timed
 from marserve_handlers.vision import VisionHandler
 
 

@@ -6,10 +6,28 @@ server does that. Knows no wire. Reading a metrics file is `metrics_file.py`, th
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from marserve_handlers.support.metric_types import (
+    GeneralMetricsCacheError as GeneralMetricsCacheError,
+)
+from marserve_handlers.support.metric_types import (
+    MetricsCacheIOError as MetricsCacheIOError,
+)
+from marserve_handlers.support.metric_types import (
+    MetricsCacheKeyError as MetricsCacheKeyError,
+)
+from marserve_handlers.support.metric_types import (
+    MetricsCacheTypeError as MetricsCacheTypeError,
+)
+from marserve_handlers.support.metric_types import (
+    MetricsCacheValueError as MetricsCacheValueError,
+)
+from marserve_handlers.support.metric_types import (
+    MetricTypes as MetricTypes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -17,57 +35,6 @@ logger = logging.getLogger(__name__)
 MAX_VALUES_HELD = 10_000
 
 _DEFAULT_NAMES = ["ModelName", "Level"]
-
-
-class MetricsCacheTypeError(TypeError):
-    """An argument of a metrics call has the wrong type."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
-
-
-class MetricsCacheValueError(ValueError):
-    """An argument of a metrics call has a value that is not allowed, such as an unknown unit of time."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
-
-
-class MetricsCacheKeyError(KeyError):
-    """No metric of that name and type is known."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class MetricsCacheIOError(OSError):
-    """The metrics file cannot be read."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
-
-
-class GeneralMetricsCacheError(Exception):
-    """Any other trouble with the metrics cache."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        super().__init__(message)
-
-
-class MetricTypes(enum.Enum):
-    """What the server does with a metric's values: add them up, keep the last, count them in buckets."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
 
 
 class Units:
@@ -270,7 +237,7 @@ class MetricsCache:
             for name in ("HandlerTime", "PredictionTime"):
                 self.add_metric_to_cache(name, "ms", ["ModelName", "Level"], MetricTypes.GAUGE)
             return
-        from marserve_handlers.metrics_file import read_model_metrics
+        from marserve_handlers.support.metrics_file import read_model_metrics
 
         for metric in read_model_metrics(self.config_file_path):
             self.add_metric_to_cache(metric.name, metric.unit, metric.dimension_names, metric.type)

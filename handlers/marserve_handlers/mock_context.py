@@ -6,7 +6,7 @@ import os
 from typing import Any
 from unittest.mock import MagicMock
 
-from marserve_handlers.yaml_config import get_yaml_config
+from marserve_handlers.support.torchserve.yaml_config import get_yaml_config
 
 
 class MockContext:

@@ -9,8 +9,8 @@ import numpy as np
 
 from marserve_handlers.context import Context
 from marserve_handlers.errors import PredictionException
-from marserve_handlers.pictures import PictureTransform
-from marserve_handlers.timing import timed
+from marserve_handlers.support.pictures import PictureTransform
+from marserve_handlers.support.timing import timed
 from marserve_handlers.vision import VisionHandler, picture_value, read_array
 
 

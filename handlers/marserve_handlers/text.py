@@ -10,8 +10,8 @@ from typing import Any
 
 from marserve_handlers.base import BaseHandler
 from marserve_handlers.context import Context
-from marserve_handlers.contractions import CONTRACTION_MAP
-from marserve_handlers.tokens import get_tokenizer
+from marserve_handlers.support.contractions import CONTRACTION_MAP
+from marserve_handlers.support.tokens import get_tokenizer
 
 CLEANUP_REGEX = re.compile("<.*?>")
 """Markup tags."""

@@ -8,11 +8,11 @@ from typing import Any
 from marserve_handlers.base import value_of
 from marserve_handlers.context import Context
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
-from marserve_handlers.labels import map_class_to_label
-from marserve_handlers.targets import read_target
+from marserve_handlers.support.labels import map_class_to_label
+from marserve_handlers.support.targets import read_target
+from marserve_handlers.support.timing import timed
+from marserve_handlers.support.tokens import ngrams_iterator
 from marserve_handlers.text import TextHandler
-from marserve_handlers.timing import timed
-from marserve_handlers.tokens import ngrams_iterator
 
 
 class TextClassifier(TextHandler):
@@ -73,6 +73,7 @@ class TextClassifier(TextHandler):
     @timed
     def postprocess(self, data: Any) -> list[Any]:
         """Scores [B, classes] in, one dict a row out."""
+        # For a quicker start of models of text that answer no classes.
         from marserve_handlers.image_classifier import as_scores, softmax
 
         return list(map_class_to_label(softmax(as_scores(data)).tolist(), self.mapping))

@@ -12,9 +12,9 @@ from PIL import Image
 from marserve_handlers.base import BaseHandler, value_of
 from marserve_handlers.context import Context
 from marserve_handlers.errors import BadPicture, PredictionException
-from marserve_handlers.pictures import FloatArray, PictureTransform, open_picture
-from marserve_handlers.targets import read_target
-from marserve_handlers.timing import timed
+from marserve_handlers.support.pictures import FloatArray, PictureTransform, open_picture
+from marserve_handlers.support.targets import read_target
+from marserve_handlers.support.timing import timed
 
 _TRANSFORM_KEYS = ("mode", "resize", "size", "scale", "mean", "std")
 

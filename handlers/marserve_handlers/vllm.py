@@ -16,8 +16,8 @@ from typing import Any
 
 from marserve_handlers.base import BaseHandler, value_of
 from marserve_handlers.context import send_intermediate_predict_response
-from marserve_handlers.engines import end_if_dead, show_own_device
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
+from marserve_handlers.support.devices.engines import end_if_dead, show_own_device
 
 # What of a request goes to vLLM's SamplingParams as it is.
 _SAMPLING = [

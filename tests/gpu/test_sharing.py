@@ -61,7 +61,7 @@ class Net(torch.nn.Module):
 COMPILED = (
     NET
     + """
-from marserve_handlers.compilation import read_compile_options
+from marserve_handlers.support.devices.compilation import read_compile_options
 from marserve_handlers.runtimes.tensors import compile_model
 
 class Compiled:

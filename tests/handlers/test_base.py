@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from marserve_handlers.base import BaseHandler, value_of
-from marserve_handlers.devices import Device
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
+from marserve_handlers.support.devices.devices import Device
 from support.model_context import FakeItem, make_context
 
 

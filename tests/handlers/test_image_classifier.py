@@ -16,7 +16,7 @@ np = pytest.importorskip("numpy")
 
 from marserve_handlers.errors import BadPicture, PredictionException  # noqa: E402
 from marserve_handlers.image_classifier import ImageClassifier, as_scores, best_classes, softmax  # noqa: E402
-from marserve_handlers.pictures import PictureTransform  # noqa: E402
+from marserve_handlers.support.pictures import PictureTransform  # noqa: E402
 
 CONFIG = {"handler": {"mode": "L", "size": [4, 4], "topk": 2}}
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.builtin import BUILT_IN
 from marserve_handlers.context import Context, RequestProcessor
 from marserve_handlers.envelopes import ENVELOPES
 from marserve_handlers.metrics import MetricsCache
-from marserve_handlers.torchserve_internals import ServerInternal
+from marserve_handlers.support.builtin import BUILT_IN
+from marserve_handlers.support.torchserve.internals import ServerInternal
 from support.inventory import inventory
 from support.model_context import FakeItem, make_context
 

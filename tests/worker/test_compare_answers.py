@@ -10,8 +10,8 @@ from marserve.messages import Check, Load, Result
 from marserve.option_values import Tolerance
 from marserve.worker.checks import run_check
 from marserve.worker.load import LoadedModel
-from marserve_handlers.compared_answer import ComparedAnswer
 from marserve_handlers.context import Context
+from marserve_handlers.support.comparing.compared_answer import ComparedAnswer
 
 JSON = [("content-type", "application/json")]
 

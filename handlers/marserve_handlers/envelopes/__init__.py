@@ -28,7 +28,8 @@ def find_envelope(word: str) -> type:
     if place is not None:
         found: type = getattr(importlib.import_module(place[0]), place[1])
         return found
-    from marserve_handlers.classes import list_classes_from_module
+    # For a quicker start: the envelopes that come with marserve do not need it.
+    from marserve_handlers.support.classes import list_classes_from_module
 
     try:
         module = importlib.import_module(word)

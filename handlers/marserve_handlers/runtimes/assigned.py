@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from marserve_handlers.device_errors import is_out_of_memory
-from marserve_handlers.driver import OLDEST_DRIVERS, describe_driver, driver_cuda
+from marserve_handlers.support.devices.device_errors import is_out_of_memory
+from marserve_handlers.support.devices.driver import OLDEST_DRIVERS, describe_driver, driver_cuda
 
 _MOST_WORDS = 300
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from marserve_handlers.targets import check_target
+from marserve_handlers.support.targets import check_target
 
 STEPS = 50
 """How many points of the way from nothing to the text are looked at."""

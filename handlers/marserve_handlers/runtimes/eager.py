@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from marserve_handlers.classes import list_classes_from_module
-from marserve_handlers.device_errors import is_out_of_memory
 from marserve_handlers.errors import ModelNotLoadable
+from marserve_handlers.support.classes import list_classes_from_module
+from marserve_handlers.support.devices.device_errors import is_out_of_memory
 
 
 def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any) -> torch.nn.Module:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from marserve_handlers.device_errors import is_out_of_memory
 from marserve_handlers.errors import ModelNotLoadable
-from marserve_handlers.exported_check import check_exported_program
+from marserve_handlers.support.devices.device_errors import is_out_of_memory
+from marserve_handlers.support.exported_check import check_exported_program
 
 _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _environment_lock = threading.Lock()

@@ -19,9 +19,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 from marserve_handlers.context import note_warning
-from marserve_handlers.device_errors import is_out_of_memory
-from marserve_handlers.driver import describe_driver
 from marserve_handlers.errors import ModelNotLoadable
+from marserve_handlers.support.devices.device_errors import is_out_of_memory
+from marserve_handlers.support.devices.driver import describe_driver
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.dlpack
 
-from marserve_handlers.compilation import find_missing_compiler
 from marserve_handlers.context import note_warning
-from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
-from marserve_handlers.devices import choose_device
 from marserve_handlers.errors import ModelNotLoadable
+from marserve_handlers.support.devices.compilation import find_missing_compiler
+from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
+from marserve_handlers.support.devices.devices import choose_device
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.runtimes.tensors import deprecations_ignored
+from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 
 
 def load_torchscript(path: str, device: Any) -> torch.nn.Module:

@@ -28,8 +28,8 @@ from marserve_handlers.batch_check import (
     shorten,
     show,
 )
-from marserve_handlers.compared_answer import ComparedAnswer
-from marserve_handlers.precision import Precision
+from marserve_handlers.support.comparing.compared_answer import ComparedAnswer
+from marserve_handlers.support.comparing.precision import Precision
 
 # In place of the run in a reported difference: whether two answers differ, or could not be compared.
 ANSWERS, FAILED = "answers", "failed"

@@ -19,10 +19,10 @@ import marserve_handlers
 from marserve import __version__
 from marserve.documents import unpack
 from marserve.messages import Load
-from marserve_handlers.builtin import BUILT_IN, find_built_in
 from marserve_handlers.context import Context
 from marserve_handlers.envelopes import find_envelope
 from marserve_handlers.metrics import MetricsCache
+from marserve_handlers.support.builtin import BUILT_IN, find_built_in
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
 LengthOf = Callable[[dict[str, Any]], Any]

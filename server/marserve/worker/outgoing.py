@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded, Raised
-from marserve_handlers.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.errors import HANDLER, describe_failure
+from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 
 # In characters. Longer text is cut, which a line in it says.
 MAX_MESSAGE = 1 << 20

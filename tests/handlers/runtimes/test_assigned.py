@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from marserve_handlers import driver  # noqa: E402
 from marserve_handlers.errors import ModelNotLoadable  # noqa: E402
 from marserve_handlers.runtimes import assigned, tensors  # noqa: E402
+from marserve_handlers.support.devices import driver  # noqa: E402
 from support.model_context import make_context  # noqa: E402
 
 pytestmark = pytest.mark.torch

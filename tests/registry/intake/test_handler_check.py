@@ -13,7 +13,7 @@ from marserve.registry.intake.handler_check import (
     hides_pythons_own,
     module_of,
 )
-from marserve_handlers.builtin import BUILT_IN
+from marserve_handlers.support.builtin import BUILT_IN
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """TorchServe's name for the reader of its command line."""
 
-from marserve_handlers.torchserve_internals import ArgParser
+from marserve_handlers.support.torchserve.internals import ArgParser
 
 __all__ = ["ArgParser"]

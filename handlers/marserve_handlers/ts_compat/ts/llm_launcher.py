@@ -1,6 +1,11 @@
-"""TorchServe's name for `marserve_handlers.llm_launcher`."""
+"""TorchServe's name for `marserve_handlers.support.torchserve.llm_launcher`."""
 
-from marserve_handlers.llm_launcher import create_mar_file, create_tensorrt_llm_engine, get_model_config, main
+from marserve_handlers.support.torchserve.llm_launcher import (
+    create_mar_file,
+    create_tensorrt_llm_engine,
+    get_model_config,
+    main,
+)
 
 __all__ = ["create_mar_file", "create_tensorrt_llm_engine", "get_model_config", "main"]
 

@@ -1,7 +1,7 @@
 """TorchServe's name for its command."""
 
-from marserve_handlers.launcher import load_properties
-from marserve_handlers.launcher import run_torchserve as start
-from marserve_handlers.torchserve_internals import TS_NAMESPACE
+from marserve_handlers.support.torchserve.internals import TS_NAMESPACE
+from marserve_handlers.support.torchserve.launcher import load_properties
+from marserve_handlers.support.torchserve.launcher import run_torchserve as start
 
 __all__ = ["TS_NAMESPACE", "load_properties", "start"]

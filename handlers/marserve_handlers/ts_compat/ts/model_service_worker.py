@@ -1,6 +1,6 @@
 """TorchServe's name for its worker process."""
 
-from marserve_handlers.torchserve_internals import (
+from marserve_handlers.support.torchserve.internals import (
     BENCHMARK,
     DEBUG,
     LOCAL_RANK,

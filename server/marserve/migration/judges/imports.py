@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 TS = "ts"
-INTERNALS = "marserve_handlers.torchserve_internals"
+INTERNALS = "marserve_handlers.support.torchserve.internals"
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 

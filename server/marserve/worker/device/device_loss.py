@@ -12,7 +12,7 @@ from typing import Any
 
 from marserve.worker.device.device_memory import runtimes
 from marserve.worker.outgoing import MAX_NAME, cut, words_of
-from marserve_handlers.device_errors import is_out_of_memory
+from marserve_handlers.support.devices.device_errors import is_out_of_memory
 
 MAX_DETAIL = 1000
 # A word in an error that asking may raise while a graph is captured on a device that is well.

@@ -1,6 +1,6 @@
 """TorchServe's name for `marserve_handlers.micro_batching`."""
 
-from marserve_handlers.capabilities import PROFILER_AVAILABLE
 from marserve_handlers.micro_batching import HANDLER_METHODS, MicroBatching, WorkerThread, execute_call
+from marserve_handlers.support.torchserve.capabilities import PROFILER_AVAILABLE
 
 __all__ = ["HANDLER_METHODS", "PROFILER_AVAILABLE", "MicroBatching", "WorkerThread", "execute_call"]

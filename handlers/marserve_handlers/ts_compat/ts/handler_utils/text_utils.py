@@ -1,6 +1,6 @@
-"""TorchServe's name for `marserve_handlers.tokens`."""
+"""TorchServe's name for `marserve_handlers.support.tokens`."""
 
-from marserve_handlers.tokens import (
+from marserve_handlers.support.tokens import (
     _basic_english_normalize,
     _patterns,
     _patterns_dict,

@@ -1,5 +1,5 @@
-"""TorchServe's name for `marserve_handlers.timing`."""
+"""TorchServe's name for `marserve_handlers.support.timing`."""
 
-from marserve_handlers.timing import timed
+from marserve_handlers.support.timing import timed
 
 __all__ = ["timed"]

@@ -1,5 +1,5 @@
 """TorchServe's name for the older form of a metric."""
 
-from marserve_handlers.metrics_store import Metric, MetricUnit
+from marserve_handlers.support.torchserve.metrics_store import Metric, MetricUnit
 
 __all__ = ["Metric", "MetricUnit"]

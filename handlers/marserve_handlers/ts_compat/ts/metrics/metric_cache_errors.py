@@ -7,7 +7,7 @@ from marserve_handlers.metrics import (
     MetricsCacheTypeError,
     MetricsCacheValueError,
 )
-from marserve_handlers.metrics_file import MetricsCachePyYamlError
+from marserve_handlers.support.metrics_file import MetricsCachePyYamlError
 
 __all__ = [
     "GeneralMetricsCacheError",

@@ -1,7 +1,6 @@
 """TorchServe's name for figures of the machine."""
 
-from marserve_handlers.metrics_store import HOST_DIMENSION as dimension
-from marserve_handlers.torchserve_internals import (
+from marserve_handlers.support.torchserve.internals import (
     collect_all,
     collect_gpu_metrics,
     cpu_utilization,
@@ -13,6 +12,7 @@ from marserve_handlers.torchserve_internals import (
     memory_utilization,
     system_metrics,
 )
+from marserve_handlers.support.torchserve.metrics_store import HOST_DIMENSION as dimension
 
 __all__ = [
     "collect_all",

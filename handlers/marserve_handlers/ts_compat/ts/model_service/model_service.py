@@ -1,5 +1,5 @@
-"""TorchServe's name for `marserve_handlers.model_service`."""
+"""TorchServe's name for `marserve_handlers.support.torchserve.model_service`."""
 
-from marserve_handlers.model_service import ModelService, SingleNodeService
+from marserve_handlers.support.torchserve.model_service import ModelService, SingleNodeService
 
 __all__ = ["ModelService", "SingleNodeService"]

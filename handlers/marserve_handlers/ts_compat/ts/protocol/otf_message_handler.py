@@ -1,7 +1,7 @@
 """TorchServe's name for its wire protocol, and the older place of streaming."""
 
 from marserve_handlers.context import send_intermediate_predict_response
-from marserve_handlers.torchserve_internals import (
+from marserve_handlers.support.torchserve.internals import (
     END_OF_LIST,
     LOAD_MSG,
     PREDICT_MSG,

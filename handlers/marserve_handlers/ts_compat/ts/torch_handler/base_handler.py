@@ -1,7 +1,7 @@
 """TorchServe's name for `marserve_handlers.base`."""
 
 from marserve_handlers.base import BaseHandler
-from marserve_handlers.capabilities import (
+from marserve_handlers.support.torchserve.capabilities import (
     IPEX_AVAILABLE,
     ONNX_AVAILABLE,
     PROFILER_AVAILABLE,

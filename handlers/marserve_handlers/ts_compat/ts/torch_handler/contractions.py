@@ -1,5 +1,5 @@
-"""TorchServe's name for `marserve_handlers.contractions`."""
+"""TorchServe's name for `marserve_handlers.support.contractions`."""
 
-from marserve_handlers.contractions import CONTRACTION_MAP
+from marserve_handlers.support.contractions import CONTRACTION_MAP
 
 __all__ = ["CONTRACTION_MAP"]

@@ -1,5 +1,5 @@
-"""TorchServe's name for `marserve_handlers.hub`."""
+"""TorchServe's name for `marserve_handlers.support.torchserve.hub`."""
 
-from marserve_handlers.hub import download_model
+from marserve_handlers.support.torchserve.hub import download_model
 
 __all__ = ["download_model"]

@@ -1,5 +1,5 @@
 """TorchServe's name for `timeit`."""
 
-from marserve_handlers.timing import timeit
+from marserve_handlers.support.timing import timeit
 
 __all__ = ["timeit"]

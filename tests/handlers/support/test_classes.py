@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from marserve_handlers.classes import import_class, list_classes_from_module
+from marserve_handlers.support.classes import import_class, list_classes_from_module
 
 
 def make_module(text: str) -> ModuleType:

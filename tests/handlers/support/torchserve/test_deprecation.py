@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve_handlers.deprecation import deprecated
+from marserve_handlers.support.torchserve.deprecation import deprecated
 
 
 def test_each_call_warns_and_works() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve_handlers.beside_torchserve import refuse_beside_torchserve
+from marserve_handlers.support.torchserve.beside_torchserve import refuse_beside_torchserve
 
 
 def test_a_folder_that_has_both_is_refused(tmp_path: Path) -> None:

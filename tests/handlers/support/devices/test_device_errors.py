@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.device_errors import is_out_of_memory, says_lost, words_of_loss
 from marserve_handlers.errors import describe_failure
+from marserve_handlers.support.devices.device_errors import is_out_of_memory, says_lost, words_of_loss
 
 
 def of(module: str, name: str, text: str, base: type[Exception] = Exception) -> Exception:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.engines import end_if_dead, show_own_device
+from marserve_handlers.support.devices.engines import end_if_dead, show_own_device
 from support.model_context import make_context
 
 

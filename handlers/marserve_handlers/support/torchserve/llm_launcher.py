@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from marserve_handlers.hub import download_model
-from marserve_handlers.launcher import find_command, start, stop
+from marserve_handlers.support.torchserve.hub import download_model
+from marserve_handlers.support.torchserve.launcher import find_command, start, stop
 
 
 def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

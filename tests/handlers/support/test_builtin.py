@@ -8,7 +8,7 @@ import pytest
 
 from marserve.archive.writing.writer import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
 from marserve.registry.intake.handler_check import BUILT_IN_HANDLERS
-from marserve_handlers.builtin import BUILT_IN, find_built_in
+from marserve_handlers.support.builtin import BUILT_IN, find_built_in
 
 
 def test_the_server_knows_the_same_names() -> None:
@@ -18,7 +18,7 @@ def test_the_server_knows_the_same_names() -> None:
 
 def test_the_archivers_take_what_the_docs_list() -> None:
     """A name of the table of built-in handlers needs no file; the base classes of others stay modules to import."""
-    text = (Path(__file__).parents[2] / "docs" / "handlers.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "handlers.md").read_text()
     table = text.partition("## The built-in handlers")[2].partition("\n## ")[0]
     listed = [row.split("`")[1] for row in table.splitlines() if row.startswith("| `")]
 

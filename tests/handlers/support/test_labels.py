@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.labels import load_label_mapping, map_class_to_label
+from marserve_handlers.support.labels import load_label_mapping, map_class_to_label
 
 
 def write(folder: Path, document: Any) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve_handlers.batch_check import Outcome, Tolerance, Verdict, check_handler, differences
-from marserve_handlers.precision import Precision
+from marserve_handlers.support.comparing.precision import Precision
 from support.model_context import make_context
 
 torch = pytest.importorskip("torch")

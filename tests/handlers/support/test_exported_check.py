@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers import exported_check
 from marserve_handlers.errors import ModelNotLoadable
-from marserve_handlers.exported_check import check_exported_program
+from marserve_handlers.support import exported_check
+from marserve_handlers.support.exported_check import check_exported_program
 
 
 def exported(model: Any = None, **members: bytes) -> io.BytesIO:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.hub import download_model
+from marserve_handlers.support.torchserve.hub import download_model
 
 
 def test_a_snapshot_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.compilation import (
+from marserve_handlers.support.devices.compilation import (
     PT2Backend,
     check_valid_pt2_backend,
     find_missing_compiler,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from marserve_handlers import llm_launcher
-from marserve_handlers.llm_launcher import create_mar_file, get_model_config, read_arguments
+from marserve_handlers.support.torchserve import llm_launcher
+from marserve_handlers.support.torchserve.llm_launcher import create_mar_file, get_model_config, read_arguments
 from support.inventory import inventory
 
 FLAGS = [flag for flag in inventory("cli_flags") if flag["program"] == "python -m ts.llm_launcher"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marserve_handlers.timing import timed, timeit
+from marserve_handlers.support.timing import timed, timeit
 from support.model_context import make_context
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve_handlers.devices import Device, choose_device
+from marserve_handlers.support.devices.devices import Device, choose_device
 
 
 @pytest.mark.parametrize(

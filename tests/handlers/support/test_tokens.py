@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marserve_handlers.contractions import CONTRACTION_MAP
-from marserve_handlers.tokens import get_tokenizer, ngrams_iterator
+from marserve_handlers.support.contractions import CONTRACTION_MAP
+from marserve_handlers.support.tokens import get_tokenizer, ngrams_iterator
 
 
 def test_ngrams_follow_the_tokens() -> None:

@@ -14,7 +14,7 @@ from marserve_handlers.metrics import (
     MetricsCacheTypeError,
     MetricTypes,
 )
-from marserve_handlers.metrics_file import MetricsCachePyYamlError, read_model_metrics
+from marserve_handlers.support.metrics_file import MetricsCachePyYamlError, read_model_metrics
 
 GOOD = """
 dimensions:

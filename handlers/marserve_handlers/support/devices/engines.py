@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from marserve_handlers.device_errors import words_of_loss
+from marserve_handlers.support.devices.device_errors import words_of_loss
 
 logger = logging.getLogger(__name__)
 

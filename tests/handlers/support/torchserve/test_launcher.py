@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve_handlers import launcher
+from marserve_handlers.support.torchserve import launcher
 from support.server import make_archive
 from support.workplace import Workplace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marserve_handlers.model_service import ModelService, SingleNodeService
+from marserve_handlers.support.torchserve.model_service import ModelService, SingleNodeService
 from support.model_context import make_context
 
 

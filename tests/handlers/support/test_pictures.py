@@ -21,7 +21,7 @@ np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
 
 from marserve_handlers.errors import BadPicture  # noqa: E402
-from marserve_handlers.pictures import PictureTransform, convert_mode, cut_centre, open_picture  # noqa: E402
+from marserve_handlers.support.pictures import PictureTransform, convert_mode, cut_centre, open_picture  # noqa: E402
 
 # (height, width), mean of each channel, and the channels at five points.
 POINTS = [(0, 0), (1, 7), (57, 101), (112, 111), (223, 223)]

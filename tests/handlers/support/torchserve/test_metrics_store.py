@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from marserve_handlers.metrics import Dimension
-from marserve_handlers.metrics_store import Metric, MetricEncoder, MetricsStore, emit_metrics
+from marserve_handlers.support.torchserve.metrics_store import Metric, MetricEncoder, MetricsStore, emit_metrics
 
 
 def test_a_counter_adds_and_anything_else_replaces() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marserve_handlers.errors import PredictionException
-from marserve_handlers.targets import check_target, read_target
+from marserve_handlers.support.targets import check_target, read_target
 
 
 @pytest.mark.parametrize("target", [7, 7.0, "7", " 7 ", b"7", bytearray(b"07")])

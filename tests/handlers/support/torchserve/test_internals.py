@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marserve_handlers import torchserve_internals
-from marserve_handlers.torchserve_internals import ServerInternal, Service, TsModelLoader, retrieve_msg
+from marserve_handlers.support.torchserve import internals as torchserve_internals
+from marserve_handlers.support.torchserve.internals import ServerInternal, Service, TsModelLoader, retrieve_msg
 
 
 def test_a_class_refuses_to_be_made() -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from marserve_handlers.metrics import (
+from marserve_handlers.support.metric_types import (
     MetricsCacheIOError,
     MetricsCacheKeyError,
     MetricsCacheTypeError,

@@ -1,0 +1,7 @@
+"""Comparing answers.
+
+compared_answer  what a handler's `compare` is given
+precision        how far the answers of a batch may be from those of its items alone
+"""
+
+__all__: list[str] = []
