@@ -115,6 +115,8 @@ def test_what_is_understood_is_given_to_pip_in_our_own_words(folder: Path, line:
             for line in ("pkg --target=/x", "pkg --config-settings x=y", "pkg -t")
         ),
         *((line, "is no requirement") for line in ("pkg $(id)", "pkg | id", "=1", "pkg==1:2")),
+        *((line, "is no requirement") for line in ("pkg>=one", "pkg[", "pkg 1.0")),
+        *((line, "is no environment marker") for line in ("pkg ; os_nme == 'nt'", "pkg ; ", "pkg ; os_name == 'nt")),
         *((line, "is neither a package") for line in ("./handler.py", "tiny @ handler.py")),
         ("pkg ; os_name == `id`", "is no environment marker"),
         ("--find-links 'x", "quotation mark"),
@@ -128,6 +130,13 @@ def test_what_leads_elsewhere_is_refused_with_its_line(folder: Path, line: str, 
 
     with pytest.raises(DependencyFailed, match=rf"^requirements\.txt, line 2: .*{re.escape(word)}"):
         read(folder, f"numpy\n{line}\n", "https://allowed.test/.*")
+
+
+def test_a_requirement_is_given_to_pip_as_it_was_written(folder: Path) -> None:
+    """Extras, versions and markers in any form that pip reads. The text stays, and with it the digests of caches."""
+    written = ["pkg[a, b](>=1,<2)", "pkg~=1.4.2 ; python_version < '4' and (os_name == \"posix\" or extra == 'x')"]
+
+    assert lines(read(folder, "\n".join(written))) == written
 
 
 def test_addresses_that_the_operator_allows_are_given_to_pip(folder: Path) -> None:

@@ -33,7 +33,6 @@ _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _ADDRESS = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
 _PLAIN_ADDRESS = re.compile(r"(?:git\+)?https?://[A-Za-z0-9.-]+(?::[0-9]+)?(?:/[!-\[\]-~]*)?")
 _NAMED = re.compile(r"^([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[A-Za-z0-9._,\s-]*\])?\s*(.*)$", re.DOTALL)
-_SPECIFIER = re.compile(r"""^[\sA-Za-z0-9.*+,!<>=~()_;"'-]*$""")
 _HASH = re.compile(r"^--hash=[a-z0-9]+:[0-9a-fA-F]+$")
 _EXTRAS = re.compile(r"^(.+?)(\[[A-Za-z0-9._,\s-]*\])?$", re.DOTALL)
 _FORMAT_WORDS = re.compile(r"^[A-Za-z0-9:._,-]+$")
@@ -218,8 +217,8 @@ class _Reader:
         line, tail = _split_hashes(line)
         body, separator, marker = line.partition(";")
         body = body.strip()
-        if not _SPECIFIER.match(marker):
-            raise _Refused(f"{marker.strip()[:80]!r} is no environment marker")
+        if separator:
+            _check_marker(marker.strip())
         tail = f"{' ; ' + marker.strip() if separator else ''}{tail}"
         if _looks_local(body):
             word, extras = _split_extras(_without_file_scheme(body))
@@ -232,8 +231,7 @@ class _Reader:
             raise _Refused(f"{body[:80]!r} is no requirement, and no file of the archive")
         name, extras, rest = named.groups()
         if not rest.startswith("@"):
-            if not _SPECIFIER.match(rest) or rest.startswith("-"):
-                raise _Refused(f"{body[:80]!r} is no requirement, and no file of the archive")
+            _check_named(body)
             return Entry(f"{name}{extras or ''}{rest}{tail}")
         target = rest[1:].strip()
         if target.startswith("file:") or not _ADDRESS.match(target):
@@ -354,6 +352,31 @@ def _split_hashes(line: str) -> tuple[str, str]:
             raise _Refused(f"the option {option[:80]} of a requirement is not allowed in an archive; only --hash is")
         hashes.append(option)
     return line[: match.start()], "".join(f" {each}" for each in hashes)
+
+
+def _check_named(body: str) -> None:
+    """Check a name with extras and versions as pip reads it, so that a wrong one is refused before pip is started."""
+    # For a quicker start: most archives have no requirements.
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        Requirement(body)
+    except InvalidRequirement as error:
+        raise _Refused(f"{body[:80]!r} is no requirement, and no file of the archive: {_first_line(error)}") from None
+
+
+def _check_marker(marker: str) -> None:
+    # For a quicker start: most archives have no requirements.
+    from packaging.markers import InvalidMarker, Marker
+
+    try:
+        Marker(marker)
+    except InvalidMarker as error:
+        raise _Refused(f"{marker[:80]!r} is no environment marker: {_first_line(error)}") from None
+
+
+def _first_line(error: ValueError) -> str:
+    return str(error).partition("\n")[0][:200]
 
 
 def _looks_local(body: str) -> bool:
