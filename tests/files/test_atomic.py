@@ -15,7 +15,7 @@ import pytest
 
 from marserve.files import atomic as module
 from marserve.files import locks
-from marserve.files.atomic import Part, replace_file, replacing, sweep
+from marserve.files.atomic import Part, placing, replace_file, replacing, sweep
 
 
 def names(folder: Path) -> list[str]:
@@ -255,3 +255,50 @@ def test_a_file_that_is_swept_up_before_it_is_locked_is_made_anew(
     with Part(tmp_path) as part:
         assert [part.path.name] == names(tmp_path)
         assert part.path.name not in swept
+
+
+def test_a_folder_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    """It takes the place of an empty folder, and of one with files only when that is asked for."""
+    target = tmp_path / "m"
+    target.mkdir()
+
+    for text, replaces_folder in (("1", False), ("2", True)):
+        with placing(target, replaces_folder=replaces_folder) as partial:
+            partial.mkdir()
+            (partial / "f").write_text(text)
+            assert not (target / "f").exists() or (target / "f").read_text() != text
+        assert (target / "f").read_text() == text
+    with pytest.raises(OSError, match="not empty"), placing(target) as partial:
+        partial.mkdir()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert (target / "f").read_text() == "2"
+
+
+def test_an_error_leaves_the_folder_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the block, or when the new one cannot get its name after the old one was moved aside."""
+    target = tmp_path / "m"
+    target.mkdir()
+    (target / "f").write_text("old")
+
+    def fail_half_way() -> None:
+        with placing(target, replaces_folder=True) as partial:
+            partial.mkdir()
+            (partial / "f").write_text("new")
+            raise ValueError("half")
+
+    with pytest.raises(ValueError, match="half"):
+        fail_half_way()
+    rename = Path.rename
+
+    def refuse_new(path: Path, to: Path) -> Path:
+        if path.name.endswith(".part"):
+            raise OSError("no room")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(OSError, match="no room"), placing(target, replaces_folder=True) as partial:
+        partial.mkdir()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert (target / "f").read_text() == "old"

@@ -1,7 +1,7 @@
 """File operations of several rooms. Standard library only.
 
 regular         opens only regular files, without waiting, and reads within a bound
-atomic          writes files whole or not at all
+atomic          writes files and folders whole or not at all
 leased_folders  folders that processes make once and share
 locks           the kernel's locks on files
 digests         SHA-256 of files, computed once for each state of a file

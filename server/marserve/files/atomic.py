@@ -1,4 +1,4 @@
-"""Writes files whole or not at all: under a hidden name beside their place, and renamed at the end.
+"""Writes files and folders whole or not at all: under a hidden name beside their place, and renamed at the end.
 
 A file that is being written is locked, so that `sweep` can distinguish it from leftovers of a crash. All of it blocks.
 """
@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -125,6 +126,39 @@ def replace_file(path: Path, data: bytes, *, mode: int | None = None, is_durable
         file.write(data)
         file.flush()
         return os.fstat(file.fileno())
+
+
+@contextmanager
+def placing(target: Path, *, replaces_folder: bool = False) -> Iterator[Path]:
+    """A hidden path beside `target`, where the block makes a file or a folder that gets the name `target` at the end.
+
+    If the block raises, what it made is deleted. A file at `target` is replaced by a file, an empty folder by a folder;
+    with `replaces_folder` any folder is, and stays when that fails. Raises OSError.
+    """
+    partial = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
+    try:
+        yield partial
+        if replaces_folder and target.is_dir() and not target.is_symlink():
+            _replace_folder(partial, target)
+        else:
+            partial.replace(target)
+    except BaseException:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _replace_folder(partial: Path, target: Path) -> None:
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.old")
+    target.rename(aside)
+    try:
+        partial.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside)
 
 
 def sweep(folder: Path, *, unlocked_s: float = 0.0) -> None:

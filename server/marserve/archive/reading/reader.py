@@ -11,8 +11,6 @@ Whatever fails, the sibling is removed: there is a whole target or none.
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from pathlib import Path
 from marserve.archive.reading import tar_stream, zip_records
 from marserve.archive.reading.member_names import NameSpace, split_name
 from marserve.errors import BadArchive, UnsafeArchive
+from marserve.files.atomic import placing
 from marserve.files.regular import open_regular
 
 MIB = 1 << 20
@@ -56,9 +55,8 @@ def unpack(archive: Path, target: Path, limits: Limits | None = None, label: str
     limits, label = limits or Limits(), label or archive.name
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
         raise FileExistsError(f"{target} exists already; archives are unpacked into new folders")
-    partial = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
-    partial.mkdir(mode=0o700)
-    try:
+    with placing(target) as partial:
+        partial.mkdir(mode=0o700)
         with open_regular(archive) as file:
             start = file.read(4)
             file.seek(0)
@@ -78,10 +76,6 @@ def unpack(archive: Path, target: Path, limits: Limits | None = None, label: str
                     "file (.tar.gz). Make one with `marserve archive`."
                 )
         partial.chmod(0o755)
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _unpack_zip(records: zip_records.ZipRecords, writer: _Writer) -> None:

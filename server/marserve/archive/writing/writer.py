@@ -16,8 +16,6 @@ import io
 import json
 import os
 import re
-import secrets
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -35,6 +33,7 @@ from marserve.archive.contents.torchscript import strip_debug_records
 from marserve.archive.reading import zip_records
 from marserve.archive.reading.member_names import NameSpace, split_name
 from marserve.errors import CannotArchive, UnsafeArchive, without_stop
+from marserve.files.atomic import placing
 from marserve.names import name_fault
 
 ArchiveFormat = Literal["default", "zip-store", "tgz", "no-archive"]
@@ -143,19 +142,16 @@ def write_archive(
 def write_packing(packing: Packing, output: Path, archive_format: str, *, force: bool) -> None:
     """Write a planned archive whole or not at all; its folder exists. Raises CannotArchive."""
     refuse_existing(output, force=force)
-    partial = output.parent / f".{output.name}.{secrets.token_hex(8)}.part"
     try:
-        if archive_format == "no-archive":
-            packing.write_folder(partial)
-        elif archive_format == "tgz":
-            packing.write_tar(partial, top=output.name.removesuffix(".tar.gz"))
-        else:
-            packing.write_zip(partial, zipfile.ZIP_DEFLATED if archive_format == "default" else zipfile.ZIP_STORED)
-        _put_in_place(partial, output)
+        with placing(output, replaces_folder=True) as partial:
+            if archive_format == "no-archive":
+                packing.write_folder(partial)
+            elif archive_format == "tgz":
+                packing.write_tar(partial, top=output.name.removesuffix(".tar.gz"))
+            else:
+                packing.write_zip(partial, zipfile.ZIP_DEFLATED if archive_format == "default" else zipfile.ZIP_STORED)
     except OSError as error:
         raise CannotArchive(f"{output} cannot be written ({error}).") from error
-    finally:
-        _remove(partial)
 
 
 def refuse_existing(output: Path, *, force: bool) -> None:
@@ -440,28 +436,6 @@ def created_on(seconds: float) -> str:
         return datetime.fromtimestamp(int(seconds), UTC).strftime("%d/%m/%Y %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         raise CannotArchive(f"{seconds} seconds is no time that `createdOn` can hold.") from None
-
-
-def _put_in_place(partial: Path, output: Path) -> None:
-    """Rename; a folder in the way is moved aside first and deleted when the new one stands there."""
-    if not (output.is_dir() and not output.is_symlink()):
-        partial.replace(output)
-        return
-    aside = output.parent / f".{output.name}.{secrets.token_hex(8)}.old"
-    output.rename(aside)
-    try:
-        partial.rename(output)
-    except OSError:
-        aside.rename(output)
-        raise
-    shutil.rmtree(aside)
-
-
-def _remove(partial: Path) -> None:
-    if partial.is_dir():
-        shutil.rmtree(partial, ignore_errors=True)
-    else:
-        partial.unlink(missing_ok=True)
 
 
 def _ignore(_: object) -> None:
