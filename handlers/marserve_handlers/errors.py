@@ -1,7 +1,8 @@
 """What can go wrong inside a worker, and the word under which the server hears of it.
 
     PredictionException     the author's own answer: a message and a status for the client
-      BadPicture            a built-in handler was sent what is no picture
+      BadInput              the request's value does not fit: 400, with the name of the field
+        BadPicture          a built-in handler was sent what is no picture
     ModelNotLoadable        the archive's model cannot be loaded; names the file and what was expected
     BadResponse             the handler set a status or header that no response can carry
     NobodyWaits             every client of the batch has gone; raised where the next piece would be sent
@@ -52,11 +53,19 @@ class NobodyWaits(Exception):
         super().__init__("every client of this batch has gone")
 
 
-class BadPicture(PredictionException):
-    """The request's value is no picture that the handler can use. The client's fault, so its code is 400."""
+class BadInput(PredictionException):
+    """The request's value does not fit: the client gets 400 and `field: message`, or the message alone without a field.
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, 400)
+    The message says what was expected and what came: `BadInput("expected float32 [28, 28], got [28, 27]", "pixels")`.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message if field is None else f"{field}: {message}", 400)
+
+
+class BadPicture(BadInput):
+    """The request's value is no picture that the handler can use. The client's fault, so its code is 400."""
 
 
 class ModelNotLoadable(RuntimeError):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
+
 import pytest
 
 from marserve_handlers.errors import (
+    BadInput,
     BadPicture,
     BadResponse,
     PredictionException,
@@ -33,6 +39,44 @@ def test_a_prediction_exception_is_500_by_default_and_reads_as_torchserves() -> 
 def test_a_code_that_is_no_status_becomes_500(code: object) -> None:
     """A wrong code must not break the answer."""
     assert describe_failure(PredictionException("m", code)).code == 500  # type: ignore[arg-type]
+
+
+def test_a_bad_input_names_its_field_and_is_400() -> None:
+    """The message begins with the field; otherwise it is like any answer of the author."""
+    error = BadInput("expected float32 [1, 28, 28], got [1, 28, 27]", field="pixels")
+
+    assert describe_failure(error) == ("prediction", "pixels: expected float32 [1, 28, 28], got [1, 28, 27]", 400)
+    assert error.field == "pixels"
+
+
+def test_a_bad_input_without_a_field_is_its_message() -> None:
+    """There is no colon where no field is named."""
+    assert describe_failure(BadInput("two rows were expected")) == ("prediction", "two rows were expected", 400)
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_a_copy_of_a_bad_input_is_the_same(again: object) -> None:
+    """Pools of processes in a handler send their exceptions pickled."""
+    error = BadInput("too long", "text")
+
+    same = again(error)  # type: ignore[operator]
+
+    assert (same.message, same.field, same.error_code) == ("text: too long", "text", 400)
+
+
+def test_the_package_has_its_exceptions_and_imports_them_when_they_are_asked_for() -> None:
+    """`from marserve_handlers import BadInput` works, and `import marserve_handlers` alone imports nothing else."""
+    program = (
+        "import sys, marserve_handlers as m; names = [n for n in sys.modules if n.startswith('marserve_handlers.')]\n"
+        "assert not names, names\n"
+        "assert 'BadInput' in dir(m) and not hasattr(m, 'BadInputs')\n"
+        "from marserve_handlers import BadInput, PredictionException\n"
+        "from marserve_handlers.errors import BadInput as same\n"
+        "assert BadInput is same and issubclass(BadInput, PredictionException)\n"
+        "assert not {'numpy', 'torch', 'marserve'} & set(sys.modules)"
+    )
+
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)
 
 
 def test_a_bad_picture_is_the_clients_fault() -> None:
