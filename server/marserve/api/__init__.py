@@ -8,7 +8,7 @@ tokens       the keys, and which a request needs
 browsers     which requests of browsers are refused
 preflights   what a browser asks before it sends
 tls          certificates of listeners
-expiry       when certificates end
+certificate_expiry  when certificates end
 request_ids  ids of requests
 wishes       the deadline, priority and version that a client asks for
 parameters   reads the parameters of management calls

@@ -2,6 +2,7 @@
 
 They come from PEM files or a PKCS#12 keystore, or are made at the start; the caller chooses. Keystores and made
 certificates need the library `cryptography`, which is imported only then. Clients are not asked for certificates.
+gRPC's ports make their credentials of the same identity, in `api/grpc/listener.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The start binds sockets first, so that a taken port is found before anything else is begun. It reads and loads the
 models of the start, for a bounded time, and then accepts connections. The end is what `draining.py` does; then workers
-and templates end and are reaped, and logs are written out.
+and templates end and are reaped, and logs are written out. SIGTERM is taken here; before that,
+`cli/server/foreground.py` ends the process at a signal.
 """
 
 from __future__ import annotations

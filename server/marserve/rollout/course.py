@@ -1,6 +1,7 @@
 """A roll-out's steps and holds, its state, and the consequence of each verdict.
 
-Pure: the monotonic clock is passed in, traffic is set by others. The state is one of
+Pure: the monotonic clock is passed in. `judge.py` decides, and `rollouts.py` sets the traffic, also back to the version
+before. The state is one of
 
     preparing     the version is loaded, warmed and certified; it gets no requests
     running       it has the step's share of the requests that name no version

@@ -2,4 +2,6 @@
 
 metrics/  counts, and the pages and lines made of them
 logs/     the logs, bounded
+
+What follows single requests over time has its place here, beside the two.
 """

@@ -15,7 +15,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from marserve.api.browsers import OPEN_PATHS, BrowserRules, OwnHosts
-from marserve.api.expiry import expiry_warning
+from marserve.api.certificate_expiry import expiry_warning
 from marserve.api.rest.guard import BrowserGuard, Guard
 from marserve.api.rest.only_here import OnlyHere
 from marserve.api.rest.platforms.health import PROBES

@@ -2,7 +2,8 @@
 
 The limit runs from the batch's begin, which the shared page shows, and anew from each piece of a stream. For a batch
 that is not begun it runs from its sending, or from the answer to the one before. After the batch has ended in the
-worker its answer has the same time again to be read. `life.py` kills a worker that is past it.
+worker its answer has the same time again to be read. `life.py` kills a worker that is past it,
+`restart_policy.py` decides when the next one starts, and `slot.py` starts it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Counts events and writes the counts as a Prometheus page. It knows no HTTP, no pool and no clock.
 
 The pool and the surfaces add to plain integers and lists: `VersionMetrics` belongs to one model version, `Metrics` to
-the server. There are no locks, as everything runs on the event loop's thread. Text is made only at a scrape. The
-constant part of each line is cached, and the whole block of a histogram until a value is added.
+the server. `pool/dispatch/dispatcher.py` adds a request that was refused or waited too long. There are no locks, as
+everything runs on the event loop's thread. Text is made only at a scrape. The constant part of each line is cached, and
+the whole block of a histogram until a value is added.
 
 There are two sets of names. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its meaning,
 gauges of "the last request" included. marserve's own are `marserve_…`. Series exist only for registered versions and

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trustme
 
-from marserve.api.expiry import expiry_warning
+from marserve.api.certificate_expiry import expiry_warning
 
 NOW = datetime(2030, 1, 15, 12, tzinfo=UTC)
 
