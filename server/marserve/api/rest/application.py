@@ -1,8 +1,8 @@
 """One listener's FastAPI application, made of finished routers: paths, errors and JSON as the contract has them.
 
-A further surface is a router in a file of `platforms/` or `models/`, and `app/building/routes.py` gives it to a listener.
-The connection takes inference requests; all others come here. It also adds request ids, caching and CORS headers, so
-that every answer of a listener has them.
+A further surface is a router in a file of `platforms/` or `models/`, which `app/building/routes.py` gives to a
+listener. The connection takes inference requests; all others come here. It also adds request ids, caching and CORS
+headers, so that every answer of a listener has them.
 """
 
 from __future__ import annotations

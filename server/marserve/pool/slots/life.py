@@ -1,6 +1,7 @@
 """One worker process of a slot: its start, its messages, its end.
 
-`Life` is the only class that ends a worker. `restart_policy.py` decides when the next one starts, and `slot.py` starts it.
+`Life` is the only class that ends a worker. `restart_policy.py` decides when the next one starts, and
+`slot.py` starts it.
 """
 
 from __future__ import annotations
