@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
 from textwrap import wrap
 
-from marserve.settings.table import KEYS, SECTIONS, Key
+from marserve.settings.table import SECTIONS, Key
 
 _WIDTH = 100
 
@@ -20,7 +18,7 @@ def write_config() -> str:
         "# Lines that begin with #key= show the default of `torchserve`, and that of `marserve` where it differs.",
         "# $$NAME$$ in a value stands for the environment variable NAME.",
     ]
-    for section, keys in _by_section():
+    for section, keys in SECTIONS.items():
         lines += ["", f"# ---- {section} {'-' * (_WIDTH - len(section) - 8)}"]
         for key in keys:
             lines += [
@@ -57,7 +55,7 @@ def write_page() -> str:
         "nearest known one. A value that asks for a missing feature stops the start with a sentence; a value that "
         "changes nothing is accepted and logged once. The tables say which.",
     ]
-    for section, keys in _by_section():
+    for section, keys in SECTIONS.items():
         lines += [
             "",
             f"## {section}",
@@ -67,12 +65,6 @@ def write_page() -> str:
         ]
         lines += map(_row, keys)
     return "\n".join(lines) + "\n"
-
-
-def _by_section() -> Iterator[tuple[str, list[Key]]]:
-    in_order = sorted(KEYS.values(), key=lambda key: SECTIONS.index(key.section))
-    for section, keys in groupby(in_order, key=lambda key: key.section):
-        yield section, list(keys)
 
 
 def _sentence(key: Key) -> str:
