@@ -20,7 +20,8 @@ import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 from marserve.messages import Metric
 from marserve.telemetry.metrics.handler_metrics import PREDICTION_TIME, ModelMetrics
@@ -71,6 +72,11 @@ class Gauges(NamedTuple):
     memory_bytes: int | None = None
 
 
+def _counts() -> dict[Any, int]:
+    return defaultdict(int)
+
+
+@dataclass(slots=True, eq=False)
 class VersionMetrics:
     """The counts of one model version. Its pool adds to the attributes; they are read at scrape time.
 
@@ -107,95 +113,49 @@ class VersionMetrics:
     retired             what the page counts of it among its model's versions that went; None while it is shown
     """
 
-    __slots__ = (
-        "answers",
-        "batch_checks",
-        "batch_differences",
-        "batch_rechecks",
-        "batch_sizes",
-        "busy_seconds",
-        "cancelled",
-        "chosen",
-        "errors",
-        "evictions",
-        "expired",
-        "expired_run",
-        "handler_seconds",
-        "inner_requests",
-        "isolated",
-        "length_seconds",
-        "lengths",
-        "loads_on_demand",
-        "model",
-        "named_queue_s",
-        "named_requests",
-        "named_total_s",
-        "out_of_memory",
-        "queue_seconds",
-        "read_gauges",
-        "read_share",
-        "recheck_seconds",
-        "refused",
-        "requests",
-        "retired",
-        "retried",
-        "shadow_compared",
-        "shadow_differing",
-        "shadow_dropped",
-        "shadow_errors",
-        "shadow_mirrored",
-        "tap",
-        "total_seconds",
-        "version",
-        "worker_deaths",
-        "worker_recycles",
-        "worker_restarts",
-        "worker_starts",
-    )
-
-    def __init__(self, model: str, version: str, read_gauges: Callable[[], Gauges] = Gauges) -> None:
-        self.model, self.version = model, version
-        self.requests = 0
-        self.named_requests = 0
-        self.inner_requests = 0
-        self.answers: dict[int, int] = defaultdict(int)
-        self.errors: dict[str, int] = defaultdict(int)
-        self.refused: dict[str, int] = defaultdict(int)
-        self.queue_seconds = Histogram(SECONDS_BOUNDS)
-        self.handler_seconds = Histogram(SECONDS_BOUNDS)
-        self.total_seconds = Histogram(SECONDS_BOUNDS)
-        self.named_queue_s = 0.0
-        self.named_total_s = 0.0
-        self.batch_sizes = Histogram(BATCH_BOUNDS)
-        self.worker_starts = 0
-        self.worker_restarts = 0
-        self.worker_deaths: dict[str, int] = defaultdict(int)
-        self.worker_recycles: dict[str, int] = defaultdict(int)
-        self.loads_on_demand = 0
-        self.evictions = 0
-        self.retried = 0
-        self.isolated = 0
-        self.out_of_memory = 0
-        self.expired = 0
-        self.expired_run = 0
-        self.cancelled = 0
-        self.chosen: dict[str, int] = defaultdict(int)
-        self.batch_checks: dict[str, int] = defaultdict(int)
-        self.batch_rechecks = 0
-        self.batch_differences = 0
-        self.recheck_seconds = 0.0
-        self.busy_seconds = 0.0
-        self.lengths: dict[str, int] = defaultdict(int)
-        self.length_seconds = 0.0
-        self.shadow_mirrored = 0
-        self.shadow_compared = 0
-        self.shadow_differing = 0
-        self.shadow_dropped: dict[str, int] = defaultdict(int)
-        self.shadow_errors: dict[str, int] = defaultdict(int)
-        self.read_gauges = read_gauges
-        self.read_share: Callable[[], float] | None = None
-        self.tap: Tap | None = None
-        self.retired: tuple[object, int, Mapping[str, float]] | None = None
+    model: str
+    version: str
+    read_gauges: Callable[[], Gauges] = Gauges
+    requests: int = 0
+    named_requests: int = 0
+    inner_requests: int = 0
+    answers: dict[int, int] = field(default_factory=_counts)
+    errors: dict[str, int] = field(default_factory=_counts)
+    refused: dict[str, int] = field(default_factory=_counts)
+    queue_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
+    handler_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
+    total_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
+    named_queue_s: float = 0.0
+    named_total_s: float = 0.0
+    batch_sizes: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
+    worker_starts: int = 0
+    worker_restarts: int = 0
+    worker_deaths: dict[str, int] = field(default_factory=_counts)
+    worker_recycles: dict[str, int] = field(default_factory=_counts)
+    loads_on_demand: int = 0
+    evictions: int = 0
+    retried: int = 0
+    isolated: int = 0
+    out_of_memory: int = 0
+    expired: int = 0
+    expired_run: int = 0
+    cancelled: int = 0
+    chosen: dict[str, int] = field(default_factory=_counts)
+    batch_checks: dict[str, int] = field(default_factory=_counts)
+    batch_rechecks: int = 0
+    batch_differences: int = 0
+    recheck_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    lengths: dict[str, int] = field(default_factory=_counts)
+    length_seconds: float = 0.0
+    shadow_mirrored: int = 0
+    shadow_compared: int = 0
+    shadow_differing: int = 0
+    shadow_dropped: dict[str, int] = field(default_factory=_counts)
+    shadow_errors: dict[str, int] = field(default_factory=_counts)
+    read_share: Callable[[], float] | None = None
+    tap: Tap | None = None
+    retired: tuple[object, int, Mapping[str, float]] | None = None
 
     @property
     def default_requests(self) -> int:
@@ -281,15 +241,8 @@ class Metrics:
 
         With the label "" there is one number, under the value "".
         """
-        if self._mode != "prometheus":
-            return
-
-        def collect() -> list[str]:
-            if not label:
-                return [f"{name} {_number(number)}" for number in read().values()]
-            return [f'{name}{{{label}="{_escape(word)}"}} {_number(number)}' for word, number in read().items()]
-
-        self._families = (*self._families, _Family(name, kind, text, collect))
+        if self._mode == "prometheus":
+            self._families = (*self._families, _of_server(name, kind, text, label, read))
 
     def register(self, version: VersionMetrics) -> None:
         """Show this version from now on. If it was removed before, its counts go on."""
@@ -314,10 +267,6 @@ class Metrics:
         self._last_handler_s.pop(version.model, None)
         for series in self._fed.values():
             series.forget(version.model)
-
-    def count_response(self, status: int) -> None:
-        """Count an answer of any listener, by the first digit of its status (100 to 999)."""
-        self.responses[status // 100] += 1
 
     def count_call(self, code: str) -> None:
         """Count a gRPC call that has ended, by the name of its status."""
@@ -449,36 +398,45 @@ class Metrics:
             "marserve_request_seconds", "histogram", "Time of requests by stage: queue, handler, total.", self._seconds
         )
         yield _Family("marserve_batch_size", "histogram", "Requests in a batch.", self._batch_sizes)
-        yield _Family("marserve_queue_length", "gauge", "Requests that wait for a worker.", self._queue_length)
+        yield self._gauge("marserve_queue_length", "Requests that wait for a worker.", lambda g: g.queue_length)
         yield _Family("marserve_workers", "gauge", "Workers by state.", self._workers)
-        yield _Family("marserve_workers_target", "gauge", "Workers that there should be.", self._workers_target)
+        yield self._gauge("marserve_workers_target", "Workers that there should be.", lambda g: g.workers_target)
         yield _Family(
             "marserve_traffic_share",
             "gauge",
             "Share of the requests naming no version that it gets, 0 to 1.",
             self._shares,
         )
-        yield _Family("marserve_sequences", "gauge", "Sequences that live.", self._sequences)
-        yield _Family(
+        yield self._gauge("marserve_sequences", "Sequences that live.", lambda g: g.sequences, write=str)
+        yield self._gauge(
             "marserve_model_memory_bytes",
-            "gauge",
             "Memory of a version's processes, by proportional set size; only with model_memory.",
-            self._memory,
+            lambda g: g.memory_bytes,
+            write=str,
         )
-        yield _Family("marserve_http_responses_total", "counter", "Answers of all listeners, by class.", self._http)
-        yield _Family("marserve_grpc_calls_total", "counter", "Ended gRPC calls, by status code.", self._call_lines)
-        yield _Family(
-            "marserve_refused_total", "counter", "Refused before they reached a model, by cause.", self._refused_lines
-        )
-        yield _Family(
-            "marserve_dropped_log_lines_total", "counter", "Log lines lost: not written, or too many.", self._lost_lines
-        )
-        yield _Family(
-            "marserve_dropped_metric_values_total",
-            "counter",
-            "Values from handlers that no declared metric fits.",
-            lambda: [f"marserve_dropped_metric_values_total {_number(self._model_metrics.dropped)}"],
-        )
+        for name, text, label, read_server in (
+            ("marserve_http_responses_total", "Answers of all listeners, by class.", "class", self._by_class),
+            ("marserve_grpc_calls_total", "Ended gRPC calls, by status code.", "code", lambda: self._calls),
+            (
+                "marserve_refused_total",
+                "Refused before they reached a model, by cause.",
+                "cause",
+                lambda: self._refused,
+            ),
+            (
+                "marserve_dropped_log_lines_total",
+                "Log lines lost: not written, or too many.",
+                "log",
+                self._dropped_lines,
+            ),
+            (
+                "marserve_dropped_metric_values_total",
+                "Values from handlers that no declared metric fits.",
+                "",
+                lambda: {"": self._model_metrics.dropped},
+            ),
+        ):
+            yield _of_server(name, "counter", text, label, read_server)
 
     def _fed_family(self, series: Series) -> _Family:
         definition = series.definition
@@ -597,27 +555,24 @@ class Metrics:
     def _batch_sizes(self) -> list[str]:
         return [view.batch_sizes.block() for view in self._versions]
 
-    def _queue_length(self) -> list[str]:
-        return [
-            f"marserve_queue_length{{{view.labels}}} {_number(view.gauges.queue_length)}" for view in self._versions
-        ]
-
-    def _sequences(self) -> list[str]:
-        counted = [(view.labels, view.gauges.sequences) for view in self._versions]
-        return [f"marserve_sequences{{{labels}}} {count}" for labels, count in counted if count is not None]
-
-    def _memory(self) -> list[str]:
-        held = [(view.labels, view.gauges.memory_bytes) for view in self._versions]
-        return [f"marserve_model_memory_bytes{{{labels}}} {size}" for labels, size in held if size is not None]
-
     def _shares(self) -> list[str]:
         asked = [(view.labels, view.of.read_share) for view in self._versions]
         return [f"marserve_traffic_share{{{labels}}} {_number(read())}" for labels, read in asked if read is not None]
 
-    def _workers_target(self) -> list[str]:
-        return [
-            f"marserve_workers_target{{{view.labels}}} {_number(view.gauges.workers_target)}" for view in self._versions
-        ]
+    def _gauge(
+        self,
+        name: str,
+        text: str,
+        read: Callable[[Gauges], float | None],
+        write: Callable[[float], str] = _number,
+    ) -> _Family:
+        """A figure of each version's pool; None where there is no such figure."""
+
+        def collect() -> list[str]:
+            values = [(view.labels, read(view.gauges)) for view in self._versions]
+            return [f"{name}{{{labels}}} {write(value)}" for labels, value in values if value is not None]
+
+        return _Family(name, "gauge", text, collect)
 
     def _workers(self) -> list[str]:
         return [
@@ -626,27 +581,8 @@ class Metrics:
             for state, count in view.gauges.workers.items()
         ]
 
-    def _http(self) -> list[str]:
-        return [
-            f'marserve_http_responses_total{{class="{digit}xx"}} {_number(count)}'
-            for digit, count in enumerate(self.responses)
-            if count
-        ]
-
-    def _call_lines(self) -> list[str]:
-        return [f'marserve_grpc_calls_total{{code="{code}"}} {_number(count)}' for code, count in self._calls.items()]
-
-    def _refused_lines(self) -> list[str]:
-        return [
-            f'marserve_refused_total{{cause="{_escape(cause)}"}} {_number(count)}'
-            for cause, count in self._refused.items()
-        ]
-
-    def _lost_lines(self) -> list[str]:
-        return [
-            f'marserve_dropped_log_lines_total{{log="{_escape(log)}"}} {_number(count)}'
-            for log, count in self._dropped_lines().items()
-        ]
+    def _by_class(self) -> dict[str, int]:
+        return {f"{digit}xx": count for digit, count in enumerate(self.responses) if count}
 
 
 _Collect = Callable[[], list[str]]
@@ -660,6 +596,17 @@ class _Family(NamedTuple):
     kind: str
     text: str
     collect: _Collect
+
+
+def _of_server(name: str, kind: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> _Family:
+    """A family of the whole server; see `Metrics.declare`."""
+
+    def collect() -> list[str]:
+        if not label:
+            return [f"{name} {_number(number)}" for number in read().values()]
+        return [f'{name}{{{label}="{_escape(word)}"}} {_number(number)}' for word, number in read().items()]
+
+    return _Family(name, kind, text, collect)
 
 
 _HELP = {
