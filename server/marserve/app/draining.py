@@ -3,6 +3,7 @@
 Readiness falls. Requests are taken for `drain_delay` more, then new ones are refused, and accepted ones are answered
 for at most `drain_timeout`. The rest is refused, and the log names it. Listeners close, connections end. A second
 signal ends every wait. Pools, workers and templates are ended by the stack of `building/parts.py`.
+`server.py` takes the signal, and ends last.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from marserve.registry.intake.intake import Intake, pinned
 from marserve.registry.intake.pending_fetches import Coming
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings.watches import MODEL_STORE, WatchedPlace
-from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query, parse_target
+from marserve.store.addresses.fetch_guard import OBJECT_SCHEMES, AllowedUrls, Target, hide_query, parse_target
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.object_store import ObjectStores
 from marserve.store.sources.source import Entry
@@ -45,7 +45,6 @@ Policies = Callable[[], Declared]
 REMOVAL_S = 5.0
 # How often the declared watches of a desired state are compared; that costs next to nothing.
 DECLARED_LOOK_S = 1.0
-LISTED_SCHEMES = ("s3", "gs", "az")
 _SAMPLE = "x.mar"
 
 
@@ -164,7 +163,7 @@ class Watches:
             sample = parse_target(base + _SAMPLE)
         except ArchiveNotFound as error:
             raise self._refuse(spec, error.message.rpartition(" is refused: ")[2]) from None
-        if sample.scheme not in LISTED_SCHEMES or self._lister is None or self._fetcher is None:
+        if sample.scheme not in OBJECT_SCHEMES or self._lister is None or self._fetcher is None:
             raise self._refuse(spec, f"{sample.scheme}:// cannot be listed; folders, s3://, gs:// and az:// can")
         try:
             self._allowed.check(sample)

@@ -1,5 +1,6 @@
 """The ledger of memory: what is reserved of the host and of each device, and which reservations wait. Pure: readings
-and times are passed in, and nothing is started or ended here.
+and times are passed in, and nothing is started or ended here. `host_memory.py` and `device_memory.py` ask it before a
+load, and refuse one that has no room; `waiting_line.py` lets those in that wait.
 
 A reservation is made before a process is started, so several loads at once never count on the same bytes.
 

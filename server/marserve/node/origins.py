@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from marserve.agent_link import StoreAt
 from marserve.settings.stores import SCHEMES, StoreOptions, Stores
-from marserve.store.addresses.fetch_guard import Target
+from marserve.store.addresses.fetch_guard import OBJECT_SCHEMES, Target
 from marserve.store.sources.object_store import ObjectStores
 from marserve.store.sources.source import Failed, Opener, Source
 
@@ -25,4 +25,4 @@ def origins(stores: Sequence[StoreAt], environment: Mapping[str, str]) -> dict[s
             raise Failed("the server alone has its credentials")
         return objects.open(target)
 
-    return dict.fromkeys(("s3", "gs", "az"), open_here)
+    return dict.fromkeys(OBJECT_SCHEMES, open_here)

@@ -20,7 +20,14 @@ from marserve.desired_state.reconciler import Reconciler
 from marserve.errors import BadDesiredState, BadSettings, MarserveError
 from marserve.registry.models import Registry
 from marserve.settings.table import Settings
-from marserve.store.addresses.fetch_guard import AllowedUrls, Target, hide_query, is_address, parse_target
+from marserve.store.addresses.fetch_guard import (
+    OBJECT_SCHEMES,
+    AllowedUrls,
+    Target,
+    hide_query,
+    is_address,
+    parse_target,
+)
 from marserve.store.sources.file_source import FileOrigins
 from marserve.store.sources.http import HttpOrigins
 from marserve.store.sources.local import LocalStore
@@ -164,7 +171,7 @@ class DesiredStates:
             raise BadSettings(f"desired_state is {hide_query(named)!r}: {error}", key="desired_state") from error
 
     def _open(self, target: Target, allowed: AllowedUrls) -> Source:
-        if target.scheme in ("s3", "gs", "az"):
+        if target.scheme in OBJECT_SCHEMES:
             return self._objects.open(target)
         if target.scheme == "file":
             return FileOrigins(allowed)(target)
@@ -175,7 +182,7 @@ class DesiredStates:
         if not is_address(url):
             return None
         target = parse_target(url)
-        if target.scheme not in ("http", "https", "s3", "gs", "az", "file"):
+        if target.scheme not in ("http", "https", "file", *OBJECT_SCHEMES):
             return None
         allowed = AllowedUrls(self._settings.allowed_urls)
         allowed.check(target)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from marserve.errors import BadSettings
 from marserve.settings.table import Settings
-from marserve.store.addresses.fetch_guard import AllowedUrls
+from marserve.store.addresses.fetch_guard import OBJECT_SCHEMES, AllowedUrls
 from marserve.store.fetching.cache import Cache
 from marserve.store.fetching.download import DownloadOptions
 from marserve.store.fetching.download_list import DownloadList
@@ -30,7 +30,7 @@ def build_fetcher(
     return Fetcher(
         AllowedUrls(settings.allowed_urls),
         options,
-        openers=dict.fromkeys(("s3", "gs", "az"), objects.open),
+        openers=dict.fromkeys(OBJECT_SCHEMES, objects.open),
         gathers={"hf": Hub(settings.stores, environment, max_bytes=max_bytes).gather},
         cache=_build_cache(settings),
         downloads=downloads,

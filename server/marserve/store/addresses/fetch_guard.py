@@ -25,7 +25,8 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL_BYTES = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
-STORE_SCHEMES: tuple[Scheme, ...] = ("s3", "gs", "az", "hf")
+OBJECT_SCHEMES: tuple[Scheme, ...] = ("s3", "gs", "az")
+STORE_SCHEMES: tuple[Scheme, ...] = (*OBJECT_SCHEMES, "hf")
 """Schemes of object stores: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `hf://organisation/name`."""
 
 _ADDRESS = re.compile(r"(https?|s3\+https|file)://", re.IGNORECASE)

@@ -2,8 +2,9 @@
 
 The library is imported when the first such address is opened, and then checks the settings. It asks stores in processes
 of their own (`object_process`): a long answer takes no memory and no event loop time of the server, and a call that
-hangs ends with its process. A new store also needs its scheme and options in `settings/stores.py`, lines in
-`object_settings.py`, `object_program.py` and `object_errors.py` beside this, and one in `app/building/stores.py`.
+hangs ends with its process. A new store also needs its scheme and options in `settings/stores.py`, its
+address in `store/addresses/object_address.py` and `store/addresses/fetch_guard.py`, and lines in `object_settings.py`,
+`object_program.py` and `object_errors.py` beside this.
 """
 
 from __future__ import annotations
