@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from marserve_handlers.declared.declaration import Tensor as Tensor
+    from marserve_handlers.declared.decorator import model as model
     from marserve_handlers.errors import BadInput as BadInput
     from marserve_handlers.errors import PredictionException as PredictionException
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 _EXPORTED: Final = {
     "BadInput": "marserve_handlers.errors",
     "PredictionException": "marserve_handlers.errors",
+    "Tensor": "marserve_handlers.declared.declaration",
+    "model": "marserve_handlers.declared.decorator",
 }
 
 

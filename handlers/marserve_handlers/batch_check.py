@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marserve_handlers.context import Context, RequestView
+from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.errors import describe_failure
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
@@ -549,6 +550,8 @@ def keep(value: Any, depth: int = 0) -> Any:
         return [keep(below, depth + 1) for below in value]
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, JsonAnswer):
+        return value.body
     if isinstance(value, bool | int | float | str):  # an author's own kind of these, an enumeration's member
         return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
     torch = sys.modules.get("torch")

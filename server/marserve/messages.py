@@ -154,6 +154,9 @@ class Accepted(Protocol):
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Status = Annotated[int, msgspec.Meta(ge=100, le=999)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+# The JSON of what a model declares (`MAR-INF/declaration.json`).
+MAX_DECLARATION_BYTES = 64 << 10
+DeclarationText = Annotated[bytes, msgspec.Meta(max_length=MAX_DECLARATION_BYTES)]
 # How many warnings for describe a worker's handler may give.
 MAX_WARNINGS = 20
 Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -195,6 +198,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     use by name; None: the two ready-made ones. `is_continuous`: the handler says for each answer whether more follows.
     `is_concurrent`: it is called again while it still runs. `cpus` are the processors that the worker keeps to, empty
     for no restriction. `must_use_device`: a model that cannot compute on its device is not loaded.
+    `declaration` is the archive's own, which the handler's must equal, empty if it has none. `max_rows` is how many
+    rows one request to a declared model may have.
     """
 
     model: str
@@ -222,6 +227,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     is_concurrent: bool = False
     cpus: list[int] = []
     must_use_device: bool = False
+    declaration: bytes = b""
+    max_rows: int = 1024
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -356,7 +363,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     `warm_up_s` is how long the warm-up inputs took, 0 without any. `has_length_of`: the handler can be asked how long
     an item is (`AskLengths`). `device_bytes` is the most that the runtime has taken of a device so far, 0 if it used
     none or cannot say. `computes_on` is what the model runs on, empty if its handler does not say. `warm_up_failure` is
-    the one of `warnings` about the first warm-up inputs that were not answered, else empty.
+    the one of `warnings` about the first warm-up inputs that were not answered, else empty. `declaration` is the JSON
+    of what the model declares, empty if its handler declares nothing.
     """
 
     seconds: Seconds
@@ -366,6 +374,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     device_bytes: Count = 0
     computes_on: Sentence = ""
     warm_up_failure: Sentence = ""
+    declaration: DeclarationText = b""
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

@@ -116,6 +116,7 @@ class FakePool:
         self.warnings: Sequence[str] = behaviour.warnings
         self.warm_up_failure = behaviour.warm_up_failure
         self.described: Mapping[str, object] = {}
+        self.declaration: Mapping[str, object] | None = None
         self.held_bytes: int | None = None
         self.checked: list[list[bytes]] = []
         self.compared = 0

@@ -400,3 +400,79 @@ def test_the_built_in_base_classes_are_found_by_their_dotted_names(tmp_path: Pat
     pytest.importorskip("torch")
     with pytest.raises(ModelNotLoadable, match="needs a group of ranks"):
         load(tmp_path, "", "distributed.base_pippy_handler")
+
+
+# ------------------------------------------------------------------------------------------- declared handlers
+
+
+DECLARED = """
+from marserve_handlers import Tensor, model
+
+@model(inputs={"x": Tensor("float32", ["batch"])}, outputs={"y": Tensor("float32", ["batch"])})
+class Twice:
+    def load(self, context):
+        self.by = 2
+
+    def predict(self, x):
+        return {"y": self.by * x}
+"""
+
+
+@pytest.mark.parametrize("word", ["handler.py", "handler.py:Twice", "handler:Twice"])
+def test_a_declared_class_is_found_and_loaded(tmp_path: Path, word: str) -> None:
+    """Alone in its module or by name; its bodies are not decoded before it reads them."""
+    model = load(tmp_path, DECLARED, word)
+    model.context.begin_batch([])
+
+    (answer,) = model.handle([{"body": bytearray(b"[3]")}], model.context)
+
+    assert answer.body == b'{"y":[6.0]}'
+    assert not model.load.decode_input
+    assert msgspec.json.decode(model.declaration)["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch"]}]
+
+
+def test_several_declared_models_need_a_name(tmp_path: Path) -> None:
+    """The sentence names them, and how to choose."""
+    source = DECLARED + "\n@model\ndef other(text: str) -> str: return text\n"
+
+    with pytest.raises(ValueError, match=r"handler.py defines several models, Twice and other: name one, as"):
+        load(tmp_path, source)
+
+
+def test_a_class_that_is_not_marked_follows_torchserves_rules(tmp_path: Path) -> None:
+    """Also in a module that has a marked base class from elsewhere."""
+    source = """
+    from marserve_handlers import model
+
+    class Handler:
+        def handle(self, data, context): return ["handled"]
+    """
+
+    loaded = load(tmp_path, source)
+
+    assert loaded.handle([{}], loaded.context) == ["handled"]
+    assert loaded.declaration == b""
+
+
+IN_ARCHIVE = b'{"version":1,"kind":"tensors","inputs":[{"name":"x","dtype":"int8","shape":["batch"]}],"outputs":[]}'
+
+
+def test_another_declaration_than_the_archives_is_not_loaded(tmp_path: Path) -> None:
+    """Both are named."""
+    with pytest.raises(ValueError, match=r'at inputs\[0\].dtype: the archive "int8", the handler "float32"'):
+        load(tmp_path, DECLARED, declaration=IN_ARCHIVE)
+
+
+def test_a_handler_that_declares_nothing_is_not_loaded_for_a_declaration(tmp_path: Path) -> None:
+    """As when its file was replaced in the archive."""
+    with pytest.raises(ValueError, match="declares nothing"):
+        load(tmp_path, "def handle(data, context): return data", declaration=IN_ARCHIVE)
+
+
+def test_envelopes_are_for_torchserves_shape(tmp_path: Path) -> None:
+    """A declared handler reads its bodies itself; describe warns."""
+    model = load(tmp_path, DECLARED, envelope="json")
+    model.context.begin_batch([])
+
+    assert model.handle([{"body": bytearray(b"3")}], model.context)[0].body == b'{"y":6.0}'
+    assert model.context.load_warnings == ["the envelope json is not used: the handler declares its input"]

@@ -267,6 +267,9 @@ class ModelDescription(Document, kw_only=True):
         list[Arriving] | None, Meta(description="what is fetched for the model, or the version, now")
     ] = None
     requirements: Requirements | None = None
+    declaration: Annotated[
+        dict[str, Any] | None, Meta(description="what the model takes and gives, if its handler declares that")
+    ] = None
     warnings: Annotated[list[str] | None, Meta(description="what was asked for and is not used, and why")] = None
     lastDeath: Death | None = None
     customizedMetadata: Annotated[

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +338,11 @@ class Pool:
         described |= self.reservations.described
         described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
         return described
+
+    @property
+    def declaration(self) -> Mapping[str, Any] | None:
+        """What the model declares, by the worker that loaded it last; None for nothing, and before the first load."""
+        return self._context.declaration
 
     @property
     def warnings(self) -> list[str]:

@@ -63,7 +63,7 @@ class ConcurrentLoop:
         def run(rows: list[dict[str, Any]], context: Context) -> Any:
             return loop.run_until_complete(_finish(handle(rows, context)))
 
-        return LoadedModel(run, self._model.context, self._model.load)
+        return self._model.calling(run)
 
     def serve(self) -> NoReturn:
         """Serve until the server says stop or is gone. Raises EOFError, or SystemExit with a status, at the end."""

@@ -13,7 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 import marserve_handlers
 from marserve import __version__
@@ -23,6 +25,9 @@ from marserve_handlers.context import Context
 from marserve_handlers.envelopes import find_envelope
 from marserve_handlers.metrics import MetricsCache
 from marserve_handlers.support.builtin import BUILT_IN, find_built_in
+
+if TYPE_CHECKING:
+    from marserve_handlers.declared.decorator import Definition
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
 LengthOf = Callable[[dict[str, Any]], Any]
@@ -35,7 +40,7 @@ class LoadedModel:
     """A handler that is ready: `handle(rows, context)`, and the one context that lives as long as the worker.
 
     `length_of(row)` says how long an item is, `compare(primary, shadow)` whether two answers to one request are alike;
-    None if the author has not written it.
+    None if the author has not written it. `declaration` is the JSON of what the model declares, empty for nothing.
     """
 
     def __init__(
@@ -45,13 +50,19 @@ class LoadedModel:
         load: Load,
         length_of: LengthOf | None = None,
         compare: Compare | None = None,
+        declaration: bytes = b"",
     ) -> None:
         self.compare = compare
+        self.declaration = declaration
         self.handle = handle
         self.length_of = length_of
         self.has_failed_length = False
         self.context = context
         self.load = load
+
+    def calling(self, handle: Handle) -> LoadedModel:
+        """The same model with another function in the place of `handle`."""
+        return LoadedModel(handle, self.context, self.load, self.length_of, self.compare, self.declaration)
 
 
 def enter_model_folder(load: Load) -> None:
@@ -98,6 +109,10 @@ def load_model(load: Load) -> LoadedModel:
     module: ModuleType | None = None
     if isinstance(found, ModuleType):
         module = found
+        definition = _find_definition(found, function_name)
+        if definition is not None:
+            return _open(definition, context, load)
+        _check_declaration(load, b"")
         entry = getattr(found, function_name or "handle", None)
         if callable(entry):
             try:
@@ -123,6 +138,40 @@ def load_model(load: Load) -> LoadedModel:
     handle = _in_envelope(service.handle, load.envelope)
     compare = _compare_of(service) or _compare_of(module)
     return LoadedModel(handle, context, load, _length_of(service) or _length_of(module), compare)
+
+
+def _find_definition(module: ModuleType, name: str) -> Definition | None:
+    """What `@model` marks in the handler's module, of that name or the only one; None for TorchServe's shape."""
+    if "marserve_handlers.declared.decorator" not in sys.modules:  # it was not imported, so nothing is marked
+        return None
+    # here, and below: a handler of TorchServe's shape imports nothing of it
+    from marserve_handlers.declared.decorator import definition_of, find_definition
+
+    return definition_of(getattr(module, name, None)) if name else find_definition(module)
+
+
+def _open(definition: Definition, context: Context, load: Load) -> LoadedModel:
+    """Load a declared model. Its rows are raw: it decodes bodies by what it declares, so envelopes are not used."""
+    # here: for declared handlers alone
+    from marserve_handlers.declared.opening import open_declared
+
+    opened = open_declared(definition, context, most_rows=load.batch_size, max_rows=load.max_rows)
+    _check_declaration(load, opened.declaration)
+    if load.envelope:
+        context.load_warnings.append(f"the envelope {load.envelope} is not used: the handler declares its input")
+    handle = opened.handle if not load.is_concurrent or opened.handle_async is None else opened.handle_async
+    load = msgspec.structs.replace(load, decode_input=False)
+    return LoadedModel(handle, context, load, None, _compare_of(opened.instance), opened.declaration)
+
+
+def _check_declaration(load: Load, declared: bytes) -> None:
+    """Raise DeclarationError if the archive declares something else than the handler, with both."""
+    if not load.declaration or load.declaration == declared:
+        return
+    # here: few archives have a declaration
+    from marserve_handlers.declared.declaration import check_same
+
+    check_same(load.declaration, declared, load.handler)
 
 
 def _in_envelope(handle: Handle, word: str | None) -> Handle:

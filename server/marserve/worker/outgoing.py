@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded, Raised
+from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.errors import HANDLER, describe_failure
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 
@@ -153,6 +154,8 @@ def encode_value(value: Any) -> tuple[bytes, bool]:
 
     Raises TypeError or ValueError for values that JSON cannot express.
     """
+    if type(value) is JsonAnswer:
+        return value.body, True
     if isinstance(value, bytes | bytearray):
         return b"".join((value,)), False  # plain bytes, also for a class of the author's own
     if isinstance(value, str):

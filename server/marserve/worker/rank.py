@@ -144,7 +144,7 @@ class Leader:
 
     def lead(self, model: LoadedModel) -> LoadedModel:
         """The same model, but its `handle` has the other ranks make each call as well."""
-        return LoadedModel(self._leading(model.handle), model.context, model.load, model.length_of, model.compare)
+        return model.calling(self._leading(model.handle))
 
     def share(self, items: Sequence[Item], bodies: Sequence[bytes | bytearray], *, once: bool) -> None:
         """Send the others the items of the next calls: of one call (`once`), or of several."""

@@ -112,7 +112,16 @@ class ServedModel:
         has_length_of = self._model.length_of is not None
         warnings = problems + warnings
         self._connection.send(
-            Loaded(seconds, warnings, warm_up_s, has_length_of, self._taken_bytes, computes_on, failure)
+            Loaded(
+                seconds,
+                warnings,
+                warm_up_s,
+                has_length_of,
+                self._taken_bytes,
+                computes_on,
+                failure,
+                self._model.declaration,
+            )
         )
 
     # ------------------------------------------------------------------------------------------- a batch
@@ -226,7 +235,7 @@ class ServedModel:
                 self.failed.append(loss_told_by(error))
                 raise
 
-        return LoadedModel(call, model.context, model.load, model.length_of, model.compare)
+        return model.calling(call)
 
     def send_results(self, message: Results, bodies: Sequence[bytes]) -> None:
         """Answer a batch; as one that raised, if its headers are more than the wire carries."""

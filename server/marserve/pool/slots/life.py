@@ -14,8 +14,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,8 @@ TERM_GRACE_S = 0.25
 class LifeContext:
     """What every worker of a version uses, and what it reports to.
 
-    `batch_ended` is called after a batch or a check, `measured` with what a handler measured.
+    `batch_ended` is called after a batch or a check, `measured` with what a handler measured. `declaration` is what the
+    model declares, by the worker that loaded it last; None for nothing.
     """
 
     options: PoolOptions
@@ -81,6 +83,7 @@ class LifeContext:
     reservations: Reservations
     batch_ended: Callable[[], None]
     measured: Callable[[Metrics], None]
+    declaration: Mapping[str, Any] | None = None
 
 
 class Life:
@@ -211,6 +214,7 @@ class Life:
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
             self.warm_up_failure = loaded.warm_up_failure
             self.computes_on = loaded.computes_on
+            context.declaration = _declaration_of(loaded)
             self.device_bytes = loaded.device_bytes
             if context.metrics.tap is not None:
                 context.metrics.tap.loaded(self._name, self.load_s)
@@ -517,3 +521,12 @@ class Life:
             now=time.monotonic(),
         )
         self._context.certifier.lost(self.key, death.cause.value)
+
+
+def _declaration_of(loaded: Loaded) -> Mapping[str, Any] | None:
+    """What the worker says that its model declares; None for nothing, and for what is no JSON object."""
+    try:
+        declaration = msgspec.json.decode(loaded.declaration) if loaded.declaration else None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return declaration if isinstance(declaration, dict) else None

@@ -106,6 +106,8 @@ def describe_version(
         described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
     if facts.requirements is not None:
         described["requirements"] = dict(facts.requirements)
+    if pool.declaration is not None:
+        described["declaration"] = dict(pool.declaration)
     warnings = [*facts.warnings, *pool.warnings, *remarks]
     if warnings:
         described["warnings"] = warnings

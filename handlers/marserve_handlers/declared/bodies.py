@@ -1,0 +1,61 @@
+"""Which bytes of a request are its input, and what they hold as JSON. Knows no shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from marserve_handlers.errors import BadInput
+
+MAX_SHOWN: Final = 80
+
+_decode = msgspec.json.decode
+
+Body = bytes | bytearray
+
+
+def only_body(row: Mapping[str, Any]) -> Body | None:
+    """A request's raw body, or the one value of its form; None if it has several values, or none."""
+    body = row.get("body")
+    if body is None:
+        body = row.get("data")
+    if body is None and len(row) == 1:
+        name, body = next(iter(row.items()))
+        if not body and name.lstrip()[:1] in ("{", "["):
+            raise BadInput(
+                "the body came as a form, which is what curl -d sends: add -H 'Content-Type: application/json'"
+            )
+    return body
+
+
+def read_json(body: Body) -> Any:
+    """The value of JSON text; `NaN` and `Infinity` are numbers. Raises BadInput with line and column."""
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return read_json_slowly(body)
+
+
+def read_json_slowly(body: Body) -> Any:
+    """As `read_json`, by Python's parser, which takes `NaN` and says where it stopped."""
+    if not body.strip():
+        raise BadInput("expected JSON, got an empty body")
+    try:
+        return json.loads(bytes(body).decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise BadInput(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the body is not JSON: byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise BadInput("the body is not JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadInput(f"the body is not JSON that can be read: {error}") from None
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut to `MAX_SHOWN` characters."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -1,0 +1,86 @@
+"""From a marked class or function to what a worker calls: reads the signature, makes the object, loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from marserve_handlers.context import Context
+from marserve_handlers.declared.declaration import Declaration
+from marserve_handlers.declared.decorator import Definition
+from marserve_handlers.declared.items import converter, input_type, output_type
+from marserve_handlers.declared.predicting import (
+    Predicting,
+    check_tensor_parameters,
+    item_parameter,
+    read_predict,
+)
+from marserve_handlers.declared.single import ItemModel
+
+DEFAULT_MAX_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A declared model that is loaded: what a worker calls with rows, and what the model declares.
+
+    `handle_async` is set where `predict` is a coroutine. `instance` is the author's object, None for a function.
+    """
+
+    handle: Callable[[list[dict[str, Any]], Context], list[Any]]
+    handle_async: Callable[[list[dict[str, Any]], Context], Awaitable[list[Any]]] | None
+    declaration: bytes
+    instance: Any
+
+
+def declare(definition: Definition) -> Declaration:
+    """What a marked class or function declares. Makes no object and loads nothing. Raises DeclarationError."""
+    return _declare(definition, read_predict(definition))
+
+
+def _declare(definition: Definition, predicting: Predicting) -> Declaration:
+    if definition.inputs is not None:
+        declaration = Declaration(dict(definition.inputs), dict(definition.outputs or {}), name=definition.name)
+        padded = tuple(size for tensor in definition.inputs.values() if tensor.pad is not None for size in tensor.names)
+        check_tensor_parameters(predicting, definition, padded)
+        return declaration
+    parameter = item_parameter(predicting)
+    annotation = predicting.hints.get(parameter, Any)
+    if annotation is Any:
+        annotation = dict
+    return Declaration(
+        input=input_type(f"The parameter {parameter} of {predicting.words}", annotation)[0],
+        output=output_type(f"What {predicting.words} returns", predicting.returns, is_stream=predicting.is_stream),
+        name=definition.name,
+    )
+
+
+def open_declared(
+    definition: Definition, context: Context, *, most_rows: int, max_rows: int = DEFAULT_MAX_ROWS
+) -> Opened:
+    """Make the author's object, call its `load(context)` if it has one, and return what answers batches.
+
+    `most_rows` is how many rows one call of `predict` may have, `max_rows` how many one request may have. Raises
+    DeclarationError, and whatever the author's code raises.
+    """
+    predicting = read_predict(definition)
+    declaration = _declare(definition, predicting)
+    document = declaration.encode()
+    instance = definition.target() if isinstance(definition.target, type) else None
+    load = getattr(instance, "load", None)
+    if callable(load):
+        load(context)
+    predict = definition.target if instance is None else instance.predict
+    served: Any
+    if definition.inputs is not None:
+        from marserve_handlers.declared.tensors import TensorModel  # here: only models of tensors need numpy
+
+        served = TensorModel(predict, predicting, declaration, most_rows=most_rows, max_rows=max_rows)
+    else:
+        parameter = item_parameter(predicting)
+        annotation = predicting.hints.get(parameter, dict)
+        decode = input_type(parameter, dict if annotation is Any else annotation)[1]
+        convert = None if predicting.is_stream else converter(predicting.words, predicting.returns)
+        served = ItemModel(predict, predicting, parameter, decode, convert)
+    return Opened(served.handle, served.handle_async if predicting.is_async else None, document, instance)

@@ -1,0 +1,65 @@
+"""A real server with handlers that declare their input: the page's first steps, and what is answered to bad input."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from support.pages import block
+from support.server import Server, make_archive
+
+PAGE = "docs/declared-handlers.md"
+JSON = {"Content-Type": "application/json"}
+SUMS, GREET = block(PAGE, "sums"), block(PAGE, "greet")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for the whole file, with the page's models."""
+    folder = tmp_path_factory.mktemp("declared")
+    store = folder / "store"
+    store.mkdir()
+    make_archive(store / "sums.mar", SUMS, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
+    make_archive(store / "greet.mar", GREET)
+    with Server(folder, store=store) as server:
+        server.register("sums.mar").raise_for_status()
+        server.register("greet.mar").raise_for_status()
+        yield server
+
+
+def test_the_pages_requests_get_the_pages_answers(server: Server) -> None:
+    """An item, and rows with the batch axis."""
+    curls = [shlex.split(line) for line in block(PAGE, "sums-commands").splitlines() if line.startswith("curl")]
+
+    answers = [
+        server.client.post(
+            f"{server.inference}/predictions/sums",
+            content=words[words.index("-d") + 1],
+            headers=JSON,
+        )
+        for words in curls
+    ]
+
+    assert [answer.json() for answer in answers] == json.loads(block(PAGE, "sums-answers"))
+    assert answers[0].headers["content-type"] == "application/json"
+
+
+def test_what_does_not_fit_is_400_with_the_field(server: Server) -> None:
+    """Of tensors and of items, with the sentences of the page."""
+    tensor = server.predict("sums", b'{"pair": [1, 2, 3]}', **JSON)
+    item = server.predict("greet", b'{"name": "Ada", "age": "x"}', **JSON)
+
+    assert (tensor.status_code, tensor.json()["message"]) == (400, "pair: expected float32 [2], got [3]")
+    assert (item.status_code, item.json()["message"]) == (400, "age: expected int, got str")
+
+
+def test_describe_shows_the_declaration(server: Server) -> None:
+    """As the worker that loaded the model reported it."""
+    sums = server.client.get(f"{server.management}/models/sums").json()[0]["declaration"]
+    greet = server.client.get(f"{server.management}/models/greet").json()[0]["declaration"]
+
+    assert sums["inputs"] == [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}]
+    assert greet["input"]["schema"]["required"] == ["name", "age"]

@@ -1,0 +1,147 @@
+"""Tests for declarations: what is refused, what their JSON is, how two differ."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from marserve_handlers import Tensor, model
+from marserve_handlers.declared.declaration import (
+    MAX_DECLARATION_BYTES,
+    Declaration,
+    DeclarationError,
+    ItemType,
+    check_same,
+    check_tensors,
+    first_difference,
+)
+
+OUT = {"y": Tensor("float32", ["batch"])}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (Tensor("float32", [1, 28]), 'first dimension must be "batch"'),
+        (Tensor("float32", []), 'first dimension must be "batch"'),
+        (Tensor("float32", "batch"), 'first dimension must be "batch"'),
+        (Tensor("float32", ["batch", "n", "n"]), "'n' twice"),
+        (Tensor("float32", ["batch", "batch"]), "'batch' twice"),
+        (Tensor("float33", ["batch"]), "dtype 'float33'; there are bool,"),
+        (Tensor("float32", ["batch", -1]), "dimension -1"),
+        (Tensor("float32", ["batch", True]), "dimension True"),
+        (Tensor("float32", ["batch", "a b"]), "dimension 'a b'"),
+        (Tensor("float32", ["batch", "n"], pad="0"), "pad '0'"),  # type: ignore[arg-type]
+        ("float32", "it must be a Tensor"),
+    ],
+)
+def test_a_tensor_that_cannot_be_served_is_refused(tensor: Any, words: str) -> None:
+    """With its name, the value seen, and what would be right."""
+    with pytest.raises(DeclarationError, match="The input x ") as caught:
+        check_tensors({"x": tensor}, OUT)
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "words"),
+    [
+        ({}, OUT, "inputs is empty"),
+        ({"x": OUT["y"]}, {}, "outputs is missing"),
+        ({"x": Tensor("bool", ["batch"], optional=True)}, OUT, "Every input is optional"),
+        ({"x y": OUT["y"]}, OUT, "no name of a parameter"),
+        ({"x": OUT["y"]}, {"y": Tensor("int8", ["batch", "n"], pad=0)}, "which only inputs have"),
+        (
+            {"x": Tensor("int8", ["batch", "n"], pad=0), "n_lengths": OUT["y"]},
+            OUT,
+            "has the name of the lengths of n",
+        ),
+    ],
+)
+def test_tensors_that_do_not_go_together_are_refused(inputs: Any, outputs: Any, words: str) -> None:
+    """One sentence says why."""
+    with pytest.raises(DeclarationError, match=words):
+        check_tensors(inputs, outputs)
+
+
+def test_the_decorator_refuses_at_once() -> None:
+    """The import of the handler's module fails, and so the load."""
+    with pytest.raises(DeclarationError, match="'n' twice"):
+        model(inputs={"x": Tensor("float32", ["batch", "n", "n"])}, outputs=OUT)
+
+
+def test_the_json_of_tensors_is_a_list_in_order() -> None:
+    """With pads and optional ones only where they are given."""
+    declaration = Declaration(
+        {"b": Tensor("int64", ["batch", "n"], pad=0), "a": Tensor("bool", ["batch"], optional=True)}, OUT, name="m"
+    )
+
+    assert json.loads(declaration.encode()) == {
+        "version": 1,
+        "kind": "tensors",
+        "name": "m",
+        "inputs": [
+            {"name": "b", "dtype": "int64", "shape": ["batch", "n"], "pad": 0},
+            {"name": "a", "dtype": "bool", "shape": ["batch"], "optional": True},
+        ],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["batch"]}],
+    }
+
+
+def test_the_json_of_an_item_says_its_types() -> None:
+    """Of the answer only that it may be anything, if its type is unknown."""
+    declaration = Declaration(input=ItemType("json", "application/json", {"type": "object"}))
+
+    assert json.loads(declaration.encode()) == {
+        "version": 1,
+        "kind": "item",
+        "input": {"type": "json", "contentType": "application/json", "schema": {"type": "object"}},
+        "output": {"type": "any"},
+    }
+
+
+def test_a_declaration_is_bounded() -> None:
+    """64 KB, of which the sentence says both numbers."""
+    declaration = Declaration(input=ItemType("json", schema={"description": "x" * MAX_DECLARATION_BYTES}))
+
+    with pytest.raises(DeclarationError, match=f"may have {MAX_DECLARATION_BYTES}"):
+        declaration.encode()
+
+
+def test_equal_declarations_may_be_written_differently() -> None:
+    """Order of keys and blanks do not count."""
+    check_same(b'{"a": 1, "b": [2]}', b'{"b":[2],"a":1}', "h.py")
+
+
+def test_a_difference_says_where_and_what_both_have() -> None:
+    """The archive's and the handler's."""
+    archive = Declaration({"x": Tensor("float32", ["batch", 3])}, OUT).encode()
+    handler = Declaration({"x": Tensor("float32", ["batch", 4])}, OUT).encode()
+
+    with pytest.raises(DeclarationError) as caught:
+        check_same(archive, handler, "h.py:H")
+
+    assert 'at inputs[0].shape: the archive ["batch", 3], the handler ["batch", 4].' in str(caught.value)
+    assert "the handler h.py:H" in str(caught.value)
+
+
+def test_a_handler_that_declares_nothing_differs() -> None:
+    """As when the archive's handler was replaced by one of TorchServe's shape."""
+    with pytest.raises(DeclarationError, match=r"h.py declares nothing"):
+        check_same(b'{"version":1}', b"", "h.py")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": 1}, {}, ("a", 1, None)),
+        ({"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}, ("a[1]", None, {"b": 2})),
+        ([1, 2], [1, 3], ("", [1, 2], [1, 3])),
+    ],
+)
+def test_the_first_difference_is_found(one: Any, other: Any, found: Any) -> None:
+    """By its path."""
+    assert first_difference(one, other) == found

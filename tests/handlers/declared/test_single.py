@@ -1,0 +1,335 @@
+"""Tests for models of one annotated item: what is read, what is refused, what goes out."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import BaseModel
+
+from marserve_handlers import BadInput, model
+from marserve_handlers.declared.declaration import DeclarationError
+from marserve_handlers.declared.item_context import ItemContext
+from support.declared_models import Opening
+from support.model_context import FakeItem
+
+
+class Person(BaseModel):
+    """Of pydantic."""
+
+    name: str
+    age: int
+
+
+@dataclass
+class Point:
+    """A dataclass."""
+
+    x: float
+    y: float = 0.0
+
+
+class Options(TypedDict):
+    """A typed dict."""
+
+    depth: int
+
+
+@model
+def greet(person: Person) -> str:
+    """Says what it knows."""
+    return f"{person.name}, {person.age}"
+
+
+@model
+def double(point: Point) -> Point:
+    """Twice as far."""
+    return Point(2 * point.x, 2 * point.y)
+
+
+@model
+def same(value: dict[str, Any]) -> Any:
+    """Gives back what came."""
+    return value
+
+
+@model
+def upper(text: str) -> str:
+    """In capitals."""
+    return text.upper()
+
+
+@model
+def backwards(data: bytes) -> bytes:
+    """Turned round."""
+    return data[::-1]
+
+
+@model
+def turned(picture: Image.Image) -> Image.Image:
+    """Upside down."""
+    return picture.rotate(180)
+
+
+# ------------------------------------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "message"),
+    [
+        (greet, {"name": "Ada", "age": "x"}, "age: input should be a valid integer, unable to parse"),
+        (greet, {"name": "Ada"}, "age: field required"),
+        (greet, {}, "name: field required (and 1 more)"),
+        (greet, b'{"name":', "the body is not JSON: Expecting value at line 1, column 9"),
+        (greet, [], "input should be an object, got []"),
+        (double, {"x": "far"}, "x: expected float, got str"),
+        (double, {}, "object missing required field x"),
+        (double, b"{'x': 1}", "the body is not JSON: Expecting property name"),
+        (same, [1], "expected object, got array"),
+        (upper, b"\xff\xfe", "expected UTF-8 text, got another byte at 0"),
+        (turned, b"GIF", "The request's body is no picture"),
+        (greet, {'{"name": "Ada"}': bytearray()}, "add -H 'Content-Type: application/json'"),
+        (upper, {"a": bytearray(b"1"), "b": bytearray(b"2")}, "expected text as the body, got a form with a, b"),
+    ],
+)
+def test_what_does_not_fit_is_the_clients_fault(target: Any, body: Any, message: str) -> None:
+    """400 with the field's name where there is one, and what was seen."""
+    with pytest.raises(BadInput) as caught:
+        Opening(target).only(body)
+
+    assert message in caught.value.message
+    assert caught.value.error_code == 400
+
+
+def test_mates_of_what_does_not_fit_are_answered() -> None:
+    """The error stands in the place of its answer."""
+    good, bad = Opening(double).answer({"x": 1}, {"x": None})
+
+    assert good == {"x": 2.0, "y": 0.0}
+    assert isinstance(bad, BadInput)
+
+
+def test_an_exception_is_its_items_alone() -> None:
+    """Raised by the author's code, whatever it is; raised again where the item is alone."""
+
+    @model
+    def divide(value: dict[str, Any]) -> float:
+        return float(1 / value["by"])
+
+    served = Opening(divide)
+
+    good, bad = served.answer({"by": 2}, {"by": 0})
+
+    assert good == 0.5
+    assert isinstance(bad, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        served.only({"by": 0})
+
+
+# ------------------------------------------------------------------------------------------- what fits
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "answer"),
+    [
+        (greet, {"name": "Ada", "age": 36}, b"Ada, 36"),
+        (greet, {"name": bytearray(b"Ada"), "age": bytearray(b"36")}, b"Ada, 36"),
+        (double, {"x": 1.5, "y": 2}, {"x": 3.0, "y": 4.0}),
+        (double, {"x": bytearray(b"1.5")}, {"x": 3.0, "y": 0.0}),
+        (double, b'{"x": Infinity}', {"x": float("inf"), "y": 0.0}),
+        (same, {"a": [1, None]}, {"a": [1, None]}),
+        (upper, b"hello", b"HELLO"),
+        (upper, {"file": bytearray(b"hello")}, b"HELLO"),
+        (backwards, b"abc", b"cba"),
+    ],
+)
+def test_an_item_is_read_by_its_annotation(target: Any, body: Any, answer: Any) -> None:
+    """From a raw body, or from a form."""
+    assert Opening(target).only(body) == answer
+
+
+def test_a_picture_comes_and_goes_as_a_file() -> None:
+    """PNG with its content type."""
+    picture = Image.new("RGB", (2, 1))
+    picture.putpixel((0, 0), (255, 0, 0))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    served = Opening(turned)
+
+    answer = served.only(file.getvalue())
+
+    assert Image.open(io.BytesIO(answer)).getpixel((1, 0)) == (255, 0, 0)
+    assert served.context.get_response_content_type(0) == "image/png"
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        ({"a": np.float32(1.5), "b": np.arange(2)}, {"a": 1.5, "b": [0, 1]}),
+        ([Person(name="Ada", age=36)], [{"name": "Ada", "age": 36}]),
+        (Person(name="Ada", age=36), {"name": "Ada", "age": 36}),
+        (Point(1, 2), {"x": 1, "y": 2}),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_an_answer_is_written_by_its_type(value: Any, answer: Any) -> None:
+    """Where nothing is annotated."""
+
+    @model
+    def give(item: dict[str, Any]):  # type: ignore[no-untyped-def]
+        return value
+
+    assert Opening(give).only({}) == answer
+
+
+def test_an_answer_is_checked_by_its_annotation() -> None:
+    """A dict becomes the model; what does not fit is the author's fault."""
+
+    @model
+    def person(item: dict[str, Any]) -> Person:
+        return item  # type: ignore[return-value]
+
+    served = Opening(person)
+
+    assert served.only({"name": "Ada", "age": "36"}) == {"name": "Ada", "age": 36}
+    with pytest.raises(ValueError, match="age") as caught:
+        served.only({"name": "Ada"})
+    assert not isinstance(caught.value, BadInput)
+
+
+def test_a_wrong_kind_of_answer_is_said_in_a_sentence() -> None:
+    """What was returned, and what is annotated."""
+
+    @model
+    def text(item: dict[str, Any]) -> str:
+        return b"bytes"  # type: ignore[return-value]
+
+    with pytest.raises(TypeError, match="returned bytes, and is annotated to return str"):
+        Opening(text).only({})
+
+
+def test_the_context_speaks_of_the_one_request() -> None:
+    """Its headers in any case, its id, and what is set for its answer."""
+
+    @model
+    class Echo:
+        def predict(self, item: str, context: ItemContext) -> str:
+            context.set_status(201)
+            context.set_header("x-seen", context.header("X-Trace") or "")
+            context.set_content_type("text/x")
+            assert not context.is_cancelled
+            assert context.deadline is None
+            return f"{context.request_id} {context.model.model_name}"
+
+    served = Opening(Echo)
+    served_items = [FakeItem("a"), FakeItem("b", headers=[(b"x-trace", b"7")])]
+
+    answers = served.answer(b"1", b"2", items=served_items)
+
+    assert answers == [b"a m", b"b m"]
+    assert served.context.response_of(1) == (201, "", [("x-seen", "7"), ("content-type", "text/x")])
+
+
+def test_coroutines_of_a_batch_run_side_by_side() -> None:
+    """The second may answer while the first waits for it."""
+    import asyncio
+
+    @model
+    class Meeting:
+        def load(self, context: Any) -> None:
+            self.met = asyncio.Event()
+
+        async def predict(self, item: str) -> str:
+            if item == "first":
+                await self.met.wait()
+            self.met.set()
+            return item
+
+    assert Opening(Meeting).answer(b"first", b"second") == [b"first", b"second"]
+
+
+# ------------------------------------------------------------------------------------------- what is declared
+
+
+def test_schemas_are_published() -> None:
+    """Of pydantic's models by themselves, of dataclasses by msgspec, without a reference at the top."""
+    person, point = Opening(greet).declaration, Opening(double).declaration
+
+    assert person["input"]["schema"]["properties"]["age"] == {"title": "Age", "type": "integer"}
+    assert person["output"] == {"type": "text", "contentType": "text/plain"}
+    assert point["input"]["schema"]["properties"]["x"] == {"type": "number"}
+    assert point["input"]["schema"]["required"] == ["x"]
+    assert point["output"]["schema"]["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [(upper, "text"), (backwards, "bytes"), (turned, "image"), (same, "json"), (greet, "json")]
+)
+def test_the_kind_of_item_is_declared(target: Any, kind: str) -> None:
+    """In describe a client reads what to send."""
+    assert Opening(target).declaration["input"]["type"] == kind
+
+
+def test_a_typed_dict_is_checked() -> None:
+    """Its keys and their types."""
+
+    @model
+    def deep(options: Options) -> int:
+        return options["depth"]
+
+    served = Opening(deep)
+
+    assert served.only({"depth": 3}) == 3
+    with pytest.raises(BadInput, match="depth: expected int, got str"):
+        served.only({"depth": "x"})
+
+
+class Unreadable:
+    """A class that no JSON is read into."""
+
+
+def _unknown(item: Missing) -> str: ...  # type: ignore[name-defined] # noqa: F821
+
+
+def _unreadable(item: list[Unreadable]) -> str: ...  # type: ignore[empty-body]
+
+
+def _two(item: str, other: str) -> str: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (_unknown, "An annotation of _unknown cannot be resolved: name 'Missing' is not defined"),
+        (_unreadable, "take a pydantic model, a dataclass, dict, bytes, str, or PIL.Image.Image"),
+        (_two, "must take one input, beside context, and takes item, other"),
+        (lambda: 1, "must take one input, beside context, and takes none"),
+    ],
+)
+def test_a_signature_that_cannot_be_served_is_refused(function: Any, words: str) -> None:
+    """At load, in a sentence."""
+    with pytest.raises(DeclarationError) as caught:
+        Opening(model(function))
+
+    assert words in str(caught.value)
+
+
+def test_only_classes_and_functions_are_marked() -> None:
+    """A class needs a predict."""
+    with pytest.raises(DeclarationError, match="The class Empty has no method predict"):
+
+        @model
+        class Empty:
+            pass
+
+    with pytest.raises(DeclarationError, match="marks a class or a function, not int"):
+        model(3)  # type: ignore[call-overload]
+    with pytest.raises(DeclarationError, match="outputs is given without inputs"):
+        model(outputs={})
+    with pytest.raises(DeclarationError, match="The name '' is no text"):
+        model(name="")
