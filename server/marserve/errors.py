@@ -92,7 +92,6 @@ class BodyTooLarge(BadInput):
     """A request body over the limit of the named setting."""
 
     def __init__(self, limit_bytes: int, setting: str = "max_request_size") -> None:
-        self.limit_bytes = limit_bytes
         super().__init__(f"The request body is larger than {setting}, {limit_bytes} bytes.")
 
 
@@ -105,7 +104,7 @@ class BadDesiredState(BadInput):
     """A desired state that cannot be used. `problems` are sentences, each with its line; `name` is the document's."""
 
     def __init__(self, name: str, problems: list[str]) -> None:
-        self.name, self.problems = name, problems
+        self.problems = problems
         super().__init__(f"{name} is refused, and nothing was changed: {'; '.join(problems)}")
 
 
@@ -115,7 +114,6 @@ class DesiredStateDecides(ClientError):
     cause = "desired_state"
 
     def __init__(self, where: str, remedy: str) -> None:
-        self.where, self.remedy = where, remedy
         super().__init__(f"{where} says which models this server has, so this call is refused. {remedy}")
 
 
@@ -125,7 +123,6 @@ class DesiredStateMoved(ClientError):
     cause = "desired_state"
 
     def __init__(self, where: str) -> None:
-        self.where = where
         super().__init__(f"{where} was changed by somebody else meanwhile; nothing was changed. Read it and try again.")
 
 
@@ -209,7 +206,6 @@ class ModelNotFound(ClientError):
     """No model of that name is registered."""
 
     def __init__(self, model: str) -> None:
-        self.model = model
         super().__init__(f"Model not found: {model}")
 
 
@@ -217,7 +213,6 @@ class VersionNotFound(ClientError):
     """The model is registered, the version is not."""
 
     def __init__(self, model: str, version: str, text: str | None = None) -> None:
-        self.model, self.version = model, version
         super().__init__(text or f"Model version: {version} does not exist for model: {model}")
 
 
@@ -256,7 +251,7 @@ class DownloadFailed(MarserveError):
     cause = "download_failed"
 
     def __init__(self, url: str, reason: str = "", *, is_told: bool = False) -> None:
-        self.url, self.reason = url, reason
+        self.reason = reason
         super().__init__(f"Failed to download archive from: {url}{f' ({reason})' if reason and is_told else ''}")
 
 
@@ -266,7 +261,6 @@ class DigestMismatch(DownloadFailed):
     cause = "digest_mismatch"
 
     def __init__(self, url: str, wanted: str, found: str, what: str = "what came") -> None:
-        self.wanted, self.found = wanted, found
         sentence = f"{what} has the SHA-256 digest {found}, not {wanted}"
         super().__init__(url, sentence)
         self.args = (f"Failed to download archive from: {url}: {without_stop(sentence)}. Nothing was taken from it.",)
@@ -283,7 +277,6 @@ class VersionConflict(ClientError):
     """This version of the model is registered already."""
 
     def __init__(self, model: str, version: str) -> None:
-        self.model, self.version = model, version
         super().__init__(f"Model version {version} is already registered for model {model}")
 
 
@@ -291,7 +284,6 @@ class LabelTaken(VersionConflict):
     """A version cannot have the name of a label, nor a label that of a version."""
 
     def __init__(self, model: str, label: str) -> None:
-        self.model, self.version = model, label
         self.args = (
             f"{label} is a label of model {model} or to become one, and a version of it, too; give one of them another "
             "name.",
@@ -302,7 +294,6 @@ class LabelNotFound(ClientError):
     """The model has no such label."""
 
     def __init__(self, model: str, label: str) -> None:
-        self.model, self.label = model, label
         super().__init__(f"Model {model} has no label {label}.")
 
 
@@ -310,7 +301,6 @@ class ShadowNotFound(ClientError):
     """The model has no shadow."""
 
     def __init__(self, model: str) -> None:
-        self.model = model
         super().__init__(f"Model {model} has no shadow; PUT /models/{model}/shadow begins one.")
 
 
@@ -318,7 +308,6 @@ class RolloutNotFound(ClientError):
     """The model has no roll-out, and the server remembers none."""
 
     def __init__(self, model: str) -> None:
-        self.model = model
         super().__init__(f"Model {model} has no roll-out; POST /models/{model}/rollout begins one.")
 
 
@@ -334,7 +323,6 @@ class VersionInUse(ClientError):
     cause = "version_in_use"
 
     def __init__(self, model: str, version: str, *, has_weight: bool, labels: list[str]) -> None:
-        self.model, self.version = model, version
         has = [*(["a weight in the model's traffic"] if has_weight else []), *(f"the label {name}" for name in labels)]
         super().__init__(
             f"Version {version} of model {model} has {' and '.join(has)}, so it is not unregistered. Take that from it "
@@ -348,7 +336,6 @@ class SwapUnderWay(ClientError):
     cause = "swap_under_way"
 
     def __init__(self, model: str) -> None:
-        self.model = model
         super().__init__(f"A version of model {model} is being swapped already; try again when that has ended.")
 
 
@@ -356,7 +343,6 @@ class WatchNotFound(ClientError):
     """No place is watched under that name."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         super().__init__(f"There is no watch {name[:100]!r}; GET /watches lists them.")
 
 
@@ -364,7 +350,6 @@ class WorkflowNotFound(ClientError):
     """No workflow of that name is registered."""
 
     def __init__(self, workflow: str) -> None:
-        self.workflow = workflow
         super().__init__(f"Workflow not found: {workflow}")
 
 
@@ -380,7 +365,6 @@ class WorkflowConflict(ClientError):
     """A workflow of this name is registered, or being registered."""
 
     def __init__(self, workflow: str) -> None:
-        self.workflow = workflow
         super().__init__(f"Workflow {workflow} is already registered.")
 
 
@@ -388,7 +372,6 @@ class DefaultVersionInUse(ClientError):
     """The default version cannot go while others exist."""
 
     def __init__(self, model: str) -> None:
-        self.model = model
         super().__init__(f"Cannot remove default version for model {model}")
 
 
@@ -423,7 +406,7 @@ class NoWorker(Unavailable):
 
         `awaited_device` says which lost devices its workers wait for.
         """
-        self.model, self.version, self.retry_after_s, self.death = model, version, retry_after_s, death
+        self.retry_after_s, self.death = retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
         again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
         if awaited_device:
@@ -545,7 +528,7 @@ class FingerprintRefused(Unavailable):
     cause = "refused_fingerprint"
 
     def __init__(self, model: str, retry_after_s: float) -> None:
-        self.model, self.retry_after_s = model, retry_after_s
+        self.retry_after_s = retry_after_s
         super().__init__(f'This request killed workers of model "{model}" lately; it is refused for a while.')
 
 
@@ -555,7 +538,7 @@ class NoMemoryNow(Unavailable):
     cause = "no_memory"
 
     def __init__(self, model: str, *, retry_after_s: float) -> None:
-        self.model, self.retry_after_s = model, retry_after_s
+        self.retry_after_s = retry_after_s
         super().__init__(
             f'There is no memory to load model "{model}" now: the models that are loaded are in use. Try again later.'
         )
@@ -567,7 +550,7 @@ class WorkflowBusy(Unavailable):
     def __init__(
         self, workflow: str, node: str | None = None, *, cause: str = "queue_full", retry_after_s: float | None = None
     ) -> None:
-        self.workflow, self.node, self.cause, self.retry_after_s = workflow, node, cause, retry_after_s
+        self.node, self.cause, self.retry_after_s = node, cause, retry_after_s
         what = f"Workflow {workflow}" if node is None else f"Node {node} of workflow {workflow}"
         super().__init__(f"{what} takes no more requests now. Try again later.")
 
@@ -666,7 +649,7 @@ class ApplyFailed(MarserveError):
     cause = "desired_state"
 
     def __init__(self, where: str, failures: list[str], *, is_authors: bool = False) -> None:
-        self.where, self.failures, self.is_authors = where, failures, is_authors
+        self.failures, self.is_authors = failures, is_authors
         super().__init__(f"{where} was not applied, and nothing was changed: {'; '.join(failures)}")
 
 
@@ -678,7 +661,7 @@ class WorkflowFailed(MarserveError):
     """
 
     def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
-        self.workflow, self.failures, self.is_authors, self.reason = workflow, failures, is_authors, reason
+        self.failures, self.is_authors, self.reason = failures, is_authors, reason
         super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
 
 
@@ -793,7 +776,7 @@ class NotEnoughDevices(MarserveError):
     cause = "no_devices"
 
     def __init__(self, model: str, level: int, devices: int) -> None:
-        self.model, self.level, self.devices = model, level, devices
+        self.level, self.devices = level, devices
         super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
 
 
@@ -801,7 +784,6 @@ class CleanUpTimedOut(MarserveError):
     """A worker did not end within `unregister_model_timeout`."""
 
     def __init__(self, model: str) -> None:
-        self.model = model
         super().__init__(f"Timed out while cleaning resources: {model}")
 
 
