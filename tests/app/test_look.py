@@ -16,11 +16,11 @@ import pytest
 import trustme
 
 from marserve.app import early_probes, look
-from marserve.app.building.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
 from marserve.app.listeners import bind
 from marserve.app.look import look_at_machine
+from marserve.errors import BadSettings
 from marserve.settings import Settings, load_settings
 from support.processes import living
 from support.server import free_ports
@@ -190,7 +190,7 @@ async def test_devices_that_are_named_and_cannot_be_read_end_a_strict_start(
     """With the tool's word and the way to go on without."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-    with pytest.raises(CannotStart, match=r"did not answer within 0\.3 s.*number_of_gpu=0"):
+    with pytest.raises(BadSettings, match=r"did not answer within 0\.3 s.*number_of_gpu=0"):
         await look_at_machine(settings_of(tmp_path), Stop(), limit_s=0.3)
 
 

@@ -164,5 +164,5 @@ def test_a_plug_in_gives_notice(settings: Settings, tmp_path: Path, monkeypatch:
     installation.install(
         "acme-mute", "class Mute:\n    where = 1\n", {"marserve.preemption": {"mute": "{module}:Mute"}}
     )
-    with pytest.raises(CannotStart, match=r"the plug-in mute of acme-mute .* gives no notice that the machine goes"):
+    with pytest.raises(BadSettings, match=r"the plug-in mute of acme-mute .* gives no notice that the machine goes"):
         find_notices(settings)

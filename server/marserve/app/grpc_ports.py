@@ -11,7 +11,6 @@ from marserve.app.building.access import grpc_identity
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
 from marserve.app.building.from_settings import grpc_limits, sequence_headers
 from marserve.app.building.parts import Parts
-from marserve.errors import BadSettings
 from marserve.optional import is_the_packages, trouble
 from marserve.settings import Settings
 
@@ -28,7 +27,7 @@ def import_grpc() -> None:
 
 
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
-    """Bind the gRPC ports. Without their libraries it binds none and logs a line. Raises CannotStart."""
+    """Bind the gRPC ports. Without their libraries it binds none and logs a line. Raises CannotStart, BadSettings."""
     settings = parts.settings
     import_grpc()
     try:
@@ -83,8 +82,6 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
                 changes=parts.desired.changes(parts.registry),
             )
         )
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
     except OSError as error:
         raise cannot_bind(address, error, f"{name}_port", f"{name}_address") from error
     return listeners

@@ -12,7 +12,7 @@ from typing import Any
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.draining import Stop
 from marserve.app.early_probes import EarlyProbes
-from marserve.errors import BadSettings, without_stop
+from marserve.errors import without_stop
 from marserve.machine.describe import LOOK_S, Machine, describe_machine
 from marserve.machine.own_thread import in_own_thread
 from marserve.machine.vendors.tools import Tools
@@ -33,7 +33,7 @@ async def look_at_machine(
 
     `tls` is for probes on https addresses.
 
-    Raises CannotStart for devices that are missing or cannot be read, if the entry is strict about it.
+    Raises CannotStart or BadSettings for devices that are missing or cannot be read, if the entry is strict about it.
     """
     tools = Tools(limit_s)
     is_strict = settings.entry == "marserve"
@@ -50,8 +50,6 @@ async def look_at_machine(
             return None
         if looking.done():
             return await looking
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
     finally:
         looking.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, else asyncio logs it
     sentence = "Accelerators cannot be read: NVIDIA's library does not answer"

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from marserve.app.building.cannot_start import CannotStart
-from marserve.errors import BadSettings
 from marserve.plugins import PreemptionNotice, find_preemption_notices
 from marserve.settings import Settings
 
@@ -85,7 +84,7 @@ class Preemption:
 
 
 def find_notices(settings: Settings) -> list[PreemptionNotice]:
-    """The notices that settings and installed packages name. Raises CannotStart."""
+    """The notices that settings and installed packages name. Raises CannotStart, BadSettings."""
     notices: list[PreemptionNotice] = []
     path = settings.preemption_file
     if path is not None:
@@ -95,11 +94,7 @@ def find_notices(settings: Settings) -> list[PreemptionNotice]:
                 "notice is an old one. Remove the file to start all the same."
             )
         notices.append(FileNotice(path))
-    try:
-        notices += find_preemption_notices()
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
-    return notices
+    return notices + find_preemption_notices()
 
 
 def notice_signal(settings: Settings) -> signal.Signals | None:

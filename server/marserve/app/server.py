@@ -38,7 +38,7 @@ from marserve.app.look import look_at_machine
 from marserve.app.places import refuse_unusable
 from marserve.app.preemption import Preemption, find_notices, notice_signal
 from marserve.app.service_manager import ServiceManager
-from marserve.errors import CallHangs
+from marserve.errors import BadSettings, CallHangs
 from marserve.machine.describe import Machine
 from marserve.machine.start_watch import StartWatch
 from marserve.machine.threads import DaemonThreads
@@ -88,7 +88,7 @@ def run(settings: Settings, watch: StartWatch | None = None) -> int:
     keep_large_blocks(BY_SERVER)
     try:
         _run_loop()(server.serve())
-    except CannotStart as error:
+    except (CannotStart, BadSettings) as error:
         log.error("%s", error)
         print(f"marserve did not start: {error}", file=sys.stderr)  # noqa: T201 - for the operator
         return 1
@@ -149,7 +149,7 @@ class Server:
         return self._stop.has_failed
 
     async def serve(self) -> None:
-        """Run from start to end. Raises CannotStart, and then leaves nothing behind."""
+        """Run from start to end. Raises CannotStart or BadSettings, and then leaves nothing behind."""
         loop = asyncio.get_running_loop()
         threads = DaemonThreads(BLOCKING_THREADS, "blocking", ready=READY_THREADS)
         loop.set_default_executor(threads)

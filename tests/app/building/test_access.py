@@ -115,7 +115,7 @@ async def test_a_certificate_that_does_not_fit_keeps_the_server_from_starting(
     (tmp_path / "cert.pem").write_bytes(identity.chain_pem)
     (tmp_path / "key.pem").write_bytes(make_up_identity(["localhost"]).key_pem)
 
-    with pytest.raises(CannotStart):
+    with pytest.raises(BadSettings):
         await prepare_access(load(tmp_path, HTTPS + "certificate_file=cert.pem\nprivate_key_file=key.pem\n"))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.metrics import build_metrics, declare_families
+from marserve.errors import BadSettings
 from marserve.machine.describe import describe_machine
 from marserve.settings import load_settings
 from marserve.telemetry.logs.logs import configure_logs
@@ -53,7 +53,7 @@ def test_a_metrics_file_that_is_none_keeps_the_server_from_starting(tmp_path: Pa
     logs = configure_logs(folder=tmp_path / "logs", to_stdout=False)
     try:
         with contextlib.ExitStack() as outer:
-            outer.enter_context(pytest.raises(CannotStart, match=r"metrics\.yaml"))
+            outer.enter_context(pytest.raises(BadSettings, match=r"metrics\.yaml"))
             build_metrics(settings, logs, describe_machine({}), contextlib.AsyncExitStack())
     finally:
         logs.close()

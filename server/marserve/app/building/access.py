@@ -22,7 +22,6 @@ from marserve.api.rest.platforms.health import PROBES
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.api.tokens import Access, CannotKeepTokens, Kind, Tokens
 from marserve.app.building.cannot_start import CannotStart
-from marserve.errors import BadSettings
 from marserve.settings import Address, Settings
 from marserve.settings.open_management import shares_its_port
 
@@ -115,16 +114,13 @@ class AccessControl:
 
 
 async def prepare_access(settings: Settings) -> AccessControl:
-    """Make the keys of clients and the TLS of https addresses, if the settings want them. Raises CannotStart."""
+    """Make the keys of clients and the TLS of https addresses, if the settings want them. Raises BadSettings."""
     tokens = None
     if not settings.disable_token_authorization:
         lifetime_s = settings.token_expiration_min * 60
         tokens = Tokens(settings.token_file, lifetime_s, takes_any_case=settings.entry == "marserve")
-    try:
-        identity = await asyncio.to_thread(listeners_identity, settings)
-        tls = server_context(identity) if identity is not None else None
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
+    identity = await asyncio.to_thread(listeners_identity, settings)
+    tls = server_context(identity) if identity is not None else None
     if identity is not None:
         _warn_of_expiry(identity, "https addresses")
     return AccessControl(settings, tokens, tls)

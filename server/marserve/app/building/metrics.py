@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeVar
 
-from marserve.app.building.cannot_start import CannotStart
-from marserve.errors import BadSettings
 from marserve.machine.describe import Machine, Meter
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
@@ -31,15 +29,12 @@ Counted = TypeVar("Counted")
 
 
 def build_metrics(settings: Settings, logs: Logs, machine: Machine, stack: contextlib.AsyncExitStack) -> Metrics:
-    """The metrics that the metrics file lists, on a page or as log lines. Raises CannotStart for a bad file.
+    """The metrics that the metrics file lists, on a page or as log lines. Raises BadSettings for a bad file.
 
     A page is read when it is asked for. Log lines need a thread, which ends after all parts that measure.
     """
-    try:
-        path = settings.metrics_config
-        definitions = BUILT_IN if path is None else read_metrics_file(path)
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
+    path = settings.metrics_config
+    definitions = BUILT_IN if path is None else read_metrics_file(path)
     models = ModelMetrics(definitions, detects=settings.model_metrics_auto_detect)
     mode, lines = settings.metrics_mode, None
     if mode != "prometheus":

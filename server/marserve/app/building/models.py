@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.desired_state import DesiredStates, state_folder
 from marserve.app.building.from_settings import (
     archive_limits,
@@ -26,7 +25,6 @@ from marserve.app.building.tasks import keep
 from marserve.app.building.watching import watched_folders
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.environments.environments import Environments
-from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner
@@ -67,12 +65,9 @@ memory_log = logging.getLogger("marserve.registry.memory")
 
 
 async def read_desired_state(settings: Settings) -> DesiredStates:
-    """The desired state, with its document read if the settings name one. Raises CannotStart for a bad document."""
-    try:
-        desired = await asyncio.to_thread(DesiredStates, settings)
-        await asyncio.to_thread(desired.read_first)
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
+    """The desired state, with its document read if the settings name one. Raises BadSettings for a bad document."""
+    desired = await asyncio.to_thread(DesiredStates, settings)
+    await asyncio.to_thread(desired.read_first)
     return desired
 
 
@@ -116,13 +111,10 @@ def build_environments(settings: Settings, scratch: Path, launchers: Launchers) 
 
 
 async def prepare_fetcher(settings: Settings, downloads: DownloadList, metrics: Metrics) -> Fetcher:
-    """The fetcher of archives, of models and of workflows. Raises CannotStart."""
+    """The fetcher of archives, of models and of workflows. Raises BadSettings."""
     declare_families(metrics, DOWNLOAD_FAMILIES, downloads)
     limits = archive_limits(settings)
-    try:
-        return await asyncio.to_thread(build_fetcher, settings, limits.max_total_bytes, downloads)
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
+    return await asyncio.to_thread(build_fetcher, settings, limits.max_total_bytes, downloads)
 
 
 def build_waiting_line(settings: Settings, machine: Machine, watch: DeviceWatch | None) -> WaitingLine:

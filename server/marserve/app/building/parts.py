@@ -42,7 +42,6 @@ from marserve.app.building.watching import build_watches
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.arrivals.watches import Watches
 from marserve.desired_state.reconciler import Reconciler
-from marserve.errors import BadSettings
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
 from marserve.plugins import InstalledEndpoint, find_endpoints
@@ -93,7 +92,7 @@ async def build_parts(
 ) -> Parts:
     """Make all parts. `on_crash` is called when a worker of a model with `onCrash: fail` crashed.
 
-    Raises CannotStart; the parts made so far are on the stack.
+    Raises CannotStart and BadSettings; the parts made so far are on the stack.
     """
     try:
         scratch = Scratch(settings.temporary_folder)
@@ -109,7 +108,7 @@ async def build_parts(
     devices = usable_devices(settings, machine)
     restored = await asyncio.to_thread(read_snapshot, settings)
     desired = await read_desired_state(settings)
-    endpoints = _find_endpoints()
+    endpoints = find_endpoints()
     snapshots = build_snapshots(settings, devices)
     archives = UnpackedArchives()
     device_watch = await watch_devices(machine, devices, metrics, stack)
@@ -175,11 +174,3 @@ async def build_parts(
         access=access,
         device_watch=device_watch,
     )
-
-
-def _find_endpoints() -> list[InstalledEndpoint]:
-    """The endpoints that installed packages add to the listeners. Raises CannotStart."""
-    try:
-        return find_endpoints()
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error

@@ -23,10 +23,8 @@ from marserve.api.rest.platforms.open_inference import open_inference_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.tokens import Access
-from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.from_settings import sagemaker_endpoint
 from marserve.app.building.parts import Parts
-from marserve.errors import BadSettings
 
 log = logging.getLogger("marserve.app")
 
@@ -43,7 +41,7 @@ def own_access(names: Sequence[str]) -> Access:
 def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     """The routers of a listener with these APIs ("Inference", "Management", "Metrics"), in order of precedence.
 
-    Raises CannotStart for an installed endpoint whose pattern is taken.
+    Raises BadSettings for an installed endpoint whose pattern is taken.
     """
     settings, registry = parts.settings, parts.registry
     has_inference, has_management = "Inference" in names, "Management" in names
@@ -64,10 +62,7 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     for installed in parts.endpoints:
         if not (has_inference if installed.endpoint.listener == "inference" else has_management):
             continue
-        try:
-            check_patterns(installed, [router for router, _ in routers])
-        except BadSettings as error:
-            raise CannotStart(str(error)) from error
+        check_patterns(installed, [router for router, _ in routers])
         routers.insert(0, (endpoint_router(installed, registry), installed.endpoint.access))
         log.info("/%s is answered by %s", installed.endpoint.pattern, installed.origin)
     if has_management and parts.access.tokens is not None:

@@ -11,7 +11,7 @@ from marserve import __version__
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.tasks import has_succeeded
 from marserve.app.building.watching import watched_folders
-from marserve.errors import ArchiveNotFound, BadSettings, InvalidSnapshot
+from marserve.errors import ArchiveNotFound, InvalidSnapshot
 from marserve.plugins import find_snapshot_store
 from marserve.registry.catalogue.snapshot import SnapshotVersion, check_archives, read_models
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
@@ -60,24 +60,21 @@ def read_snapshot(settings: Settings) -> list[SnapshotVersion] | None:
 def build_snapshots(settings: Settings, devices: int) -> SnapshotWriter | None:
     """The writer of snapshots: into a package's store if one is installed, else beside the logs; None if it is off.
 
-    Raises CannotStart.
+    Raises BadSettings.
     """
     if not settings.config_snapshots:
         return None
-    try:
-        store = find_snapshot_store() or FolderSnapshots(
-            snapshot_folder(settings.log_location, settings.working_directory), settings.config_snapshots_kept
-        )
-        facts = {
-            "model_store": str(settings.model_store or ""),
-            "workflow_store": str(settings.workflow_store or ""),
-            "number_of_gpu": str(devices),
-            "python": sys.executable,
-        }
-        log.info("Snapshots are written to %s; --ncs (config_snapshots=false) switches that off", store.where)
-        return SnapshotWriter(store, effective_properties(settings, facts, __version__))
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
+    store = find_snapshot_store() or FolderSnapshots(
+        snapshot_folder(settings.log_location, settings.working_directory), settings.config_snapshots_kept
+    )
+    facts = {
+        "model_store": str(settings.model_store or ""),
+        "workflow_store": str(settings.workflow_store or ""),
+        "number_of_gpu": str(devices),
+        "python": sys.executable,
+    }
+    log.info("Snapshots are written to %s; --ncs (config_snapshots=false) switches that off", store.where)
+    return SnapshotWriter(store, effective_properties(settings, facts, __version__))
 
 
 async def write_snapshots(writer: SnapshotWriter, registry: Registry, reading: asyncio.Task[Any]) -> None:

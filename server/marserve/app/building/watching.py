@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.from_settings import archive_limits
 from marserve.app.building.metrics import declare_families
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.arrivals.arrivals import LiveModels
 from marserve.arrivals.watches import FAMILIES, Watches
-from marserve.errors import BadSettings
 from marserve.registry.intake.intake import Intake
 from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
@@ -35,7 +33,7 @@ def build_watches(
 ) -> Watches:
     """The watches of stores and folders; archives are unpacked below `scratch`.
 
-    Raises CannotStart for a place that cannot be watched.
+    Raises BadSettings for a place that cannot be watched.
     """
     store = settings.model_store
     intake = Intake(
@@ -60,11 +58,8 @@ def build_watches(
         is_expected=lambda key: store is not None and fetcher.has_placed(store / key),
         coming=registry.coming,
     )
-    try:
-        for spec in watched_places(settings):
-            watches.add(spec)
-    except BadSettings as error:
-        raise CannotStart(str(error)) from error
+    for spec in watched_places(settings):
+        watches.add(spec)
     declare_families(metrics, FAMILIES, watches)
     return watches
 
