@@ -156,6 +156,9 @@ class Context:
     ask_cancelled: Callable[[int], bool] | None = None
     """Says whether the client of item i has gone. Set by the loop; None outside a worker."""
 
+    begin_call: Callable[[], None] | None = None
+    """Says that a further call of a batch begins, which has the whole time limit again. None where none is kept."""
+
     threads: int = 0
     """How many threads the model's runtime may use inside one operator, 0 for the runtime's own choice."""
 

@@ -182,6 +182,7 @@ class ModelOptions:
         otherwise=_WORKERS_FROM,
     )
     batch_size: int = _option("batchSize", raised_to(1), "Most requests in one batch.", 1, _BATCHES, otherwise=_FROM_1)
+    max_rows: int = _option("maxRows", at_least(1), "Declared handlers: most rows in one request.", 1024)
     max_batch_delay_s: float = _option(
         "maxBatchDelay", milliseconds(at_least(0)), "Longest wait for a batch, milliseconds.", 0.1, _BATCHES
     )

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+import zipfile
 from collections.abc import Iterator
 
 import pytest
 
 from support.pages import block
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 
 PAGE = "docs/declared-handlers.md"
 JSON = {"Content-Type": "application/json"}
+SUMS_DECLARED = (
+    '{"version": 1, "kind": "tensors", "inputs": [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}],'
+    ' "outputs": [{"name": "sum", "dtype": "float32", "shape": ["batch"]}]}'
+)
 SUMS, GREET = block(PAGE, "sums"), block(PAGE, "greet")
 
 
@@ -24,6 +29,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store.mkdir()
     make_archive(store / "sums.mar", SUMS, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "greet.mar", GREET)
+    for name, declaration in (("other", SUMS_DECLARED.replace("float32", "int8", 1)), ("same", SUMS_DECLARED)):
+        make_archive(store / f"{name}.mar", SUMS, name=name)
+        with zipfile.ZipFile(store / f"{name}.mar", "a") as archive:
+            archive.writestr("MAR-INF/declaration.json", declaration)
     with Server(folder, store=store) as server:
         server.register("sums.mar").raise_for_status()
         server.register("greet.mar").raise_for_status()
@@ -63,3 +72,19 @@ def test_describe_shows_the_declaration(server: Server) -> None:
 
     assert sums["inputs"] == [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}]
     assert greet["input"]["schema"]["required"] == ["name", "age"]
+
+
+def test_another_declaration_in_the_archive_fails_the_load(server: Server) -> None:
+    """The sentence names both; an equal one is shown before a worker is up."""
+    other = "other.mar&initial_workers=1&synchronous=false"
+    server.client.post(f"{server.management}/models?url={other}").raise_for_status()
+    server.client.post(f"{server.management}/models?url=same.mar").raise_for_status()
+
+    death = None
+    for _ in poll(60, "the load has failed"):
+        if (death := server.describe("other").get("lastDeath")) is not None:
+            break
+    assert death is not None
+    assert 'at inputs[0].dtype: the archive "int8", the handler "float32"' in death["detail"]
+    assert server.describe("same")["workers"] == []
+    assert server.describe("same")["declaration"] == json.loads(SUMS_DECLARED)

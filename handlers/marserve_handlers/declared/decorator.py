@@ -75,7 +75,7 @@ def definition_of(found: object) -> Definition | None:
     return definition if isinstance(definition, Definition) and definition.target is found else None
 
 
-def find_definition(module: object) -> Definition | None:
+def only_definition(module: object) -> Definition | None:
     """The only model that a module defines; None without one. Raises DeclarationError if there are several."""
     name = getattr(module, "__name__", "")
     found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class TensorModel:
             answers: list[Any] = self._runner.run(self.handle_async(rows, context))
             return answers
         batch = _Batch(rows, self._inputs)
-        for spans in self._calls(batch):
+        for spans in self._calls(batch, context):
             try:
                 returned = self._predict(**self._arguments(spans, context))
             except Exception as error:
@@ -64,7 +65,7 @@ class TensorModel:
     async def handle_async(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """The same where `predict` is a coroutine."""
         batch = _Batch(rows, self._inputs)
-        for spans in self._calls(batch):
+        for spans in self._calls(batch, context):
             try:
                 returned = await self._predict(**self._arguments(spans, context))
             except Exception as error:
@@ -73,12 +74,15 @@ class TensorModel:
                 self._take(batch, spans, returned)
         return self._finish(batch, context)
 
-    def _calls(self, batch: _Batch) -> Iterator[list[Span]]:
+    def _calls(self, batch: _Batch, context: Context) -> Iterator[list[Span]]:
         most = max(self._most_rows, len(batch.rows))
-        for spans in self._inputs.calls(batch.requests, most):
-            if batch.failed:  # of a request that failed in an earlier call nothing more is run
-                spans = [span for span in spans if span.place not in batch.failed]
+        for number, spans in enumerate(self._inputs.calls(batch.requests, most)):
+            if number:  # nothing more is run of a request that failed in an earlier call, or whose client has gone
+                batch.gone.update(span.place for span in spans if _is_in_vain(context, span.place))
+                spans = [span for span in spans if span.place not in batch.failed and span.place not in batch.gone]
             if spans:
+                if number and context.begin_call is not None:
+                    context.begin_call()
                 yield spans
 
     def _arguments(self, spans: Sequence[Span], context: Context) -> dict[str, Any]:
@@ -149,7 +153,9 @@ class TensorModel:
     def _finish(self, batch: _Batch, context: Context) -> list[Any]:
         answers: list[Any] = [None] * len(batch.rows)
         for place, rows in batch.requests:
-            if place not in batch.failed:
+            if place in batch.gone:
+                answers[place] = b""
+            elif place not in batch.failed:
                 try:
                     answers[place] = self._answer(batch.parts[place], rows, batch.rows[place], context, place)
                 except ValueError as error:  # its rows ran in several calls, with results of unequal shapes
@@ -179,6 +185,7 @@ class _Batch:
         self.rows = rows
         self.requests: list[tuple[int, Rows]] = []
         self.failed: dict[int, BaseException] = {}
+        self.gone: set[int] = set()
         self.parts: list[dict[str, list[Array]]] = [{} for _ in rows]
         for place, row in enumerate(rows):
             try:
@@ -195,6 +202,12 @@ class _Batch:
         if any(span.place != place for span in spans) or is_out_of_memory(error):
             raise error
         self.failed[place] = error
+
+
+def _is_in_vain(context: Context, place: int) -> bool:
+    """Whether the client of a request has gone, or has stopped waiting."""
+    deadline = context.deadline(place)
+    return context.is_cancelled(place) or (deadline is not None and deadline <= time.monotonic())
 
 
 def _joined(parts: Sequence[Array]) -> Array:

@@ -5,6 +5,7 @@ serving              a batch to the handler, its answers to the server
 connection           the worker's end of its socket to the server
 template             loads a model once and forks workers
 load                 from an archive's folder to a handler
+declare              what a handler declares, for `marserve archive`
 rank                 one process of a group
 coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step

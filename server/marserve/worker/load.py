@@ -105,11 +105,11 @@ def load_model(load: Load) -> LoadedModel:
     context.threads = load.threads
     context.must_use_device = load.must_use_device
     word, _, function_name = load.handler.partition(":")
-    found = _import_handler(word)
+    found = import_handler(word)
     module: ModuleType | None = None
     if isinstance(found, ModuleType):
         module = found
-        definition = _find_definition(found, function_name)
+        definition = find_definition(found, function_name)
         if definition is not None:
             return _open(definition, context, load)
         _check_declaration(load, b"")
@@ -140,14 +140,14 @@ def load_model(load: Load) -> LoadedModel:
     return LoadedModel(handle, context, load, _length_of(service) or _length_of(module), compare)
 
 
-def _find_definition(module: ModuleType, name: str) -> Definition | None:
+def find_definition(module: object, name: str) -> Definition | None:
     """What `@model` marks in the handler's module, of that name or the only one; None for TorchServe's shape."""
     if "marserve_handlers.declared.decorator" not in sys.modules:  # it was not imported, so nothing is marked
         return None
     # here, and below: a handler of TorchServe's shape imports nothing of it
-    from marserve_handlers.declared.decorator import definition_of, find_definition
+    from marserve_handlers.declared.decorator import definition_of, only_definition
 
-    return definition_of(getattr(module, name, None)) if name else find_definition(module)
+    return definition_of(getattr(module, name, None)) if name else only_definition(module)
 
 
 def _open(definition: Definition, context: Context, load: Load) -> LoadedModel:
@@ -196,7 +196,7 @@ def _compare_of(owner: object) -> Compare | None:
     return compare if callable(compare) else None
 
 
-def _import_handler(word: str) -> ModuleType | type[Any]:
+def import_handler(word: str) -> ModuleType | type[Any]:
     """The handler's module, or the class of one of our own handlers."""
     name = word.removesuffix(".py").replace("\\", "/").rsplit("/", 1)[-1]
     try:

@@ -88,6 +88,8 @@ class ServedModel:
         """For each failed item of the running batch: the runtime's words on a lost device; empty for other errors."""
         self._most_rows = 0
         self._taken_bytes = 0
+        if not model.load.is_concurrent:
+            model.context.begin_call = self._begin_call
         self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
@@ -189,6 +191,10 @@ class ServedModel:
         self.send_results(Results(number, handler_s, results), out)
         if len(rows) > self._most_rows:
             self.note_peak(len(rows))
+
+    def _begin_call(self) -> None:
+        """A handler that cuts its batch into several calls begins the next one: the response limit begins anew."""
+        self._page.begin(self._number, time.monotonic())
 
     def note_peak(self, rows: int) -> None:
         """If more rows than ever were answered together, report a new peak of the device's memory to the server."""

@@ -377,3 +377,26 @@ def test_the_model_may_ask_for_its_context() -> None:
 
     assert opened(named).only(1) == {"y": 1.0}
     assert json.loads(opened(named).opened.declaration)["kind"] == "tensors"
+
+
+def test_each_further_call_begins_anew() -> None:
+    """So that each has the whole response limit."""
+    served = opened()
+    begun: list[int] = []
+    served.context.begin_call = lambda: begun.append(len(served.opened.instance.calls))
+
+    served.only([[row, 0] for row in range(10)])
+
+    assert begun == [1, 2]
+
+
+def test_rows_of_clients_that_have_gone_are_not_run() -> None:
+    """Once the first call has ended, for cancels and for deadlines."""
+    served = opened()
+    served.context.ask_cancelled = lambda place: place == 0
+    items = [FakeItem("a"), FakeItem("b"), FakeItem("c", deadline=0.0)]
+
+    answers = served.answer([[1, 0]] * 8, [[2, 0]] * 4, [[3, 0]] * 4, items=items)
+
+    assert answers[1] == {"sums": [2.0] * 4}
+    assert served.opened.instance.calls == [4, 4]

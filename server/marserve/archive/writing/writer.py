@@ -20,18 +20,20 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, cast, get_args
 
 from marserve import __version__
+from marserve.archive.contents.declaration import DECLARATION_PATH
 from marserve.archive.contents.manifest import MANIFEST_PATH, RUNTIMES
 from marserve.archive.contents.torchscript import strip_debug_records
 from marserve.archive.reading import zip_records
 from marserve.archive.reading.member_names import NameSpace, split_name
+from marserve.archive.writing.declaring import find_declaration
 from marserve.errors import CannotArchive, UnsafeArchive, without_stop
 from marserve.files.atomic import placing
 from marserve.names import name_fault
@@ -83,12 +85,16 @@ class ArchiveSpec:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which file becomes which member, in order of names; `warnings` are sentences for the author."""
+    """Which file becomes which member, in order of names; `warnings` are sentences for the author.
+
+    `made` are members that are no files: their names and bytes.
+    """
 
     spec: ArchiveSpec
     members: dict[str, Path]
     warnings: list[str]
     total_bytes: int
+    made: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ def write_archive(
         output,
         MANIFEST_PATH,
         lambda created: _manifest(plan.spec, created),
+        made=plan.made,
         source_date_epoch=source_date_epoch,
         on_member=on_member,
         on_bytes=on_bytes,
@@ -172,8 +179,14 @@ def output_path(model_name: str, export_path: Path, archive_format: str) -> Path
     return export_path / f"{model_name}{ending}"
 
 
-def plan_archive(spec: ArchiveSpec) -> Plan:
-    """Find every file of the archive and judge its name. Raises CannotArchive."""
+def plan_archive(
+    spec: ArchiveSpec, further: Mapping[str, Path] | None = None, made: Mapping[str, bytes] | None = None
+) -> Plan:
+    """Find every file of the archive and judge its name. Raises CannotArchive.
+
+    `further` are files beside those of `spec`, by the names of their members; `made` are members without a file.
+    """
+    made = dict(made or {})
     check_name("model", spec.model_name)
     if spec.runtime not in RUNTIMES:
         raise CannotArchive(f"There is no runtime {spec.runtime!r}; choose one of {', '.join(RUNTIMES)}.")
@@ -192,13 +205,29 @@ def plan_archive(spec: ArchiveSpec) -> Plan:
                 f"that one in its place; rename the file, to {handler.stem}_handler.py say"
             )
     for path in (spec.serialized_file, spec.model_file, spec.requirements_file, spec.config_file):
-        if path is not None:
+        if path is not None and path.name not in made:
             if not path.is_file():
                 raise CannotArchive(f"File does not exist: {path}")
             collected.add(path.name, path)
+    for name, path in (further or {}).items():
+        collected.add(name, path)
     collected.add_extra(spec.extra_files, warnings, leave_out=MANIFEST_PATH)
     total_bytes = sum(path.stat().st_size for path in collected.members.values())
-    return Plan(spec, dict(sorted(collected.members.items())), warnings, total_bytes)
+    return Plan(spec, dict(sorted(collected.members.items())), warnings, total_bytes, made)
+
+
+def with_declaration(plan: Plan) -> Plan:
+    """The plan with what its handler declares as a further member, where it declares something. Raises CannotArchive.
+
+    The handler is imported, in a process of its own.
+    """
+    members = {name: path for name, path in plan.members.items() if name != DECLARATION_PATH}
+    found = find_declaration(members, plan.spec.handler)
+    warnings = [*plan.warnings, found.warning] if found.warning else plan.warnings
+    made = {name: text for name, text in plan.made.items() if name != DECLARATION_PATH}
+    if found.text is not None:
+        made[DECLARATION_PATH] = found.text
+    return replace(plan, members=members, warnings=warnings, made=made)
 
 
 def handler_file(handler: str, runtime: str = "python") -> Path | None:
@@ -303,16 +332,19 @@ class Packing:
         manifest_path: str,
         make_manifest: Callable[[float], bytes],
         *,
+        made: Mapping[str, bytes] | None = None,
         source_date_epoch: int | None = None,
         on_member: Callable[[Packed], None] | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
         # An earlier archive of this name, found in an extra folder, is no part of the new one.
-        own = output.resolve()
-        members = {name: path for name, path in members.items() if not path.resolve().is_relative_to(own)}
+        target = output.resolve()
+        members = {name: path for name, path in members.items() if not path.resolve().is_relative_to(target)}
         newest = max((path.stat().st_mtime for path in members.values()), default=0.0)
-        self._manifest = make_manifest(newest if source_date_epoch is None else source_date_epoch)
-        self._members: dict[str, Path | None] = dict(sorted({**members, manifest_path: None}.items()))
+        manifest = make_manifest(newest if source_date_epoch is None else source_date_epoch)
+        own = {**(made or {}), manifest_path: manifest}
+        together: dict[str, Path | bytes] = {**members, **own}
+        self._members = dict(sorted(together.items()))
         self._scratch = output.parent
         self._on_member, self._on_bytes = on_member or _ignore, on_bytes or _ignore
 
@@ -359,7 +391,7 @@ class Packing:
                 file.seek(0)
                 digest = hashlib.sha256()
                 yield name, size, self._chunks(file, digest.update)
-                if path is not None:
+                if isinstance(path, Path):
                     self._on_bytes(path.stat().st_size - size if left_out else 0)
                 self._on_member(Packed(name, size, digest.hexdigest(), left_out))
 
@@ -370,9 +402,9 @@ class Packing:
             yield chunk
 
     @contextmanager
-    def _open(self, path: Path | None) -> Iterator[tuple[BinaryIO, list[str]]]:
-        if path is None:
-            yield io.BytesIO(self._manifest), []
+    def _open(self, path: Path | bytes) -> Iterator[tuple[BinaryIO, list[str]]]:
+        if isinstance(path, bytes):
+            yield io.BytesIO(path), []
             return
         with path.open("rb") as file:
             if file.read(4) != zip_records.START:

@@ -24,6 +24,7 @@ from marserve.archive.writing.writer import (
     output_path,
     plan_archive,
     refuse_existing,
+    with_declaration,
     write_archive,
 )
 from marserve.cli.dry_run import HEAD, as_dry
@@ -98,7 +99,7 @@ def archive(
                 runtime,
             )
             _check_handler(spec)
-            plan = plan_archive(spec)
+            plan = with_declaration(plan_archive(spec))
             _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]
             if dry_run:

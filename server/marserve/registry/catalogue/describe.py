@@ -33,6 +33,7 @@ class Facts:
     `declared` is what a desired state says of the version, None if no document names it. `resolved_url` names exactly
     what was fetched if `url` names something that may change (a branch), else None. `left_by_calls` are values that
     calls had set when a document first named the version and did not mention them: they stay in force.
+    `declaration` is what the archive says that the model takes and gives; without it describe shows what a worker says.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Facts:
     declared: Mapping[str, Any] | None = None
     resolved_url: str | None = None
     left_by_calls: Mapping[str, Any] = field(default_factory=dict)
+    declaration: Mapping[str, Any] | None = None
 
 
 def describe_version(
@@ -106,8 +108,9 @@ def describe_version(
         described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
     if facts.requirements is not None:
         described["requirements"] = dict(facts.requirements)
-    if pool.declaration is not None:
-        described["declaration"] = dict(pool.declaration)
+    declaration = facts.declaration if facts.declaration is not None else pool.declaration
+    if declaration is not None:
+        described["declaration"] = dict(declaration)
     warnings = [*facts.warnings, *pool.warnings, *remarks]
     if warnings:
         described["warnings"] = warnings

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.agent_link import ArchiveRef
+from marserve.archive.contents.declaration import Declared
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.archive.reading.unpacked import UnpackedArchives
@@ -24,7 +25,8 @@ class Unpacked:
     `warnings` are findings in pickles of an archive that the operator trusts. `archive` is the URL or name by which a
     later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is empty
     if the archive was changed while it was unpacked. `placed` is the file that was added to the store for it.
-    `archives` is the record in which the private folder is noted.
+    `archives` is the record in which the private folder is noted. `declared` is what the archive says that its model
+    takes and gives.
     """
 
     folder: Path
@@ -36,6 +38,7 @@ class Unpacked:
     origin: ArchiveRef | None = None
     placed: Path | None = None
     archives: UnpackedArchives | None = None
+    declared: Declared | None = None
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""

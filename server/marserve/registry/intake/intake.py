@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from marserve.agent_link import ArchiveRef
+from marserve.archive.contents.declaration import read_declaration
 from marserve.archive.contents.manifest import read_manifest
 from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.pickles.pickle_check import check_folder
@@ -266,4 +267,4 @@ def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str, is_sto
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)
     warnings = tuple(f"trusted all the same: {each}" for each in findings)
-    return Unpacked(folder, manifest, config, is_private, warnings, archive)
+    return Unpacked(folder, manifest, config, is_private, warnings, archive, declared=read_declaration(folder))

@@ -223,6 +223,7 @@ def _facts(
         asked=_asked(layers, options),
         declared=parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
+        declaration=None if unpacked.declared is None else unpacked.declared.document,
     )
 
 
@@ -286,4 +287,6 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         is_continuous=options.continuous_batching,
         is_concurrent=options.is_concurrent,
         must_use_device=server.refuses_missing_devices,
+        declaration=b"" if unpacked.declared is None else unpacked.declared.text,
+        max_rows=options.max_rows,
     )
