@@ -166,7 +166,7 @@ class Context:
     """Whether a model that cannot compute on the worker's device is not to be loaded; else that is a warning."""
 
     cl_socket: Any = None
-    """TorchServe's raw socket to its server. There is none here; kept so that handlers may pass it on."""
+    """TorchServe's raw socket to its server. Always None here; kept so that handlers may pass it on."""
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ class SageMakerScript:
 
 
 def find_script(folder: Path, program: str | None) -> Path | None:
-    """The script of the model in `folder`; None where there is none and none is named.
+    """The script of the model in `folder`; None if the folder has no script and the environment names none.
 
     `program` is SageMaker's word for it, a file's name or None. Raises ModelNotLoadable for a name that is not there.
     """

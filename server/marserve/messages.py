@@ -62,7 +62,7 @@ def _encodable(value: Any) -> Any:
 class Part(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One named input of a request: a raw body (named `body`), a form field, a file, a query parameter.
 
-    `content_type` is the value's own content type, None if there is none (form fields without a file name, query
+    `content_type` is the value's own content type, None without one (form fields without a file name, query
     parameters, a raw body without one); handlers then see a `bytearray`.
     """
 
@@ -194,7 +194,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     `memory_limit_bytes` is how much the worker may allocate beyond what it holds at its start, 0 for no limit.
     `warm_up` are the inputs that each worker runs once before it is ready. `rank` is None except in a group.
     `import_paths` come first on the import path; `packages` is the folder of the model's own requirements, after the
-    archive and before installed packages, empty if there is none. `metrics_file` lists the metrics that a handler may
+    archive and before installed packages, empty without any. `metrics_file` lists the metrics that a handler may
     use by name; None: the two ready-made ones. `is_continuous`: the handler says for each answer whether more follows.
     `is_concurrent`: it is called again while it still runs. `cpus` are the processors that the worker keeps to, empty
     for no restriction. `must_use_device`: a model that cannot compute on its device is not loaded.

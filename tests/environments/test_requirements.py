@@ -176,7 +176,7 @@ def test_addresses_that_the_operator_allows_are_given_to_pip(folder: Path) -> No
 )
 def test_an_address_that_two_could_read_in_two_ways_is_not_matched_at_all(folder: Path, address: str) -> None:
     """Not even by a pattern that matches everything."""
-    with pytest.raises(DependencyFailed, match=r"is none that could be allowed|option|is no requirement"):
+    with pytest.raises(DependencyFailed, match=r"is not one that could be allowed|option|is no requirement"):
         read(folder, f"--index-url {address}\n", ".*")
 
 

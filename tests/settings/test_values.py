@@ -131,7 +131,7 @@ def test_an_unknown_metrics_mode_means_log() -> None:
 
     assert read(LENIENT_CHOICE, " Prometheus ", warnings, choices=modes) == "prometheus"
     assert read(LENIENT_CHOICE, "statsd", warnings, choices=modes) == "log"
-    assert warnings == ["some_key is 'statsd', which is none of log, prometheus, legacy; log is taken"]
+    assert warnings == ["some_key is 'statsd', which is not one of log, prometheus, legacy; log is taken"]
 
 
 def test_a_bad_life_time_of_tokens_means_an_hour() -> None:

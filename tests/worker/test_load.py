@@ -378,7 +378,7 @@ def test_an_envelope_around_a_coroutine_is_one(tmp_path: Path) -> None:
 
 def test_an_unknown_envelope_fails_the_load(tmp_path: Path) -> None:
     """With the words there are."""
-    with pytest.raises(ModuleNotFoundError, match="is none of body, json, kserve, kservev2"):
+    with pytest.raises(ModuleNotFoundError, match="is not one of body, json, kserve, kservev2"):
         load(tmp_path, "def handle(data, context): return data", envelope="kfserving")
 
 

@@ -39,7 +39,7 @@ def find_envelope(word: str) -> type:
         near = _FORMER.get(word) or next(iter(difflib.get_close_matches(word, ENVELOPES, 1)), None)
         hint = f"; did you mean {near}?" if near else ""
         raise ModuleNotFoundError(
-            f"service_envelope={word} is none of {', '.join(ENVELOPES)}, and no module of that name can be "
+            f"service_envelope={word} is not one of {', '.join(ENVELOPES)}, and no module of that name can be "
             f"imported{hint}",
             name=word,
         ) from None

@@ -329,7 +329,7 @@ class Watches:
         """
         for event in events:
             if event.watch and event.watch not in self._watched:
-                names = ", ".join(self._watched) or "there is none"
+                names = ", ".join(self._watched) or "no watches"
                 raise BadInput(f"There is no watch {event.watch[:80]!r}; the watches are: {names}.")
         return [verdict for event in events for verdict in self._judge(event)]
 

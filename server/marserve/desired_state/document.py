@@ -310,7 +310,7 @@ class _Reader:
         name = place.text
         if isinstance(place.value, dict | list) or name not in versions:
             hint = did_you_mean(name, versions, f"; it has {_words(versions)}" if versions else "", least=0.5)
-            self.wrong(place, f"{what} is {_show(place)}, which is none of its versions{hint}")
+            self.wrong(place, f"{what} is {_show(place)}, which is not one of its versions{hint}")
         return name
 
     # ------------------------------------------------------------------------------------------- version

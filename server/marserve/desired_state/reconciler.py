@@ -635,7 +635,7 @@ class Reconciler:
         """Load the document's models into a server without any; returns the models, and sentences about failures.
 
         Requests find versions as soon as these begin to load. If one of them fails, the state in force before is loaded
-        in place of the document's; if that is the same, or there is none, the versions that load serve. `found` is the
+        in place of the document's; if that is the same, or missing, the versions that load serve. `found` is the
         document, None if it could not be read.
         """
         return await self._alone(self._start(found))

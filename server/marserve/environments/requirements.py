@@ -249,7 +249,7 @@ class _Reader:
         # Unambiguous only: no user name that looks like a host, nothing that pip would decode or drop.
         if _PLAIN_ADDRESS.fullmatch(address) is None:
             raise _Refused(
-                f"{what} {address[:200]!r} is none that could be allowed: http, https or git+https, and a host"
+                f"{what} {address[:200]!r} is not one that could be allowed: http, https or git+https, and a host"
             )
         if not any(pattern.fullmatch(address.removeprefix("git+")) for pattern in self._allowed):
             raise _Refused(

@@ -2,7 +2,7 @@
 remembers it for the next load.
 
 `ledger.py` keeps what is reserved; `waiting_line.py` lets loads begin when there is room, and evicts other models when
-there is none. A version's memory counts as free when its processes have ended, not when their end was ordered.
+there is not. A version's memory counts as free when its processes have ended, not when their end was ordered.
 
 Only versions that may sleep (`load: on_demand`, or `minWorkers: 0` with `idleTimeout`) are evicted, unless they are
 pinned, in use, or came a moment ago. Everything here belongs to the event loop's thread; sizes are read in another one,

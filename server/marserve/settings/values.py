@@ -244,7 +244,7 @@ def _read_lenient_choice(text: str, reading: Reading) -> str:
     if word in reading.choices:
         return word
     choices = ", ".join(reading.choices)
-    reading.let_pass(repr(text.strip()), f"one of {choices}", f"is none of {choices}; log is taken")
+    reading.let_pass(repr(text.strip()), f"one of {choices}", f"is not one of {choices}; log is taken")
     return "log"
 
 

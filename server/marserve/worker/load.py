@@ -210,7 +210,7 @@ def import_handler(word: str) -> ModuleType | type[Any]:
     built_in = find_built_in(name)
     if built_in is None:
         raise ModuleNotFoundError(
-            f"the archive holds no module {name!r}, and it is none of the built-in handlers: {', '.join(BUILT_IN)}",
+            f"the archive holds no module {name!r}, and it is not one of the built-in handlers: {', '.join(BUILT_IN)}",
             name=name,
         )
     return built_in

@@ -15,7 +15,7 @@ from marserve.api.http.listener import Listener
 
 
 class Flow(FlowControl):
-    """uvicorn's flow control with several reasons to pause: it reads only while there is none."""
+    """uvicorn's flow control with several reasons to pause: it reads only while no reason holds."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)

@@ -351,7 +351,7 @@ class _Checker:
         """Whether it is text that no unpickler gets through, as the `.pth` files are that Python's `site` reads.
 
         `import os; …` begins with INST, whose module is then no name. Text that is a pickle of the oldest protocol, and
-        imports anything, is none of these.
+        imports anything, is not such text.
         """
         span = subject.span
         if subject.reader is not _Reader.PYTHON or not subject.name.lower().endswith(".pth"):

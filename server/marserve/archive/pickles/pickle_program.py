@@ -137,7 +137,7 @@ class Span:
         return None
 
     def skip_line(self) -> bool:
-        """Go on behind the next end of line, however far; False when there is none."""
+        """Go on behind the next end of line, however far; False without a further one."""
         while True:
             at = self._buffer.find(b"\n", self._used)
             if at >= 0:
@@ -524,7 +524,7 @@ class _Machine:
 
     def _import(self, opcode: str, module: str, name: str) -> None:
         if self._must_call and not (_is_plausible(module) and _is_plausible(name.removesuffix(_TOO_LONG))):
-            raise _Failed("a global's name is none", "mistaken")
+            raise _Failed("a global's name is no name", "mistaken")
         # Names of Python 2 mean what the unpickler, and torch's, make of them.
         if (module, name) in NAME_MAPPING:
             module, name = NAME_MAPPING[(module, name)]
@@ -580,7 +580,7 @@ class _Machine:
         if self._must_call:
             self._pop_to_mark()
             if not _is_plausible(full.removesuffix(_TOO_LONG)):
-                raise _Failed("a global's name is none", "mistaken")
+                raise _Failed("a global's name is no name", "mistaken")
         raise Refused(f"INST calls {full[:200]}")
 
     def _object(self, opcode: pickletools.OpcodeInfo) -> None:

@@ -46,7 +46,7 @@ class Limits:
 def unpack(archive: Path, target: Path, limits: Limits | None = None, label: str = "") -> None:
     """Unpack `archive` into `target`: a new folder whose parent exists, or an empty one, which is replaced.
 
-    Errors name it by its `label`, the file's own name if there is none. Files get mode 0644 and folders 0755,
+    Errors name it by its `label`, the file's own name if not given. Files get mode 0644 and folders 0755,
     whatever the archive says. Blocks; run it off the event loop.
 
     Raises UnsafeArchive (a member that must not be unpacked, by name), BadArchive (neither format, damaged, over a

@@ -231,7 +231,7 @@ def with_declaration(plan: Plan) -> Plan:
 
 
 def handler_file(handler: str, runtime: str = "python") -> Path | None:
-    """The file that a handler's word names; None for built-in ones. Raises CannotArchive when there is none."""
+    """The file that a handler's word names; None for built-in ones. Raises CannotArchive without such a file."""
     module = handler.partition(":")[0]
     built_in: tuple[str, ...] = BUILT_IN_HANDLERS
     ending = ".py"

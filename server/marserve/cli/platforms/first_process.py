@@ -157,7 +157,7 @@ def _is_server(pid: int) -> bool:
 
 
 def _name(pid: int) -> str:
-    """The kernel's name of a process, also of one that has ended and was not reaped; empty if there is none."""
+    """The kernel's name of a process, also of one that has ended and was not reaped; empty for an unknown process."""
     try:
         return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").rstrip("\n")
     except OSError:

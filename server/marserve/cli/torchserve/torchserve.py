@@ -128,7 +128,7 @@ def _missing_path(flags: argparse.Namespace) -> str | None:
 
 
 def settings_of_command(words: Sequence[str]) -> dict[str, object]:
-    """The settings, by key, that a command line of `torchserve` gives. Raises ValueError if it is none."""
+    """The settings, by key, that a command line of `torchserve` gives. Raises ValueError for any other."""
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             return _as_settings(parser().parse_args(list(words)))

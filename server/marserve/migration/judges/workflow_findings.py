@@ -44,7 +44,7 @@ def judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, la
 
 
 def find_loop(edges: Mapping[str, Sequence[str]]) -> list[str]:
-    """Nodes of a loop, in order; empty if there is none."""
+    """Nodes of a loop, in order; empty without a loop."""
     finished: set[str] = set()
     for start in edges:
         path: dict[str, None] = {}

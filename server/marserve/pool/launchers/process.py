@@ -205,7 +205,7 @@ def call_at_end(descriptor: int, ended: Callable[[], None]) -> None:
 
 
 def parent_of(pid: int) -> int | None:
-    """The process id of a process's parent, also for one that has ended and is not reaped; None if there is none."""
+    """The id of a process's parent, also for one that has ended and is not reaped; None for an unknown process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         # The second field is the program's name in parentheses and may hold anything, parentheses too.

@@ -73,13 +73,13 @@ class Slots:
             await asyncio.wait(set(self._leaving))
 
     async def wait_until_asleep(self) -> None:
-        """Wait for the end of the processes that were told to end before this call."""
+        """Wait for the end of the processes that were asked to end before this call."""
         ending = {*self._leaving, *self._dropping}
         if ending:
             await asyncio.wait(ending)
 
     async def close(self) -> None:
-        """Retire all slots at once; return when they, and templates that were told to end, have ended."""
+        """Retire all slots at once; return when they, and templates that were asked to end, have ended."""
         for slot in (*self.placed, *self._leaving.values()):
             self.dismiss(slot, at_once=True)
         self.placed.clear()

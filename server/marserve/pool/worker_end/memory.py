@@ -114,7 +114,7 @@ def find_events_file(self_cgroup: str, mounts: str) -> Path | None:
 class OomKills:
     """Kills for memory in the server's cgroup, as the kernel counts them.
 
-    `events` is the file that counts, None if there is none: then no kill is ever seen. A kill that is not claimed soon
+    `events` is the file that counts, None without one: then no kill is ever seen. A kill that is not claimed soon
     was of another's process. Call `look` once a second. Times are monotonic seconds.
     """
 

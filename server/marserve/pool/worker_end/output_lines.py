@@ -158,7 +158,7 @@ def _shown(line: bytes) -> str:
 
 
 def _whole_characters(data: bytes, length: int) -> int:
-    """The begin of a UTF-8 character at `length` or up to three bytes before; `length` if there is none."""
+    """The begin of a UTF-8 character at `length` or up to three bytes before; `length` if no character begins there."""
     for cut in range(length, length - 4, -1):
         if data[cut] & 0xC0 != 0x80:
             return cut

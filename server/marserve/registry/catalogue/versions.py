@@ -216,7 +216,7 @@ class Versions:
         return entry.versions[entry.default] if version is None else entry.find(version)
 
     def get(self, model: str, version: str) -> Version | None:
-        """The listed version of this very name, None if there is none."""
+        """The listed version of this very name, or None."""
         entry = self.models.get(model)
         return None if entry is None else entry.versions.get(version)
 

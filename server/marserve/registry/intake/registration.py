@@ -18,7 +18,7 @@ from marserve.settings.values import Models
 Progress = Literal["done", "begun", "partial"]
 Freshness = Literal["stored", "at_start", "now"]
 """Which archive an address names: `stored`, fetched into the store, which must have no used file of its name;
-`at_start`, the store's file of its name, fetched if there is none; `now`, fetched from the address, whatever the store
+`at_start`, the store's file of its name, fetched if it is missing; `now`, fetched from the address, whatever the store
 has, and stored if the name is free."""
 # A typing error must not start a hundred thousand processes.
 MOST_WORKERS = 4096

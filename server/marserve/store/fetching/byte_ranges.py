@@ -53,7 +53,7 @@ class Parts:
         return self.all[0]
 
     def take(self) -> Part | None:
-        """The earliest part that no connection has taken; None if there is none."""
+        """The earliest part that no connection has taken, or None."""
         return self._waiting.popleft() if self._waiting else None
 
     @property

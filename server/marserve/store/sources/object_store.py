@@ -126,8 +126,8 @@ def _settings_trouble(error: Exception, target: Target) -> Failed:
                 ("private key", "the private key of the service account cannot be read"),
                 ("service account", "the JSON of the service account cannot be read"),
                 ("credential", "the credentials cannot be read"),
-                ("endpoint", "the endpoint is none"),
-                ("url", "the endpoint is none"),
+                ("endpoint", "the endpoint is no address"),
+                ("url", "the endpoint is no address"),
             )
             if sign in text
         ),
