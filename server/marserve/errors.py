@@ -11,6 +11,9 @@ MarserveError
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
     DownloadNotFound
+    OtherArchiveThere                    an upload would take the place of a file in the store
+      ArchiveInUse
+    ArchiveNotAsSaid, TrustedByName, StoreNotWritable, UploadsClosed
     VersionConflict, DefaultVersionInUse
       LabelTaken
     LabelNotFound, VersionInUse, SwapUnderWay
@@ -27,6 +30,7 @@ MarserveError
     WaitTooLong, Draining, FingerprintRefused
       DrainedAway                        accepted, and not answered before the server ended
     NoMemoryNow                          the model is not loaded, and the loaded models are in use
+    TooManyUploads
     WorkflowBusy                         a workflow, or one of its nodes, takes no more requests now
   DeadlinePassed                         the request's deadline passed before the answer
   ClientGone                             the client hung up; never sent, only counted
@@ -271,6 +275,81 @@ class DownloadNotFound(ClientError):
 
     def __init__(self, number: str) -> None:
         super().__init__(f"No download {number[:40]} is under way; GET /downloads lists them.")
+
+
+class OtherArchiveThere(ClientError):
+    """The store has an archive of that name, with other content."""
+
+    cause = "archive_exists"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"The model store has {name} with other content, which stays. Upload the file under another name, or with "
+            "replace=true if no version uses the one that is there."
+        )
+
+
+class ArchiveInUse(OtherArchiveThere):
+    """An archive was to be replaced, and a version uses it, or it is a folder."""
+
+    cause = "archive_in_use"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.args = (
+            f"The model store has {name} with other content, and a version uses it, or it is a folder: it is not "
+            "replaced. Upload the file under another name, and register that.",
+        )
+
+
+class ArchiveNotAsSaid(ClientError):
+    """An uploaded archive has another digest than its request says."""
+
+    cause = "digest_mismatch"
+
+    def __init__(self, name: str, wanted: str, found: str) -> None:
+        self.name, self.wanted, self.found = name, wanted, found
+        super().__init__(
+            f"{name} came with the SHA-256 digest {found}, and its request says {wanted}: nothing of it was kept. Send "
+            "it again."
+        )
+
+
+class TrustedByName(ClientError):
+    """Settings trust an archive by its name, so that clients may not put a file there."""
+
+    cause = "trusted_name"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"trusted_models names {name}, so its pickles would be opened unchecked: an upload cannot have that name. "
+            "Name the SHA-256 digest in trusted_models instead, or copy the file into the model store."
+        )
+
+
+class StoreNotWritable(ClientError):
+    """Nothing can be uploaded to this server; `why` is a clause."""
+
+    cause = "store_not_writable"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"This server takes no uploads: {without_stop(why)}. Register an archive by an address that its "
+            "allowed_urls let through, or put it where the store's content comes from."
+        )
+
+
+class UploadsClosed(ClientError):
+    """Uploads need a key from callers on other machines, and this server has none."""
+
+    cause = "uploads_closed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server takes uploads without a key from its own machine only. Its operator can ask for keys "
+            "(disable_token_authorization=false), or set allow_uploads=true if something in front protects it."
+        )
 
 
 class VersionConflict(ClientError):
@@ -553,6 +632,16 @@ class WorkflowBusy(Unavailable):
         self.node, self.cause, self.retry_after_s = node, cause, retry_after_s
         what = f"Workflow {workflow}" if node is None else f"Node {node} of workflow {workflow}"
         super().__init__(f"{what} takes no more requests now. Try again later.")
+
+
+class TooManyUploads(Unavailable):
+    """As many archives are being uploaded as may be."""
+
+    cause = "uploads"
+    retry_after_s = 1.0
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} archives are being uploaded, which is as many as may be at once. Try again later.")
 
 
 class DeadlinePassed(MarserveError):

@@ -337,6 +337,15 @@ class DownloadsList(Document):
     downloads: Sequence[DownloadEntry]
 
 
+class UploadedArchive(Document):
+    """An archive that was uploaded into the model store, or was there with the same content."""
+
+    archive: Annotated[str, Meta(description="its name, for a registration's `url`", examples=["digits.mar"])]
+    sha256: str
+    bytes: int
+    isDryRun: Annotated[bool | None, Meta(description="it was checked, and not kept")] = None
+
+
 class EventVerdict(Document):
     """What becomes of one event."""
 

@@ -17,6 +17,7 @@ from marserve.errors import (
     ApplyFailed,
     ApplyUnderWay,
     ArchiveExists,
+    ArchiveNotAsSaid,
     ArchiveNotFound,
     BadArchive,
     BadDag,
@@ -47,6 +48,7 @@ from marserve.errors import (
     NotEnoughMemory,
     NothingToUndo,
     NoTicket,
+    OtherArchiveThere,
     OutOfMemory,
     QueueFull,
     RolloutNotFound,
@@ -54,8 +56,12 @@ from marserve.errors import (
     RouteNotFound,
     SequencesFull,
     ShadowNotFound,
+    StoreNotWritable,
     SwapUnderWay,
+    TooManyUploads,
+    TrustedByName,
     Unavailable,
+    UploadsClosed,
     VersionConflict,
     VersionInUse,
     VersionNotFound,
@@ -227,6 +233,11 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     ArchiveExists: (500, INTERNAL),
     DownloadFailed: (400, "DownloadArchiveException"),
     DownloadNotFound: (404, "ResourceNotFoundException"),
+    OtherArchiveThere: (409, "ConflictStatusException"),
+    ArchiveNotAsSaid: (400, "BadRequestException"),
+    TrustedByName: (403, "UploadRefusedException"),
+    StoreNotWritable: (403, "UploadRefusedException"),
+    UploadsClosed: (403, "UploadRefusedException"),
     VersionConflict: (409, "ConflictStatusException"),
     WorkflowNotFound: (404, "WorkflowNotFoundException"),
     WorkflowArchiveNotFound: (404, "WorkflowNotFoundException"),
@@ -264,7 +275,7 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
 # Errors that mean a full or stopping server; a setting may give them another status than 503.
 OVERLOAD = (
     *(QueueFull, NoTicket, SequencesFull, NoDescribeRoom, WaitTooLong, WorkflowBusy, Draining, TooManyConnections),
-    NoRoomForBody,
+    *(NoRoomForBody, TooManyUploads),
 )
 
 _encoder = msgspec.json.Encoder()

@@ -91,6 +91,8 @@ async def drain(
     await parts.rollouts.stop()  # first, so that failures of the end count against no version
     await stop.unless_hurried(asyncio.sleep(settings.drain_delay))
     registry.refuse_new()
+    if parts.uploads is not None:
+        parts.uploads.stop()
     until = loop.time() + settings.drain_timeout
     # From here on gRPC's clients get a GOAWAY, as their connections would bring them back here for ever. They have a
     # little more time than the drain, so that they also get the refusals at its end.

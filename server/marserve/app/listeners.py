@@ -188,7 +188,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
     surface = InferenceSurface(parts.registry.data_plane, parts.workflows, settings.predict_route)
     connection = bind_connection(
         surface if "Inference" in names else None,
-        http_limits(settings),
+        http_limits(settings, has_management="Management" in names),
         parts.logs.access,
         parts.metrics,
         parts.connections,

@@ -50,6 +50,7 @@ from marserve.registry.intake.registration import (
     check_batching,
     check_workers,
 )
+from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.telemetry.metrics.counts import Metrics
@@ -126,6 +127,10 @@ class Registry:
         """The default version of a model; None for an unknown model."""
         entry = self._versions.models.get(model)
         return None if entry is None else entry.default
+
+    def uploads(self, most_bytes: int) -> Uploads:
+        """What takes archives of clients into the store, each of at most so many bytes."""
+        return Uploads(self._intake, self._registering.is_archive_used, most_bytes)
 
     # ------------------------------------------------------------------------------------------- register
 

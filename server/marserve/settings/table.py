@@ -571,6 +571,14 @@ class Security:
     enable_model_api: bool = _key(
         BOOL, False, "Let the management API register and remove models.", marserve=True, example="true"
     )
+    allow_uploads: Literal["protected", "true", "false"] = _own(
+        CHOICE,
+        "false",
+        "Let clients upload archives into the model store (with enable_model_api=true): protected: with the management "
+        "key, and without keys from this machine; true: from everywhere.",
+        marserve="protected",
+        choices=("protected", "true", "false"),
+    )
     allow_open_management: bool = _own(
         BOOL, False, "Let the management API listen beyond this machine although nothing authenticates its callers."
     )
@@ -733,6 +741,7 @@ class Limits:
         minimum=0,
     )
     max_archive_bytes: int = _own(INT, 64 * 1024**3, "What an archive may hold, unpacked.", unit="bytes", minimum=1)
+    max_upload_size: int = _own(SIZE, 16 << 30, "The largest archive that a client may upload; larger: 413.", minimum=1)
     max_archive_entries: int = _own(INT, 50_000, "Files and folders an archive may hold.", minimum=1)
 
 

@@ -69,7 +69,16 @@ class AsgiRun:
             self._has_started = True
             if not self._cycle.disconnected:
                 self._listener.record(self._peer, self.head.line, message["status"], self._began, monotonic(), self.id)
+            is_left = self.head.is_upload and self._cycle.more_body and self._cycle.keep_alive
             ours = self._listener.response_headers.of(self.head.lines)
             headers = ours.complete(list(message.get("headers", [])), self.id)
-            message = {**message, "headers": headers}
+            if is_left:
+                # The rest of a refused upload may be gigabytes, so it is not read: the connection closes.
+                headers.append((b"connection", b"close"))
+            await self._send_on({**message, "headers": headers})
+            if is_left:
+                # uvicorn would close at once, which resets a client that still sends. `HttpConnection` closes gently.
+                self.head.keep_alive = False
+                self._cycle.keep_alive = True
+            return
         await self._send_on(message)

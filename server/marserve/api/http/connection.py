@@ -407,7 +407,7 @@ class HttpConnection(WrittenConnection):
         if parser.should_upgrade():
             self.replay = (head.method, self.url, lines)
             return
-        if head.body_bytes > SMALL_BYTES:
+        if head.body_bytes > SMALL_BYTES and not head.is_upload:
             self._open_body(head.body_bytes)
         if head.route is None:
             self._begin_asgi(head)
@@ -428,6 +428,11 @@ class HttpConnection(WrittenConnection):
         head = self.head
         assert head is not None
         limits = self.listener.limits
+        if head.is_upload:
+            if received > limits.upload_bytes:
+                raise BodyTooLarge(limits.upload_bytes, "max_upload_size")
+            super().on_body(body)
+            return
         if received > limits.body_bytes:
             raise BodyTooLarge(limits.body_bytes)
         if self.chunks > limits.body_chunks:
@@ -525,6 +530,8 @@ class HttpConnection(WrittenConnection):
         self.flow.let_go("room")
         if hold is not None and not hold.complete():
             raise NoRoomForBody(ledger.limit)
+        if run is not None and run.head.is_upload:
+            return None  # nothing of it is held
         if run is not None:
             run.hold = hold or ledger.take(self.body_bytes)
             if run.hold is None:
@@ -604,7 +611,7 @@ class HttpConnection(WrittenConnection):
             self.framed_bytes += self.read_bytes
         head = self.head
         assert head is not None
-        if self.hold is None and self.body_bytes and self.replay is None:
+        if self.hold is None and self.body_bytes and self.replay is None and not head.is_upload:
             try:
                 hold = self._open_body(None if head.body_bytes == UNKNOWN_LENGTH else head.body_bytes)
                 self._take(hold, self.body_bytes)
@@ -741,8 +748,19 @@ class HttpConnection(WrittenConnection):
         self.server_state.total_requests += 1
         self.active = None
         self.idle_since = monotonic()
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._has_left_an_upload:
+            self._close_gently()
+        else:
             self._advance()
+
+    @property
+    def _has_left_an_upload(self) -> bool:
+        """Whether the answer that is complete now was to an upload that was not read to its end, and says so."""
+        head, cycle = self.head, self.cycle
+        is_left = head is not None and head.is_upload and not head.keep_alive
+        return is_left and cycle is not None and cycle.response_complete
 
     def _advance(self) -> None:
         """Start waiting requests until one stays active. One answered at once calls this again, without recursion."""

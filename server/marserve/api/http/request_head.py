@@ -36,6 +36,7 @@ Headers = list[tuple[bytes, bytes]]
 class HttpLimits:
     """Limits for one client. Sizes in bytes, times in seconds.
 
+    `upload_bytes` is the limit of an uploaded archive, which no memory holds whole; 0 where no archives are taken.
     A header must be complete `header_timeout_s` after its first byte; a new connection must send a byte within the same
     time. The first byte of a body must come within `body_timeout_s`; then at least `body_bytes_per_s` must come,
     measured over `body_window_s`. A connection closes when its client takes nothing of an answer for `stall_timeout_s`;
@@ -48,6 +49,7 @@ class HttpLimits:
     header_lines: int = 100
     request_line_bytes: int = 8 * 1024
     body_bytes: int = 6_553_500
+    upload_bytes: int = 0
     body_chunks: int = 65_536
     pipelined_requests: int = 256
     connections: int = 8192
@@ -68,9 +70,9 @@ class Head:
 
     `headers` are those a handler may see, `lines` all of them. `body_bytes` is UNKNOWN_LENGTH for a chunked body.
     `line` is the request line, made fit for a log. `is_plain`: its answer has a body and the connection stays.
-    `is_form`: its body is cut into fields. `is_repeatable`: the same bytes always mean the same, whatever came before
-    them. `fault` is what is wrong with the client's `wishes`; an inference route answers with it, and the connection
-    stays.
+    `is_form`: its body is cut into fields. `is_upload`: the application takes its body piece by piece, and no memory
+    holds it whole. `is_repeatable`: the same bytes always mean the same, whatever came before them. `fault` is what is
+    wrong with the client's `wishes`; an inference route answers with it, and the connection stays.
     """
 
     __slots__ = (
@@ -84,6 +86,7 @@ class Head:
         "is_http10",
         "is_plain",
         "is_repeatable",
+        "is_upload",
         "keep_alive",
         "line",
         "lines",
@@ -107,6 +110,7 @@ class Head:
         self.body_bytes = 0
         self.expects_continue = False
         self.is_repeatable = False
+        self.is_upload = False
         self.wishes = NO_WISHES
         self.fault: BadInput | None = None
 
@@ -161,7 +165,11 @@ def read_head(
     _read_lines(head, lines, is_ping=_PING(target) is not None)
     if method != b"OPTIONS":
         head.route = match(target)
-    if head.body_bytes > limits.body_bytes:
+    if limits.upload_bytes and method == b"PUT" and target.startswith(_UPLOADS):
+        head.is_upload = True
+        if head.body_bytes > limits.upload_bytes:
+            raise BodyTooLarge(limits.upload_bytes, "max_upload_size")
+    elif head.body_bytes > limits.body_bytes:
         raise BodyTooLarge(limits.body_bytes)
     head.is_repeatable = (
         head.route is not None and keep_alive and not head.expects_continue and head.body_bytes != UNKNOWN_LENGTH
@@ -266,6 +274,8 @@ _FOREIGN_METHODS = frozenset(
     b"CONNECT PRI SOURCE DESCRIBE ANNOUNCE SETUP PLAY PAUSE TEARDOWN GET_PARAMETER SET_PARAMETER REDIRECT RECORD "
     b"FLUSH".split()
 )
+
+_UPLOADS = b"/archives/"
 
 _PING = re.compile(rb"/ping/?(?:\?.*)?", re.DOTALL).fullmatch
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from marserve.api.browsers import BrowserRules
 from marserve.api.errors import ForeignHost
 from marserve.api.rest.application import error_response
-from marserve.errors import ManagementClosed
+from marserve.errors import ManagementClosed, UploadsClosed
 
 
 class OnlyHere:
@@ -47,6 +47,24 @@ class OnlyHere:
 
     def _is_closed(self, scope: Scope) -> bool:
         return any(route.matches(scope)[0] is not Match.NONE for router in self._routers for route in router.routes)
+
+
+class KeylessUploads:
+    """Says who may upload to a server without keys: callers on this machine, and others if there are rules for them.
+
+    The rules judge what browsers send. No other site's origin may stand in them: whatever an operator lets other pages
+    do, they upload nothing. Those for this machine know its names.
+    """
+
+    def __init__(self, here: BrowserRules, elsewhere: BrowserRules | None) -> None:
+        self._here, self._elsewhere = here, elsewhere
+
+    def check(self, scope: Scope) -> None:
+        """Raise UploadsClosed, ForeignHost or ForeignOrigin for a caller who may not."""
+        rules = self._here if is_here(scope.get("client")) else self._elsewhere
+        if rules is None:
+            raise UploadsClosed
+        rules.check(scope["method"], scope["headers"])
 
 
 def is_here(client: tuple[str, int] | None) -> bool:

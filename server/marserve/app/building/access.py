@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from marserve.api.browsers import OPEN_PATHS, BrowserRules, OwnHosts
 from marserve.api.certificate_expiry import expiry_warning
 from marserve.api.rest.guard import BrowserGuard, Guard
-from marserve.api.rest.only_here import OnlyHere
+from marserve.api.rest.only_here import KeylessUploads, OnlyHere
 from marserve.api.rest.platforms.health import PROBES
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.api.tokens import Access, CannotKeepTokens, Kind, Tokens
@@ -67,6 +67,15 @@ class AccessControl:
         own_hosts = self._own_hosts(address) if keeps_to_names or self.settings.allowed_hosts else None
         return self._rules(address, own_hosts)
 
+    def upload_check(self) -> Callable[[Scope], None]:
+        """Raises what refuses a caller of an upload; with keys the guard of the listener has checked his."""
+        if self.tokens is not None:
+            return _let_pass
+        address = self.settings.management_address
+        scheme = "https" if address.is_tls else "http"
+        elsewhere = BrowserRules(scheme) if self.settings.allow_uploads == "true" else None
+        return KeylessUploads(BrowserRules(scheme, self._own_hosts(address)), elsewhere).check
+
     def _own_hosts(self, address: Address) -> OwnHosts:
         return OwnHosts(self.settings.allowed_hosts, address.host)
 
@@ -111,6 +120,10 @@ class AccessControl:
             raise CannotStart(str(error)) from error
         stack.callback(self.tokens.remove)
         log.info("Tokens are on: clients find their keys in %s", self.settings.token_file)
+
+
+def _let_pass(scope: Scope) -> None:
+    """The check of uploads where each request has a key."""
 
 
 async def prepare_access(settings: Settings) -> AccessControl:

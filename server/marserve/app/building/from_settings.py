@@ -70,13 +70,19 @@ def cluster_options(settings: Settings) -> ClusterOptions:
     )
 
 
-def http_limits(settings: Settings) -> HttpLimits:
-    """The limits of a client, from the settings."""
+def takes_uploads(settings: Settings) -> bool:
+    """Whether clients may upload archives: where they may also register them."""
+    return settings.allow_uploads != "false" and settings.enable_model_api
+
+
+def http_limits(settings: Settings, *, has_management: bool = False) -> HttpLimits:
+    """The limits of a client, from the settings. Only listeners with management take uploads."""
     return HttpLimits(
         header_bytes=settings.max_header_bytes,
         header_lines=settings.max_header_lines,
         request_line_bytes=settings.max_request_line,
         body_bytes=settings.max_request_size,
+        upload_bytes=settings.max_upload_size if has_management and takes_uploads(settings) else 0,
         connections=settings.max_connections,
         connections_per_address=settings.max_connections_per_address,
         header_timeout_s=settings.header_timeout,

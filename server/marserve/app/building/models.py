@@ -17,6 +17,7 @@ from marserve.app.building.from_settings import (
     cluster_options,
     environment_folder,
     registry_options,
+    takes_uploads,
     worker_environment,
 )
 from marserve.app.building.metrics import declare_families
@@ -46,6 +47,7 @@ from marserve.pool.reservation import Reservations
 from marserve.registry.catalogue.versions import PoolFactory
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
+from marserve.registry.intake.uploads import Uploads
 from marserve.registry.models import Registry
 from marserve.rollout.records import Records
 from marserve.rollout.rollouts import Rollouts
@@ -201,6 +203,15 @@ def build_registry(
     )
     options = registry_options(settings, machine, devices)
     return Registry(options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks)
+
+
+def build_uploads(settings: Settings, registry: Registry, stack: contextlib.AsyncExitStack) -> Uploads | None:
+    """What takes uploaded archives; None if the server takes none."""
+    if not takes_uploads(settings):
+        return None
+    uploads = registry.uploads(settings.max_upload_size)
+    keep(stack, uploads.sweep())
+    return uploads
 
 
 def hooks_of(host: HostMemory | None, device_memory: DeviceMemory | None) -> Hooks:

@@ -29,6 +29,7 @@ from marserve.app.building.models import (
     build_launchers,
     build_registry,
     build_rollouts,
+    build_uploads,
     build_waiting_line,
     build_workflows,
     hooks_of,
@@ -48,6 +49,7 @@ from marserve.plugins import InstalledEndpoint, find_endpoints
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.intake.scratch import Scratch, remove_orphans
+from marserve.registry.intake.uploads import Uploads
 from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
@@ -72,6 +74,7 @@ class Parts:
     watches: Watches
     workflows: Workflows
     downloads: DownloadList
+    uploads: Uploads | None
     restored: list[SnapshotVersion] | None
     snapshots: SnapshotWriter | None
     endpoints: Sequence[InstalledEndpoint]
@@ -133,6 +136,7 @@ async def build_parts(
         archives,
         hooks_of(host, device_memory),
     )
+    uploads = build_uploads(settings, registry, stack)
     reconciler = desired.build(registry)
     stack.push_async_callback(reconciler.stop)
     stack.push_async_callback(registry.stop)
@@ -165,6 +169,7 @@ async def build_parts(
         watches=watches,
         workflows=workflows,
         downloads=downloads,
+        uploads=uploads,
         restored=restored,
         snapshots=snapshots,
         endpoints=endpoints,

@@ -10,6 +10,7 @@ from starlette.routing import Router
 
 from marserve.api.rest.description import description_router
 from marserve.api.rest.guard import token_router
+from marserve.api.rest.models.archives import archives_router
 from marserve.api.rest.models.desired_state import desired_state_router
 from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
@@ -81,6 +82,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
     routers.append((models, "management"))
     routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
     routers.append((downloads_router(parts.downloads, enable_model_api=allows), "management"))
+    if parts.uploads is not None:
+        routers.append((archives_router(parts.uploads, parts.access.upload_check()), "management"))
     routers.append((watches_router(parts.watches), "management"))
     # This router checks the management key, or the source's own secret, itself.
     secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)

@@ -502,13 +502,16 @@ class Registering:
 
     def _is_left_over(self, name: str, users: int) -> bool:
         """Whether the store's file was fetched, and only `users` registrations under way use it."""
+        return self._intake.has_fetched(name) and not self.is_archive_used(name, users)
+
+    def is_archive_used(self, name: str, users: int = 0) -> bool:
+        """Whether a version, or more than `users` registrations under way, use the store's file of this name."""
         versions = (*self._versions.all(), *self._versions.leaving)
         return (
-            self._intake.has_fetched(name)
-            and self._under_way[name] <= users
-            and not any(version.plan.unpacked.archive == name for version in versions)
-            and not any(unpacked.archive == name for unpacked in self.lent.values())
-            and not any(uses(name) for uses in self._hooks.uses_archive)
+            self._under_way[name] > users
+            or any(version.plan.unpacked.archive == name for version in versions)
+            or any(unpacked.archive == name for unpacked in self.lent.values())
+            or any(uses(name) for uses in self._hooks.uses_archive)
         )
 
     async def _delete_unused(self, name: str, users: int = 0) -> bool:

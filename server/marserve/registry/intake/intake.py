@@ -8,6 +8,7 @@ it is, and never deleted (contract 2.2).
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Collection
@@ -20,9 +21,9 @@ from marserve.archive.contents.declaration import read_declaration
 from marserve.archive.contents.manifest import read_manifest
 from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.pickles.pickle_check import check_folder
-from marserve.archive.reading.reader import Limits
+from marserve.archive.reading.reader import Limits, unpack
 from marserve.archive.reading.unpacked import UnpackedArchives
-from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory
+from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory, TrustedByName
 from marserve.files.digests import FileDigests
 from marserve.registry.catalogue.plan import Unpacked
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
@@ -204,6 +205,39 @@ class Intake:
         plain, digest = split_digest(url)
         found = self.store.find(plain)
         return found, digest, found.name
+
+    def judge(self, file: Path, label: str, sha256: str) -> None:
+        """Unpack and check an archive that is not in the store yet, as `take_in` does, and keep nothing of it.
+
+        Errors name it by its `label`. Raises BadArchive or UnsafeArchive, Draining after `stop_taking_in`, OutOfMemory
+        when the disk is full, and MarserveError when files cannot be read or written for another reason.
+        """
+        folder = self.scratch / uuid.uuid4().hex
+        try:
+            self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+            unpack(file, folder, self._limits, label)
+            is_trusted_file = sha256 in self._trusted
+            _read(folder, is_private=True, trusted=is_trusted_file, archive=label, is_stopped=self._is_stopped.is_set)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutOfMemory(f"No space is left to save model: {label}") from error
+            raise MarserveError(f"Failed to save model: {label}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def check_is_not_trusted(self, name: str) -> None:
+        """Raise TrustedByName if the operator's settings trust whatever has this name in the store."""
+        if name in self._trusted:
+            raise TrustedByName(name)
+
+    def digest_of(self, file: Path) -> str:
+        """The SHA-256 digest of a file, which is remembered. Blocks. Raises OSError."""
+        return self._archives.digests.of(file)
+
+    def forget_fetched(self, name: str) -> None:
+        """The store's file of this name was put there by a client, so it is not deleted as a fetched one. Blocks."""
+        if self.store.root is not None and self._fetched_archives is not None:
+            self._fetched_archives.forget(self.store.root / name)
 
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""

@@ -109,6 +109,12 @@ class FetchedArchives:
             self._write()
             return is_ours
 
+    def forget(self, path: Path) -> None:
+        """Another file has this name now, which is never deleted. Blocks."""
+        with self._lock:
+            if self._files.pop(_key(path), None) is not None:
+                self._write()
+
     def _make_room(self) -> None:
         """Forget the oldest records, first of all those whose file was deleted."""
         if len(self._files) <= MOST_REMEMBERED:

@@ -8,5 +8,6 @@ desired_state  plan, apply, undo
 workflows      graphs of models
 events         events of object stores, and the watches
 event_bodies   reads the bodies of such events
+archives       archives that clients upload
 downloads      archives that are being fetched
 """
