@@ -227,3 +227,22 @@ def test_densenets_handler_takes_what_it_can_load(tmp_path: Path) -> None:
     assert good.exit_code == 0, good.output
     assert bad.exit_code == 1
     assert "net.onnx is no file that densenet_handler can load: it must end in .pt, .pth." in bad.output
+
+
+def test_a_folder_of_extra_files_keeps_its_name_and_layout(tmp_path: Path) -> None:
+    """Its contents alone are meant by a dot at its end, and by the working directory."""
+    for name in ("tokenizer/vocab.txt", "tokenizer/deep/er/x.json", "assets/a/b.txt", "assets/c.txt"):
+        path = tmp_path / "inputs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+    words = ["-x", "inputs/tokenizer/", "-x", "inputs/assets/.", "-x", "inputs/toke*"]
+    result = runner.invoke(app, ["net", "--handler", "h.py", *words])
+
+    assert result.exit_code == 0, result.output
+    assert sorted(set(zipfile.ZipFile("net.mar").namelist()) - {"MAR-INF/MANIFEST.json", "h.py"}) == [
+        "a/b.txt",
+        "c.txt",
+        "tokenizer/deep/er/x.json",
+        "tokenizer/vocab.txt",
+    ]

@@ -69,7 +69,8 @@ class ArchiveSpec:
     """What the author of an archive names. Paths are of this machine; only their last parts go into the archive.
 
     `handler` is a built-in's name, or `path/to/x.py`, `path/to/x`, with or without `:function`. `extra_files` are
-    files, folders (whose contents go to the top) and wildcards (`* ? [ ]`).
+    files, folders and wildcards (`* ? [ ]`). The contents of a folder go to the top, or with `keeps_folders` into a
+    folder of its name; those of `folder/.` go to the top in any case.
     """
 
     model_name: str
@@ -81,6 +82,7 @@ class ArchiveSpec:
     requirements_file: Path | None = None
     config_file: Path | None = None
     runtime: str = "python"
+    keeps_folders: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ def plan_archive(
             collected.add(path.name, path)
     for name, path in (further or {}).items():
         collected.add(name, path)
-    collected.add_extra(spec.extra_files, warnings, leave_out=MANIFEST_PATH)
+    collected.add_extra(spec.extra_files, warnings, leave_out=MANIFEST_PATH, keeps_folders=spec.keeps_folders)
     total_bytes = sum(path.stat().st_size for path in collected.members.values())
     return Plan(spec, dict(sorted(collected.members.items())), warnings, total_bytes, made)
 
@@ -263,11 +265,19 @@ class Collection:
         self.members: dict[str, Path] = {}
         self._names = NameSpace()
 
-    def add_extra(self, words: Sequence[str], warnings: list[str], *, leave_out: str) -> None:
-        """Add files, the contents of folders, and what wildcards match, but no file that would be `leave_out`."""
-        for path in _expand(words, warnings):
+    def add_extra(
+        self, words: Sequence[str], warnings: list[str], *, leave_out: str, keeps_folders: bool = False
+    ) -> None:
+        """Add files, the contents of folders, and what wildcards match, but no file that would be `leave_out`.
+
+        With `keeps_folders` the contents of a folder keep its name before theirs, unless its word is `folder/.`.
+        """
+        for path, is_content in _expand(words, warnings):
             if path.is_dir():
-                for name, inner in walk(path):
+                top = f"{path.resolve().name if path.name in ('', '..') else path.name}/"
+                top = top if keeps_folders and not is_content else ""
+                for inner_name, inner in walk(path):
+                    name = top + inner_name
                     if name != leave_out:
                         self.add(name, inner)
             elif path.is_file():
@@ -299,15 +309,16 @@ def _same_bytes(one: Path, other: Path) -> bool:
         return all(chunk == second.read(_CHUNK) for chunk in iter(lambda: first.read(_CHUNK), b""))
 
 
-def _expand(words: Sequence[str], warnings: list[str]) -> Iterator[Path]:
+def _expand(words: Sequence[str], warnings: list[str]) -> Iterator[tuple[Path, bool]]:
+    """The paths that the words name, and whether a folder's content alone is meant."""
     for word in words:
         if _WILDCARD.search(word) and not os.path.lexists(word):
             matches = sorted(glob.glob(word))
             if not matches:
                 warnings.append(f"No file matches {word}")
-            yield from (Path(match) for match in matches)
+            yield from ((Path(match), False) for match in matches)
         else:
-            yield Path(word)
+            yield Path(word), word == "." or word.endswith("/.")
 
 
 def walk(folder: Path) -> Iterator[tuple[str, Path]]:

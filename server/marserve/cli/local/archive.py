@@ -67,7 +67,12 @@ def archive(
     ] = None,
     extra_files: Annotated[
         list[str] | None,
-        typer.Option("--extra-file", "-x", help="A file, folder or wildcard; may be given more than once."),
+        typer.Option(
+            "--extra-file",
+            "-x",
+            help="A file, folder or wildcard, more than once if need be. A folder keeps its name and "
+            "layout; of folder/. the contents go to the top.",
+        ),
     ] = None,
     requirements_file: Annotated[
         Path | None,
@@ -97,6 +102,7 @@ def archive(
                 requirements_file,
                 config_file,
                 runtime,
+                keeps_folders=True,
             )
             _check_handler(spec)
             plan = with_declaration(plan_archive(spec))
