@@ -61,6 +61,14 @@ def find_address(which: Literal["inference", "management"], given: str | None, c
     return str(settings.inference_address if which == "inference" else settings.management_address)
 
 
+def known_roots(config: Path | None) -> tuple[Path, ...]:
+    """The `model_roots` of this folder's settings; none if these cannot be read."""
+    try:
+        return load_as_typed({} if config is None else {"ts_config": str(config)}).model_roots
+    except BadSettings:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A health probe's answer: whether all is well, and the reasons as sentences."""

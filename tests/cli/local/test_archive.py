@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from marserve.archive.contents.manifest import read_manifest
 from marserve.cli.local.archive import archive
 from support.archives import zip_of
+from support.fake_apis import fake_apis
 
 app = typer.Typer()
 app.command()(archive)
@@ -246,3 +247,37 @@ def test_a_folder_of_extra_files_keeps_its_name_and_layout(tmp_path: Path) -> No
         "tokenizer/deep/er/x.json",
         "tokenizer/vocab.txt",
     ]
+
+
+def test_an_archive_is_sent_and_registered(tmp_path: Path) -> None:
+    """What the server says of it stands in the document; with `--force` it may take another one's place."""
+    with fake_apis() as apis:
+        apis.answer("GET /models", {"models": []})
+        apis.answer("PUT /archives/net.mar", {"archive": "net.mar", "sha256": "0" * 64, "bytes": 7}, 201)
+        apis.answer("POST /models", {"status": "registered"})
+        words = ["net", "--handler", "h.py", "--register", "--workers", "2", "--management", apis.url, "--json"]
+
+        first = runner.invoke(app, words)
+        again = runner.invoke(app, [*words, "--force"])
+
+    assert (first.exit_code, again.exit_code) == (0, 0), first.output
+    assert json.loads(first.stdout)["status"] == "registered"
+    assert json.loads(first.stdout)["upload"]["archive"] == "net.mar"
+    assert apis.orders("PUT")[0].body == (tmp_path / "net.mar").read_bytes()
+    assert [put.parameters for put in apis.orders("PUT")] == [{}, {"replace": "true"}]
+    assert apis.orders("POST")[0].parameters == {"url": "net.mar", "initial_workers": "2", "synchronous": "true"}
+
+
+def test_what_cannot_be_sent_is_made_all_the_same_or_refused_before() -> None:
+    """A server without uploads leaves the archive; a folder is no file to send."""
+    with fake_apis() as apis:
+        words = ["net", "--handler", "h.py", "--register", "--management", apis.url]
+
+        folder = runner.invoke(app, [*words, "--format", "no-archive"])
+        asked = list(apis.asked)
+        made = runner.invoke(app, words)
+
+    assert (folder.exit_code, asked) == (2, [])
+    assert made.exit_code == 1
+    assert "net.mar is made" in made.stderr
+    assert Path("net.mar").is_file()

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.filesize import decimal
@@ -29,7 +30,10 @@ from marserve.archive.writing.writer import (
 )
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
-from marserve.cli.output import AsJson, CommandFailed, Output, table
+from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
+from marserve.cli.progress.registering import register_and_show
+from marserve.cli.progress.uploads import send_archive
+from marserve.cli.remote import Management, ManagementAddress, find_address
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive
 from marserve.files.nearest import did_you_mean
@@ -47,6 +51,14 @@ _SCRIPT_HANDLER = "sagemaker_script"
 _SCRIPTS = ("code/inference.py", "inference.py")
 # Handlers that need no file: the configuration names their models, or the script loads them.
 _NEED_NO_FILE = ("vllm_handler", "trt_llm_handler", _SCRIPT_HANDLER)
+
+
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ts-config", metavar="FILE", help="The server's settings, with --register; config.properties if not given."
+    ),
+]
 
 
 def archive(
@@ -86,11 +98,24 @@ def archive(
         typer.Option("--format", help="A deflated zip file, a stored one, a compressed tar file, or a plain folder."),
     ] = Format("default"),
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite what is there.")] = False,
+    register: Annotated[
+        bool,
+        typer.Option(
+            "--register",
+            help="Send it to the running server and register it there; with --force it takes the place of a file of "
+            "its name that no version uses.",
+        ),
+    ] = False,
+    workers: Annotated[int, typer.Option("--workers", min=0, help="How many workers to start, with --register.")] = 1,
+    management: ManagementAddress = None,
+    settings_file: SettingsFile = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model archive (.mar). The same files give the same bytes; SOURCE_DATE_EPOCH sets its date."""
     with Output(as_json) as output:
+        if register and archive_format is Format("no-archive"):
+            raise WrongArguments("--register sends one file, and --format no-archive makes a folder.")
         try:
             spec = ArchiveSpec(
                 name,
@@ -114,9 +139,14 @@ def archive(
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
             raise CommandFailed(error.message) from error
+        registered: dict[str, Any] = {}
         size = path.stat().st_size if path.is_file() else sum(member.size_bytes for member in packed)
         for warning in warnings:
             output.note(f"Warning: {warning}")
+        if register:
+            address = find_address("management", management, settings_file)
+            with Management(address) as server:
+                registered = _register(server, output, path, workers, force)
         output.result(
             {
                 "path": str(path),
@@ -134,6 +164,7 @@ def archive(
                     for member in packed
                 ],
                 "warnings": warnings,
+                **registered,
             },
             table(
                 ("member", "size", "sha256"),
@@ -141,7 +172,20 @@ def archive(
             ),
             *_say_left_out(packed),
             f"{path} ({decimal(size)}): model {name}, version {version}, handler {spec.handler}",
+            *([registered["status"]] if registered else []),
         )
+
+
+def _register(server: Management, output: Output, path: Path, workers: int, force: bool) -> dict[str, Any]:
+    """Send the archive and register it; returns what is said of that. Raises CommandFailed; the archive stays."""
+    sent = send_archive(server, output, path, replaces=force)
+    if sent is None:
+        raise CommandFailed(
+            f"{path} is made, and the server at {server.address} takes no uploads.",
+            "Copy it into the server's model store and register it there, or set allow_uploads in its settings.",
+        )
+    parameters: dict[str, str | int] = {"url": sent.archive, "initial_workers": workers}
+    return {**register_and_show(server, output, parameters), "upload": msgspec.to_builtins(sent)}
 
 
 def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool) -> None:

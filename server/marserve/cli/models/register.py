@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.filesize import decimal
 
+from marserve.answers.management import UploadedArchive
 from marserve.cli import options
-from marserve.cli.dry_run import show_dry_run
-from marserve.cli.output import AsJson, Interrupted, Output
+from marserve.cli.dry_run import HEAD, as_dry, show_dry_run
+from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output
 from marserve.cli.progress.downloads import AwaitedDownload
-from marserve.cli.progress.wait_progress import while_showing
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
-from marserve.cli.versions import Description, label, progress_of, ready_workers
+from marserve.cli.progress.registering import register_and_show
+from marserve.cli.progress.uploads import local_archive, send_archive
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots
+from marserve.store.addresses.pinned_digest import split_digest
 
 
 def register(
-    url: Annotated[str, typer.Argument(help="The archive: its name in the model store, or an allowed URL.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="The archive: its name in the model store, an allowed URL, or with a slash (./m.mar) a file of this "
+            "machine, which is sent to the server."
+        ),
+    ],
     name: Annotated[str | None, typer.Option("--name", help="Register under this name, not the archive's.")] = None,
     workers: Annotated[int, typer.Option("--workers", min=0, help="How many workers to start and wait for.")] = 1,
     handler: options.Handler = None,
@@ -30,6 +40,14 @@ def register(
         bool, typer.Option("--on-demand", help="Load it at its first request, and let it make room for others.")
     ] = False,
     pinned: options.Pinned = False,
+    upload: Annotated[
+        bool | None,
+        typer.Option("--upload/--no-upload", help="Send the file to the server, or leave the name to the server."),
+    ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Let the file take the place of another one of its name that no version uses."),
+    ] = False,
     dry_run: options.DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -50,51 +68,39 @@ def register(
         "pinned": "true" if pinned else None,
     }
     parameters: dict[str, str | int] = {key: value for key, value in given.items() if value is not None}
+    roots = () if management is not None else known_roots(config)
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+        file = local_archive(url, upload, roots)
+        sent = None
+        if file is not None:
+            sent = send_archive(server, output, file, replaces=replace, is_dry_run=dry_run)
+            pin = split_digest(url)[1]
+            parameters["url"] = file.name if pin is None else f"{file.name}#sha256={pin}"
+            if sent is None:
+                output.note(f"This server takes no uploads, so {file.name} is looked for in its own model store.")
         download = AwaitedDownload(server, url)
         if dry_run:
-            _show_dry_run(server, output, parameters, download)
+            _show_dry_run(server, output, parameters, download, sent)
             return
-        before = {label(version) for version in server.describe_all()}
-
-        def appeared() -> list[Description]:
-            return [version for version in server.describe_all() if label(version) not in before]
-
-        try:
-            answer = while_showing(
-                lambda: server.order("POST", "/models", {**parameters, "synchronous": "true"}, timeout_s=None),
-                lambda: download.steps() or [progress_of(version) for version in appeared()],
-                output,
-                f"Registering {url}",
-            )
-        except KeyboardInterrupt:
-            if download.cancel():
-                raise Interrupted(f"The download of {url} is cancelled; nothing is registered.") from None
-            raise Interrupted(
-                f"The registration of {url} goes on in the server; `marserve models` shows how far it is."
-            ) from None
-        output.result(
-            {
-                "status": answer["status"],
-                "registered": [
-                    {
-                        "model": version["modelName"],
-                        "version": version["modelVersion"],
-                        "isDefault": version.get("isDefault"),
-                        "readyWorkers": ready_workers(version),
-                    }
-                    for version in appeared()
-                ],
-            },
-            answer["status"],
-        )
+        document = register_and_show(server, output, parameters, download)
+        if sent:
+            document["upload"] = msgspec.to_builtins(sent)
+        output.result(document, document["status"])
 
 
 def _show_dry_run(
-    server: Management, output: Output, parameters: Mapping[str, str | int], download: AwaitedDownload
+    server: Management,
+    output: Output,
+    parameters: Mapping[str, str | int],
+    download: AwaitedDownload,
+    sent: UploadedArchive | None,
 ) -> None:
-    """Show the dry run. The server fetches the archive for it, which may take long."""
+    """Show the dry run. The server fetches the archive for it, which may take long; one of this machine it has seen."""
     url = parameters["url"]
+    if sent:
+        output.note(
+            f"{sent.archive} ({decimal(sent.bytes)}) would be sent; the server has checked it and kept nothing."
+        )
     try:
         show_dry_run(
             server,
@@ -109,3 +115,12 @@ def _show_dry_run(
     except KeyboardInterrupt:
         download.cancel()
         raise Interrupted(f"The look at {url} is given up; nothing was changed.") from None
+    except CommandFailed as failure:
+        if sent is None or failure.detail.get("code") != 404:
+            raise
+        output.result(
+            as_dry({"upload": msgspec.to_builtins(sent)}),
+            HEAD,
+            f"{sent.archive}: sent to the server and registered; what the registration would do can be said when it is "
+            "there",
+        )

@@ -1,0 +1,118 @@
+"""Sends an archive of this machine to a server, with a bar. Decides which words name a file here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+from rich.filesize import decimal
+
+from marserve.answers.management import UploadedArchive
+from marserve.cli.output import CommandFailed, Interrupted, Output, Step, WrongArguments
+from marserve.cli.progress.wait_progress import while_showing
+from marserve.cli.remote import Management
+from marserve.store.addresses.fetch_guard import is_address
+from marserve.store.addresses.pinned_digest import split_digest
+
+_PIECE_BYTES = 1 << 18
+# A server without uploads: its path is not there, or its method is not.
+_NO_UPLOADS = (404, 405)
+_OTHER_CONTENT = 409
+
+
+def local_archive(url: str, is_meant: bool | None, roots: Sequence[Path] = ()) -> Path | None:
+    """The file of this machine that `url` names, None for a name that the server is to resolve.
+
+    `is_meant` is what `--upload` and `--no-upload` say. Without them, what has a slash and is no address names a file
+    here; so an absolute path does only if there is a file, and not below one of the server's `roots`.
+
+    Raises WrongArguments for what can only be meant to be a file here, and is none.
+    """
+    plain = split_digest(url)[0]
+    path = Path(plain)
+    if is_meant is None:
+        if "/" not in plain or is_address(plain):
+            return None
+        if path.is_absolute() and (not path.is_file() or any(path.is_relative_to(root) for root in roots)):
+            return None
+    elif not is_meant:
+        return None
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise WrongArguments(
+            f"{plain} is a folder, and what is sent to a server is one file.",
+            "Make an archive of it with `marserve archive`, or put it below a folder of the server's model_roots.",
+        )
+    raise WrongArguments(
+        f"There is no file {plain} here.",
+        "What has a slash names a file of this machine; a name without one names an entry of the server's model store.",
+    )
+
+
+def send_archive(
+    server: Management, output: Output, file: Path, *, replaces: bool = False, is_dry_run: bool = False
+) -> UploadedArchive | None:
+    """Send a file into the server's model store; None if the server takes no uploads.
+
+    Raises CommandFailed in the server's words, and Interrupted.
+    """
+    sending = _Sending(server, file, replaces=replaces, is_dry_run=is_dry_run)
+    try:
+        return while_showing(sending.run, sending.steps, output, f"Sending {file.name}")
+    except KeyboardInterrupt:
+        raise Interrupted(f"The upload of {file.name} is broken off; the server keeps nothing of it.") from None
+
+
+class _Sending:
+    def __init__(self, server: Management, file: Path, *, replaces: bool, is_dry_run: bool) -> None:
+        self._server, self._file = server, file
+        flags = {"replace": replaces, "dry_run": is_dry_run}
+        self._query = {name: "true" for name, is_set in flags.items() if is_set}
+        self._sent, self._size, self._what = 0, file.stat().st_size, "reading"
+
+    def steps(self) -> list[Step]:
+        """The line of progress."""
+        done = f"{decimal(self._sent)} of {decimal(self._size)}"
+        checked = ", checked by the server" if self._what == "sending" and self._sent == self._size else ""
+        return [Step(f"{self._file.name}: {self._what} {done}{checked}", self._sent, self._size)]
+
+    def run(self) -> UploadedArchive | None:
+        """Compute the digest, and send: what the server has already is not sent again."""
+        digest = hashlib.sha256()
+        try:
+            for piece in self._pieces():
+                digest.update(piece)
+            self._what = "sending"
+            headers = {
+                "content-length": str(self._size),
+                "content-type": "application/octet-stream",
+                "digest": f"sha-256={base64.b64encode(digest.digest()).decode()}",
+            }
+            path = f"/archives/{quote(self._file.name, safe='')}"
+            answer = self._server.order(
+                "PUT", path, self._query, timeout_s=None, content=self._pieces(), headers=headers
+            )
+        except OSError as error:
+            raise CommandFailed(f"{self._file} cannot be read ({error.strerror or error}).") from error
+        except CommandFailed as failure:
+            if failure.detail.get("code") in _NO_UPLOADS:
+                return None
+            if failure.detail.get("code") == _OTHER_CONTENT:
+                failure.next_step = (
+                    "Give the file another name, or send it with --replace if no version uses the one that is there."
+                )
+            raise
+        return msgspec.convert(answer, UploadedArchive)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The file's bytes, counted; as many as its length said."""
+        self._sent = 0
+        with self._file.open("rb") as file:
+            while piece := file.read(min(_PIECE_BYTES, self._size - self._sent)):
+                yield piece
+                self._sent += len(piece)
