@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from marserve_handlers.declared.declaration import Tensor as Tensor
     from marserve_handlers.declared.decorator import model as model
+    from marserve_handlers.declared.events import Event as Event
     from marserve_handlers.errors import BadInput as BadInput
     from marserve_handlers.errors import PredictionException as PredictionException
 
 # The module of each name. `import marserve_handlers` alone imports none of them.
 _EXPORTED: Final = {
     "BadInput": "marserve_handlers.errors",
+    "Event": "marserve_handlers.declared.events",
     "PredictionException": "marserve_handlers.errors",
     "Tensor": "marserve_handlers.declared.declaration",
     "model": "marserve_handlers.declared.decorator",

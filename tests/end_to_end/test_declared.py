@@ -18,7 +18,7 @@ SUMS_DECLARED = (
     '{"version": 1, "kind": "tensors", "inputs": [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}],'
     ' "outputs": [{"name": "sum", "dtype": "float32", "shape": ["batch"]}]}'
 )
-SUMS, GREET = block(PAGE, "sums"), block(PAGE, "greet")
+SUMS, GREET, TOKENS = (block(PAGE, name) for name in ("sums", "greet", "tokens"))
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store.mkdir()
     make_archive(store / "sums.mar", SUMS, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "greet.mar", GREET)
+    make_archive(store / "tokens.mar", TOKENS)
     for name, declaration in (("other", SUMS_DECLARED.replace("float32", "int8", 1)), ("same", SUMS_DECLARED)):
         make_archive(store / f"{name}.mar", SUMS, name=name)
         with zipfile.ZipFile(store / f"{name}.mar", "a") as archive:
@@ -36,6 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(folder, store=store) as server:
         server.register("sums.mar").raise_for_status()
         server.register("greet.mar").raise_for_status()
+        server.register("tokens.mar").raise_for_status()
         yield server
 
 
@@ -72,6 +74,15 @@ def test_describe_shows_the_declaration(server: Server) -> None:
 
     assert sums["inputs"] == [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}]
     assert greet["input"]["schema"]["required"] == ["name", "age"]
+
+
+def test_events_are_streamed(server: Server) -> None:
+    """With the header of the page; the last one says that it is the last."""
+    answer = server.predict("tokens", b"hello world", Accept="text/event-stream")
+
+    assert answer.headers["content-type"] == "text/event-stream"
+    words = "".join(f"event: token\ndata: {word}\n\n" for word in ("hello", "world"))
+    assert answer.text == f"{words}event: end\ndata: {{}}\n\n"
 
 
 def test_another_declaration_in_the_archive_fails_the_load(server: Server) -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from marserve_handlers.context import Context
 
 
+def accepts(context: Context, place: int, content_type: str) -> bool:
+    """Whether the header `Accept` of a request names this content type."""
+    items, wanted = context.batch_items, content_type.encode()
+    return bool(items) and any(name.lower() == b"accept" and wanted in value for name, value in items[place].headers)
+
+
 class ItemContext:
     """One request: its id, its headers, when its client stops waiting; and how its answer is sent.
 

@@ -71,6 +71,8 @@ def output_type(words: str, annotation: Any, *, is_stream: bool = False) -> Item
         return ItemType("any", stream=is_stream)
     if is_picture(annotation):
         return ItemType("image", PNG, stream=is_stream)
+    if is_stream and getattr(annotation, "__qualname__", "") == "Event" and annotation.__module__.endswith(".events"):
+        return ItemType("events", "text/event-stream", stream=True)
     if is_pydantic(annotation):
         return ItemType("json", JSON, annotation.model_json_schema(mode="serialization"), is_stream)
     return ItemType("json", JSON, schema_of(words, annotation), is_stream)

@@ -82,5 +82,10 @@ def open_declared(
         annotation = predicting.hints.get(parameter, dict)
         decode = input_type(parameter, dict if annotation is Any else annotation)[1]
         convert = None if predicting.is_stream else converter(predicting.words, predicting.returns)
-        served = ItemModel(predict, predicting, parameter, decode, convert)
+        serve = ItemModel
+        if predicting.is_stream:
+            from marserve_handlers.declared.streams import StreamModel  # here: few models stream
+
+            serve = StreamModel
+        served = serve(predict, predicting, parameter, decode, convert)
     return Opened(served.handle, served.handle_async if predicting.is_async else None, document, instance)

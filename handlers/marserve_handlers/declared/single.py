@@ -25,42 +25,44 @@ class ItemModel:
         decode: Decode,
         convert: Callable[[Any], Any] | None,
     ) -> None:
-        self._predict = predict
+        self.predict = predict
+        self.words = predicting.words
         self._parameter = parameter
         self._decode = decode
         self._convert = convert
-        self._is_async = predicting.is_async
+        self.is_async = predicting.is_async
         self._takes_context = predicting.takes_context
-        self._runner = Runner()
+        self.runner = Runner()
 
     def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """One answer for each request. An exception in an answer's place is that request's alone."""
-        if self._is_async:
-            answers: list[Any] = self._runner.run(self.handle_async(rows, context))
+        if self.is_async:
+            answers: list[Any] = self.runner.run(self.handle_async(rows, context))
             return answers
         if len(rows) == 1:
-            return [self._encode(self._predict(**self._arguments(rows[0], context, 0)), context, 0)]
+            return [self._encode(self.predict(**self.arguments(rows[0], context, 0)), context, 0)]
         return [self._one(row, context, place) for place, row in enumerate(rows)]
 
     async def handle_async(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """The same where `predict` is a coroutine: the requests of a batch run side by side."""
         if len(rows) == 1:
-            return [self._encode(await self._predict(**self._arguments(rows[0], context, 0)), context, 0)]
+            return [self._encode(await self.predict(**self.arguments(rows[0], context, 0)), context, 0)]
         return list(await asyncio.gather(*(self._one_async(row, context, place) for place, row in enumerate(rows))))
 
     def _one(self, row: dict[str, Any], context: Context, place: int) -> Any:
         try:
-            return self._encode(self._predict(**self._arguments(row, context, place)), context, place)
+            return self._encode(self.predict(**self.arguments(row, context, place)), context, place)
         except Exception as error:
             return error
 
     async def _one_async(self, row: dict[str, Any], context: Context, place: int) -> Any:
         try:
-            return self._encode(await self._predict(**self._arguments(row, context, place)), context, place)
+            return self._encode(await self.predict(**self.arguments(row, context, place)), context, place)
         except Exception as error:
             return error
 
-    def _arguments(self, row: dict[str, Any], context: Context, place: int) -> dict[str, Any]:
+    def arguments(self, row: dict[str, Any], context: Context, place: int) -> dict[str, Any]:
+        """The arguments of `predict` for a request. Raises BadInput."""
         arguments = {self._parameter: self._decode(row)}
         if self._takes_context:
             arguments[CONTEXT] = ItemContext(context, place)

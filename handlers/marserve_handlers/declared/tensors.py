@@ -12,6 +12,7 @@ from marserve_handlers.context import Context
 from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.arrays import NPY_TYPE, Array, Slot, as_array, as_npy
 from marserve_handlers.declared.declaration import Declaration
+from marserve_handlers.declared.item_context import accepts
 from marserve_handlers.declared.items import encode_json
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
 from marserve_handlers.declared.running import Runner
@@ -169,7 +170,7 @@ class TensorModel:
     def _answer(
         self, parts: Mapping[str, list[Array]], rows: Rows, row: Mapping[str, Any], context: Context, place: int
     ) -> Any:
-        if rows.came_as_npy and len(self._outputs) == 1 and _accepts_npy(context, place):
+        if rows.came_as_npy and len(self._outputs) == 1 and accepts(context, place, NPY_TYPE):
             context.set_response_content_type(place, NPY_TYPE)
             array = _joined(next(iter(parts.values())))
             return as_npy(array if rows.is_batch else array[0])
@@ -237,10 +238,3 @@ def _tensor(array: Array, dtype: str) -> Any:
 
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor.to(torch.bfloat16) if dtype == "bfloat16" else tensor
-
-
-def _accepts_npy(context: Context, place: int) -> bool:
-    items = context.batch_items
-    if not items:
-        return False
-    return any(name.lower() == b"accept" and NPY_TYPE.encode() in value for name, value in items[place].headers)
