@@ -1,4 +1,5 @@
 """What the server answers as JSON, each document typed once; imports nothing of marserve.
 
 management     models, workers, workflows, downloads, watches, dry runs, errors
+pages          what `GET /` says of the server, and `/docs` of its models
 """

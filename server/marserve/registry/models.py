@@ -17,11 +17,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
 from marserve.errors import Draining, LoadFailed
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
-from marserve.registry.catalogue.describe import describe_version, page_of
+from marserve.registry.catalogue.describe import describe_version, page_of, state_of
+from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
 from marserve.registry.catalogue.plan import Unpacked
@@ -294,6 +296,31 @@ class Registry:
             if described["isDefault"] or each.get("modelVersion") == version.name
         ]
         return {**described, "arriving": arriving} if arriving else described
+
+    def offered_names(self, limit: int | None = None, offset: int | None = None) -> OfferedNames:
+        """One page of the models in order of their names, each with its default version."""
+        page = self.list_models(limit, offset)
+        models = []
+        for name, _ in page.models:
+            default = self._versions.find(name, None)
+            models.append(OfferedName(name, default.name, state_of(default.pool, default.min_workers)))
+        token = None if page.next_offset is None else str(page.next_offset)
+        return OfferedNames(nextPageToken=token, models=models, workflows=[])
+
+    def offered(self, model: str) -> OfferedModel:
+        """A model's versions, oldest first, and what each takes. Raises ModelNotFound."""
+        return OfferedModel(model, [self._offer(each) for each in self._versions.model(model).versions.values()])
+
+    def _offer(self, version: Version) -> OfferedVersion:
+        load = version.plan.load
+        return OfferedVersion(
+            version=version.name,
+            isDefault=self._versions.is_default(version),
+            state=state_of(version.pool, version.min_workers),
+            labels=self._versions.describe_role(version).get("labels"),
+            expects=expected_input(load.handler, load.envelope),
+            declaration=None if version.pool.declaration is None else dict(version.pool.declaration),
+        )
 
     def arriving(self, model: str, version: str | None = None) -> list[dict[str, Any]]:
         """The progress of fetches that may become this version of a model; the model need not exist yet."""

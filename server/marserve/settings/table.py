@@ -245,6 +245,13 @@ class Addresses:
         "A further path that predicts with the only model loaded at start, for platforms that choose it (Vertex AI).",
         always_env="AIP_PREDICT_ROUTE",
     )
+    enable_docs: bool = _own(
+        BOOL,
+        False,
+        "Answer / with what the server is, /openapi.json with the API description, and /docs with a page that shows "
+        "the routes and tries models, on each HTTP port. The inference port then lists its models' names.",
+        marserve=True,
+    )
     sagemaker_endpoints: bool = _own(
         BOOL, False, "Answer /ping and /execution-parameters as SageMaker's plug-in for TorchServe does."
     )

@@ -62,21 +62,20 @@ def build_app(
     routers: Sequence[Router],
     *,
     title: str,
-    docs_url: str | None = None,
     overload_status: int = 503,
     guard: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> FastAPI:
     """The application of one listener. If routers share a path, the first one answers.
 
-    `docs_url` is the path of a page for people, if there is to be one; it loads scripts from outside. `overload_status`
-    is the status of a full or stopping server. `guard` wraps the routes and sees every request, with its path split.
+    `overload_status` is the status of a full or stopping server. `guard` wraps the routes and sees every request, with
+    its path split.
     """
     app = FastAPI(
         title=title,
         version=__version__,
-        docs_url=docs_url,
+        docs_url=None,  # FastAPI's own page loads scripts from outside; `pages/` has ours
         redoc_url=None,
-        openapi_url="/openapi.json" if docs_url else None,
+        openapi_url=None,
         redirect_slashes=False,
         default_response_class=PrettyJson,
     )

@@ -92,13 +92,26 @@ class WrittenOnce:
             log.error("The API description could not be written", exc_info=error, extra=caused_by(""))
 
 
-def description_router(registry: Registry, *, has_inference: bool = False, has_management: bool = False) -> APIRouter:
+def describe_once(*, has_inference: bool = False, has_management: bool = False) -> WrittenOnce:
+    """The descriptions of a listener that serves these APIs."""
+    return WrittenOnce(lambda app: _write(app, has_inference=has_inference, has_management=has_management))
+
+
+def description_router(
+    registry: Registry,
+    *,
+    has_inference: bool = False,
+    has_management: bool = False,
+    written: WrittenOnce | None = None,
+) -> APIRouter:
     """`OPTIONS /`, `/api-description` and the descriptions of one model, for a listener that serves these APIs.
 
-    It must come before the management router: if two routes take a path, the first one answers.
+    It must come before the management router: if two routes take a path, the first one answers. `written` are the
+    descriptions, where other routes answer with them too.
     """
     router = new_router(PrettyJson)
-    written = WrittenOnce(lambda app: _write(app, has_inference=has_inference, has_management=has_management))
+    if written is None:
+        written = describe_once(has_inference=has_inference, has_management=has_management)
 
     @router.options("/", operation_id="apiDescription", summary="This document")
     async def describe(request: Request) -> Response:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.routing import Router
 
-from marserve.api.rest.description import description_router
+from marserve.api.rest.description import describe_once, description_router
 from marserve.api.rest.guard import token_router
 from marserve.api.rest.models.archives import archives_router
 from marserve.api.rest.models.desired_state import desired_state_router
@@ -17,6 +17,7 @@ from marserve.api.rest.models.events import EventSecrets, events_router, watches
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.rollouts import rollout_router
 from marserve.api.rest.models.workflows import workflow_router
+from marserve.api.rest.pages.router import links_of, offers_router, pages_router
 from marserve.api.rest.platforms.health import health_router
 from marserve.api.rest.platforms.kserve import kserve_router
 from marserve.api.rest.platforms.metrics import metrics_router
@@ -47,7 +48,14 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     settings, registry = parts.settings, parts.registry
     has_inference, has_management = "Inference" in names, "Management" in names
     own = own_access(names)
-    routers: Routers = [(description_router(registry, has_inference=has_inference, has_management=has_management), own)]
+    apis = {"has_inference": has_inference, "has_management": has_management}
+    written = describe_once(**apis)
+    routers: Routers = [(description_router(registry, **apis, written=written), own)]
+    if settings.enable_docs:
+        # First, so that `GET /` needs no key.
+        routers.insert(0, (pages_router(links_of(**apis, has_metrics="Metrics" in names), written), "open"))
+    if settings.enable_docs and has_inference:
+        routers.append((offers_router(registry, parts.workflows), own))
     if has_inference and settings.sagemaker_endpoints:
         routers.append((sagemaker_router(registry.data_plane, sagemaker_endpoint(settings, os.environ)), own))
     if has_inference or has_management:

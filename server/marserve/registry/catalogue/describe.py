@@ -96,7 +96,7 @@ def describe_version(
             "pendingRequests": pool.queued,
         },
         "isDefault": is_default,
-        "state": _state(pool, now.min_workers),
+        "state": state_of(pool, now.min_workers),
         "runningRequests": pool.running,
         "defaultPriority": options.default_priority,
         **pool.described,
@@ -119,7 +119,7 @@ def describe_version(
     return described
 
 
-def _state(pool: Pool, min_workers: int) -> str:
+def state_of(pool: Pool, min_workers: int) -> str:
     """`ready`, `degraded` (it serves, but workers that died or wait are missing), `loading`, `failed` (given up until
     scaled or probed, or all of its devices are lost), or `idle` if no worker is wanted.
     """

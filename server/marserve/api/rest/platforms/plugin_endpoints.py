@@ -32,8 +32,8 @@ METHODS = ["GET", "PUT", "POST", "DELETE"]
 ANSWER_S = 60.0
 # Requests for these never reach a router: the connection takes them.
 TAKEN = frozenset({"predictions", "explanations", "invocations", "models", "v1", "v2", "wfpredict"})
-# A plug-in may replace these, as TorchServe's could (SageMaker's does).
-MAY_BE_REPLACED = frozenset({"ping"})
+# A plug-in may replace these: `ping` as TorchServe's could (SageMaker's does), and the pages.
+MAY_BE_REPLACED = frozenset({"ping", "docs", "openapi.json"})
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")

@@ -1,0 +1,108 @@
+"""The routes of the pages: `GET /`, `/openapi.json`, the files of `/docs`, and what the page is told of models.
+
+Files and the API description need no key; what is told of models needs that of the listener.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from marserve import __version__
+from marserve.answers.pages import OfferedModel, OfferedNames, ServerCard
+from marserve.api.parameters import PAGE_PARAMETERS, QueryParameters
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.description import WrittenOnce
+from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.pages.accept import prefers_html
+from marserve.api.rest.pages.files import FILES, PAGE, PageFiles
+from marserve.api.rest.schemas import Name, error_answers, takes
+from marserve.registry.models import Registry
+from marserve.workflows.workflows import Workflows
+
+
+def links_of(*, has_inference: bool = False, has_management: bool = False, has_metrics: bool = False) -> dict[str, str]:
+    """Where to go on from `/` of a listener that serves these APIs."""
+    links = {"docs": PAGE, "openapi": "/openapi.json"}
+    if has_inference or has_management:
+        links["ready"] = "/readyz"
+    if has_inference:
+        links["predictions"] = "/predictions/{model_name}"
+    if has_management:
+        links["models"] = "/models"
+    if has_metrics:
+        links["metrics"] = "/metrics"
+    return links
+
+
+def pages_router(links: Mapping[str, str], written: WrittenOnce) -> APIRouter:
+    """`/`, `/openapi.json` and the files of the page. `written` are the listener's descriptions."""
+    router = new_router(PrettyJson)
+    files = PageFiles()
+    card = ServerCard(name="marserve", version=__version__, status="alive", links=dict(links))
+
+    @router.get(
+        "/",
+        operation_id="server",
+        summary="What answers here, and where to go on; a page for browsers",
+        responses={200: {"model": ServerCard}},
+    )
+    async def greet(request: Request) -> Response:
+        is_page = prefers_html(request.headers.get("accept", ""))
+        answer = await files.answer(PAGE, request) if is_page else PrettyJson(card)
+        answer.headers["vary"] = "Accept"
+        return answer
+
+    @router.get("/openapi.json", operation_id="openapi", summary="The API description, as OpenAPI 3.1")
+    async def describe(request: Request) -> Response:
+        return Response((await written.get(request.app)).whole, media_type="application/json")
+
+    async def show(request: Request) -> Response:
+        if request.scope.get("raw_path", b"").endswith(b"/"):
+            return RedirectResponse("../docs", 308)  # else what the page loads would be looked for a folder too deep
+        return await files.answer(PAGE, request)
+
+    async def answer_file(path: str, request: Request) -> Response:
+        return await files.answer(path, request)
+
+    router.add_route("/", greet, methods=["HEAD"], include_in_schema=False)
+    router.add_route("/openapi.json", describe, methods=["HEAD"], include_in_schema=False)
+    for path in FILES:
+        endpoint = show if path == PAGE else partial(answer_file, path)
+        router.add_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False)
+    return router
+
+
+def offers_router(registry: Registry, workflows: Workflows | None = None) -> APIRouter:
+    """What the page at `/docs` is told of the models, and of the workflows, that take requests here."""
+    router = new_router(PrettyJson)
+
+    @router.get(
+        "/docs/models",
+        operation_id="offeredModels",
+        summary="The models that take requests here",
+        responses={200: {"model": OfferedNames}},
+        openapi_extra=takes(PAGE_PARAMETERS),
+    )
+    async def list_offers(request: Request) -> Response:
+        query = QueryParameters(request.query_params, PAGE_PARAMETERS)
+        offset = query.integer("next_page_token")
+        page = registry.offered_names(query.integer("limit"), offset)
+        if workflows is not None and not offset:
+            page.workflows.extend(name for name, _ in workflows.list_workflows().models)
+        return PrettyJson(page)
+
+    @router.get(
+        "/docs/models/{model_name}/versions",
+        operation_id="offeredModel",
+        summary="A model's versions, and what each takes",
+        responses={200: {"model": OfferedModel}, **error_answers(404)},
+    )
+    async def offer(model_name: Name) -> Response:
+        return PrettyJson(registry.offered(model_name))
+
+    return router

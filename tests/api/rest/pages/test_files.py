@@ -1,0 +1,101 @@
+"""Tests for the files of the page: what they are, whose they are, and what their headers forbid."""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from marserve.api.rest.pages.files import FILES, HEADERS, POLICY, STATIC, has_etag, read_files
+
+VENDORED = STATIC / "vendored"
+MOST_BYTES = 100_000
+
+
+def own_files() -> list[Path]:
+    """Files of the page that are ours."""
+    return [file for file in STATIC.iterdir() if file.is_file()]
+
+
+def test_every_file_of_the_folder_is_served_but_licences_and_the_list() -> None:
+    """And nothing else is."""
+    served = {STATIC / name for name, _ in FILES.values()}
+    apart = {VENDORED / "VENDORED.json", *VENDORED.glob("LICENSE-*.txt")}
+
+    assert served == {file for file in STATIC.rglob("*") if file.is_file()} - apart
+
+
+def test_the_page_is_small() -> None:
+    """All its files together, uncompressed."""
+    assert sum(len(file.content) for file in read_files().values()) < MOST_BYTES
+
+
+def test_vendored_files_are_those_of_their_packages() -> None:
+    """Byte for byte, with package, version and licence."""
+    listed = json.loads((VENDORED / "VENDORED.json").read_text("utf-8"))
+
+    assert set(listed) == {file.name for file in VENDORED.glob("*.js")}
+    for name, facts in listed.items():
+        assert sha256((VENDORED / name).read_bytes()).hexdigest() == facts["sha256"]
+        assert facts["package"]
+        assert re.fullmatch(r"\d+\.\d+\.\d+", facts["version"])
+        for licence in facts["licences"]:
+            assert "Copyright" in (VENDORED / licence).read_text("utf-8")
+
+
+def test_an_etag_follows_the_content(tmp_path: Path) -> None:
+    """So that a browser with the files of another version gets the new ones."""
+    (tmp_path / "vendored").mkdir()
+    for name, _ in FILES.values():
+        (tmp_path / name).write_bytes(b"other")
+
+    here, there = read_files(), read_files(tmp_path)
+
+    assert len({file.etag for file in here.values()}) == len(FILES)
+    assert all(here[path].etag != there[path].etag for path in FILES)
+
+
+@pytest.mark.parametrize("sent", ['"a"', 'W/"a"', '"b", "a"', "*"])
+def test_a_browser_that_has_a_file_says_so(sent: str) -> None:
+    """In each form of `If-None-Match`."""
+    assert has_etag(sent, '"a"')
+
+
+@pytest.mark.parametrize("sent", ["", '"b"', "a"])
+def test_other_etags_do_not_match(sent: str) -> None:
+    """The file is sent."""
+    assert not has_etag(sent, '"a"')
+
+
+def test_the_policy_allows_files_of_this_server_alone() -> None:
+    """No inline code, no evaluated code, no outside address, no frame, no form that leads away."""
+    directives = dict(each.split(" ", 1) for each in POLICY.split("; "))
+
+    assert directives["default-src"] == "'none'"
+    assert directives["script-src"] == directives["style-src"] == directives["connect-src"] == "'self'"
+    assert directives["base-uri"] == directives["form-action"] == directives["frame-ancestors"] == "'none'"
+    assert directives["require-trusted-types-for"] == "'script'"
+    assert not re.search(r"unsafe|https?:|data:|\*", POLICY)
+    assert HEADERS["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_has_no_inline_script_or_style_and_no_outside_address() -> None:
+    """The policy would refuse them."""
+    page = (STATIC / "docs.html").read_text("utf-8")
+
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon[a-z]+=|javascript:", page)
+    for file in own_files():
+        text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://[a-z]|innerHTML|\beval\(|new Function", text), file.name
+
+
+def test_the_page_s_own_addresses_are_relative() -> None:
+    """So that it works behind a proxy that serves it below a path."""
+    page = (STATIC / "docs.html").read_text("utf-8")
+
+    for address in re.findall(r'(?:src|href)="([^"]*)"', page):
+        assert not address.startswith("/")
+        assert f"/{address}" in FILES or address == "openapi.json"

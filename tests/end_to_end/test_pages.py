@@ -1,0 +1,64 @@
+"""What a browser finds at a server's ports: a page, its data, and with keys only what needs none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from marserve.api.rest.pages.files import FILES
+from support.server import Server, make_archive
+from support.workplace import ECHO
+
+
+def test_a_page_needs_no_key_and_what_it_shows_of_models_does(tmp_path: Path) -> None:
+    """On each port of its own kind; a prediction with the key comes through."""
+    make_archive(tmp_path / "echo.mar", ECHO)
+    settings = {"disable_token_authorization": "false", "load_models": "echo.mar"}
+    with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server:
+        keys = {name: each["key"] for name, each in json.loads((tmp_path / "key_file.json").read_text()).items()}
+        get = server.client.get
+        for base, link in (
+            (server.inference, "predictions"),
+            (server.management, "models"),
+            (server.metrics, "metrics"),
+        ):
+            card = get(base).json()
+            assert (card["name"], card["status"]) == ("marserve", "alive")
+            assert link in card["links"]
+            assert {get(f"{base}{path}").status_code for path in FILES} == {200}
+            assert get(f"{base}/", headers={"accept": "text/html"}).headers["content-type"].startswith("text/html")
+            assert "/openapi.json" in get(f"{base}{card['links']['openapi']}").json()["paths"]
+        offers = f"{server.inference}/docs/models"
+        without, wrong, management = (
+            get(offers, headers=headers)
+            for headers in ({}, {"authorization": "Bearer x"}, {"authorization": f"Bearer {keys['management']}"})
+        )
+        right = {"authorization": f"Bearer {keys['inference']}"}
+        names = get(offers, headers=right).json()
+        versions = get(f"{offers}/echo/versions", headers=right).json()
+        answer = server.client.post(f"{server.inference}/predictions/echo", content=b"x", headers=right)
+        on_management = get(
+            f"{server.management}/docs/models", headers={"authorization": f"Bearer {keys['management']}"}
+        )
+
+    assert {each.json()["type"] for each in (without, wrong, management)} == {"InvalidKeyException"}
+    assert [each["name"] for each in names["models"]] == ["echo"]
+    assert versions["versions"][0]["expects"] == "anything"
+    assert answer.content == b"x"
+    assert on_management.status_code == 404
+
+
+def test_torchserve_answers_as_recorded_unless_the_setting_says_otherwise(tmp_path: Path) -> None:
+    """405 and 404; with `enable_docs` the pages."""
+    with Server(tmp_path) as server:
+        recorded = [
+            server.client.get(f"{server.inference}{path}").status_code for path in ("/", "/docs", "/openapi.json")
+        ]
+    (tmp_path / "on").mkdir()
+    with Server(tmp_path / "on", settings={"enable_docs": "true"}) as server:
+        switched_on = [
+            server.client.get(f"{server.inference}{path}").status_code for path in ("/", "/docs", "/openapi.json")
+        ]
+
+    assert recorded == [405, 404, 404]
+    assert switched_on == [200, 200, 200]
