@@ -26,7 +26,7 @@ LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist load --maxschedchunk 1 --by-file \
              -o console_output_style=classic
 # What `make test` runs.
-QUICK     := not long and not system
+QUICK     := not long and not system and not browser
 
 .DEFAULT_GOAL := help
 
@@ -50,6 +50,10 @@ test: $(STAMPS)/test  ## run the tests that every change must pass (minutes)
 test-system: $(STAMPS)/test  ## run what `make test` has a shorter case of: roll-outs, stores, clusters, platforms (minutes)
 	$(PYTEST) --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile -m "system and not long" \
 	    $$(grep -rl --include='test_*.py' 'mark\.system' tests)
+
+.PHONY: test-browser
+test-browser: $(STAMPS)/browser  ## open /docs in a headless Chromium (apt-get install chromium); pictures in build/browser
+	$(PYTEST) -m browser tests/end_to_end/test_docs_page.py -rs
 
 .PHONY: test-contract
 test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered against this server (minutes)
@@ -138,7 +142,7 @@ floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house 
 .PHONY: coverage
 coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not long and not contract"
+	$(BIN)/coverage run -m pytest -m "not long and not contract and not browser"
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 
@@ -186,6 +190,11 @@ $(STAMPS)/serve: $(STAMPS)/venv pyproject.toml
 $(STAMPS)/test: $(STAMPS)/serve
 	@echo "Installing what the tests need ..."
 	@$(PIP) --no-build-isolation --editable ".[torch,onnx,grpc,cloud,hf,export,examples,gpu,ray]" --group test
+	@touch $@
+
+$(STAMPS)/browser: $(STAMPS)/test
+	@echo "Installing what drives a browser ..."
+	@$(PIP) --group browser
 	@touch $@
 
 $(STAMPS)/images: $(STAMPS)/test

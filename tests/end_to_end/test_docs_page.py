@@ -1,0 +1,281 @@
+"""The page at `/docs` in a true browser: predictions through its forms, with and without keys, in both colour schemes.
+
+`make test-browser` runs these; what the browser showed is in `build/browser`, to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.server import Server, make_archive
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "build" / "browser"
+SEVEN = ROOT / "examples" / "digits" / "pictures" / "7.png"
+DESK, PHONE = (1100, 900), (390, 844)
+
+# Answers a page that would run, and its own input beside it.
+EVIL = """
+def handle(data, context):
+    context.set_response_content_type(0, "text/html")
+    return ["<script>window.hit = 1</script><img src=x onerror='window.hit = 2'>" for row in data or []]
+"""
+ECHO = """
+def handle(data, context):
+    return [row.get("body") for row in data or []]
+"""
+STREAM = """
+from ts.handler_utils.utils import send_intermediate_predict_response as send
+
+def handle(data, context):
+    if data is None:
+        return None
+    for number in range(3):
+        send([f"piece {number} "] * len(data), context.request_ids, "ok", 200, context)
+    return ["the end"] * len(data)
+"""
+
+NAMELESS = """
+(() => {
+    const isNamed = each => each.ariaLabel || each.textContent.trim() || each.hasAttribute("alt")
+        || [...each.labels || []].some(label => label.textContent.trim());
+    const all = [...document.querySelectorAll("input, select, textarea, button, summary, img")];
+    return all.filter(each => !isNamed(each)).map(each => each.outerHTML);
+})()
+"""
+
+
+class Browsing:
+    """One page of a browser, and what it did: requests, and complaints of its console."""
+
+    def __init__(self, browser: Any, scheme: str = "light", size: tuple[int, int] = DESK) -> None:
+        self.context = browser.new_context(color_scheme=scheme, viewport={"width": size[0], "height": size[1]})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.complaints: list[str] = []
+        self.requests: list[Any] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request))
+
+    def open(self, url: str, until: str) -> Any:
+        """Go to a page and wait for an element."""
+        self.page.goto(url)
+        self.page.wait_for_selector(until)
+        return self.page
+
+    def picture(self, name: str) -> None:
+        """Keep what is seen."""
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+
+    def check_calm(self, base: str) -> None:
+        """No complaint, no request to elsewhere, nothing wider than the window."""
+        assert not self.complaints
+        outside = [each.url for each in self.requests if not each.url.startswith((f"{base}/", "blob:"))]
+        assert not outside
+        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; skips where Playwright or Chromium is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="`make test-browser` installs Playwright")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("There is no Chromium here (apt-get install chromium)")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server without keys, with the digits model."""
+    pytest.importorskip("torch")
+    settings = {"load_models": "digits.mar", "default_workers_per_model": "1"}
+    folder = tmp_path_factory.mktemp("digits")
+    with Server(folder, entry="marserve", store=ROOT / "model_store", settings=settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_picture_is_read_through_the_form(browser: Any, digits: Server, scheme: str, size: tuple[int, int]) -> None:
+    """The likeliest digit stands first, with the bars of all; the command beside it is for a shell."""
+    browsing = Browsing(browser, scheme, size)
+    page = browsing.open(f"{digits.inference}/docs", ".state.good:has-text('ready')")
+    browsing.picture(f"docs-{scheme}-{size[0]}-begin")
+
+    page.set_input_files(".model input[type=file]", SEVEN)
+    page.click(".model button[type=submit]")
+    page.wait_for_selector(".model .pill.good")
+    likeliest = page.inner_text(".scores tr:first-child")
+    line = page.inner_text(".model .line pre")
+    browsing.picture(f"docs-{scheme}-{size[0]}-answered")
+
+    assert likeliest.split() == ["7", "97.5", "%"]
+    assert line == f"curl -H 'content-type: image/png' --data-binary @7.png {digits.inference}/predictions/digits"
+    browsing.check_calm(digits.inference)
+
+
+def test_the_root_is_the_page_too_and_is_quickly_there(browser: Any, digits: Server) -> None:
+    """With all that it loads under 100 kB, and again from the browser's own store."""
+    browsing = Browsing(browser)
+
+    browsing.open(f"{digits.inference}/", ".model form")
+    sizes = [each.sizes()["responseBodySize"] for each in browsing.requests if "openapi.json" not in each.url]
+
+    assert sum(sizes) < 100_000
+    browsing.check_calm(digits.inference)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_keyboard_alone_suffices(browser: Any, digits: Server, scheme: str) -> None:
+    """From the link that skips the header to the answer's body."""
+    browsing = Browsing(browser, scheme)
+    page = browsing.open(f"{digits.inference}/docs", ".model:has(.state.good) form")
+    press = page.keyboard.press
+
+    press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    press("Enter")
+    press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    press("Tab")
+    assert page.evaluate("document.activeElement.type") == "radio"
+    press("ArrowRight")
+    press("Tab")
+    page.keyboard.type("no picture")
+    press("Control+Enter")
+    page.wait_for_selector(".model .pill.bad")
+    browsing.picture(f"docs-{scheme}-refused")
+
+    assert "message" in page.inner_text(".model .body")
+
+
+def test_each_control_has_a_name(browser: Any, digits: Server) -> None:
+    """A screen reader says what to enter where, for every route of each port."""
+    for base in (digits.inference, digits.management, digits.metrics):
+        browsing = Browsing(browser)
+        page = browsing.open(f"{base}/docs", ".route")
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        page.wait_for_selector(".route form")
+
+        nameless = page.evaluate(NAMELESS)
+
+        assert not nameless
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+        assert len(ids) == len(set(ids))
+        browsing.check_calm(base)
+
+
+def test_every_described_route_is_shown_and_found(browser: Any, digits: Server) -> None:
+    """Those of management too; a GET is made from its form."""
+    browsing = Browsing(browser, "light", PHONE)
+    described = digits.client.get(f"{digits.management}/openapi.json").json()["paths"]
+    page = browsing.open(f"{digits.management}/docs", ".route")
+
+    assert page.locator(".route").count() == sum(len(item) for item in described.values())
+    page.fill(".filter", "describe default")
+    assert page.locator(".route").count() == 1
+    page.click(".route summary")
+    page.fill(".route input", "digits")
+    page.click(".route button[type=submit]")
+    page.wait_for_selector(".route .pill.good")
+    browsing.picture("management-light-390")
+
+    assert '"modelName": "digits"' in page.inner_text(".route .body")
+    browsing.check_calm(digits.management)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Server]:
+    """A server with keys and three models: one that answers a page of its own, one with a name that looks like one."""
+    make_archive(tmp_path / "evil.mar", EVIL)
+    make_archive(tmp_path / "echo.mar", ECHO, name="<img src=x onerror=alert(1)>")
+    make_archive(tmp_path / "stream.mar", STREAM)
+    settings = {"disable_token_authorization": "false", "load_models": "all", "default_workers_per_model": "1"}
+    with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server:
+        yield server
+
+
+def test_a_key_is_asked_for_kept_in_the_page_and_sent_as_a_header(browser: Any, guarded: Server) -> None:
+    """It stands in no address, no command, no cookie and no storage; a reload forgets it."""
+    key = json.loads((guarded.folder / "key_file.json").read_text())["inference"]["key"]
+    browsing = Browsing(browser, "dark")
+    page = browsing.open(f"{guarded.inference}/docs", "#key-panel")
+    browsing.picture("docs-dark-key")
+
+    page.fill("#key-panel input", "wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#key-panel :text('asks for a key')")
+    assert page.locator(".model").count() == 0
+    page.fill("#key-panel input", key)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".model")
+    page.wait_for_selector(".model:has-text('evil') .state.good")
+    page.click(".model:has-text('evil') summary")
+    page.click(".model:has-text('evil') label:has-text('Text')")
+    page.click(".model:has-text('evil') button[type=submit]")
+    page.wait_for_selector(".model:has-text('evil') .pill.good")
+
+    sent = [each for each in browsing.requests if each.url.endswith("/predictions/evil")][-1]
+    assert sent.headers["authorization"] == f"Bearer {key}"
+    assert '"Authorization: Bearer $KEY"' in page.inner_text(".model:has-text('evil') .line pre")
+    kept = page.evaluate(
+        "[document.cookie, JSON.stringify(localStorage), JSON.stringify(sessionStorage), location.href]"
+    )
+    assert key not in "".join(kept) + page.content() + "".join(each.url for each in browsing.requests)
+    page.reload()
+    page.wait_for_selector("#key-panel")
+
+
+def test_names_and_answers_never_run(browser: Any, guarded: Server) -> None:
+    """They are shown as the text that they are."""
+    key = json.loads((guarded.folder / "key_file.json").read_text())["inference"]["key"]
+    browsing = Browsing(browser, "light", PHONE)
+    page = browsing.open(f"{guarded.inference}/docs", "#key-panel")
+    page.fill("#key-panel input", key)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".model[open] form")
+    for name in ("evil", "onerror"):
+        card = page.locator(f".model:has(h3:has-text('{name}'))")
+        if card.get_attribute("open") is None:
+            card.locator("summary").click()
+        card.locator(".state.good").wait_for()
+        card.locator("label:has-text('Text')").first.click()
+        card.locator("textarea").fill("<script>window.hit = 3</script>")
+        card.locator("button[type=submit]").click()
+        card.locator(".pill.good").wait_for()
+    browsing.picture("docs-light-390-hostile")
+
+    assert "<img src=x onerror=alert(1)>" in page.locator("h3").all_inner_texts()
+    assert any("window.hit = 1" in each for each in page.locator(".body").all_inner_texts())
+    assert page.evaluate("window.hit") is None
+    assert [each for each in browsing.complaints if "400" not in each] == []
+
+
+def test_a_stream_is_shown_as_it_comes(browser: Any, guarded: Server) -> None:
+    """All of its pieces, in order."""
+    key = json.loads((guarded.folder / "key_file.json").read_text())["inference"]["key"]
+    browsing = Browsing(browser)
+    page = browsing.open(f"{guarded.inference}/docs#stream", "#key-panel")
+    page.fill("#key-panel input", key)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".model[open]:has(.state.good) form")
+    page.click(".model[open] button[type=submit]")
+    page.wait_for_selector(".model[open] .body:has-text('the end')")
+
+    assert page.inner_text(".model[open] .body") == "piece 0 piece 1 piece 2 the end"
