@@ -54,6 +54,21 @@ def test_the_module_is_the_words_last_part(tmp_path: Path, word: str) -> None:
     assert model.handle([{}], model.context) == ["ours"]
 
 
+def test_a_class_may_be_named_among_others(tmp_path: Path) -> None:
+    """Behind the file's colon: TorchServe takes functions there alone."""
+    source = """
+    class Net: ...
+
+    class Shout:
+        def initialize(self, context): self.word = "ours"
+        def handle(self, data, context): return [self.word for _ in data]
+    """
+
+    model = load(tmp_path, source, "handler.py:Shout")
+
+    assert model.handle([{}], model.context) == ["ours"]
+
+
 def test_a_module_function_is_called_once_at_load(tmp_path: Path) -> None:
     """With no data; what it returns is ignored."""
     source = """

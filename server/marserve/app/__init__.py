@@ -4,6 +4,8 @@ server           a server's life: start, serve, end
 building/        the parts, made of the settings
 listeners        HTTP listeners: bound first, accepting once ready
 grpc_ports       the gRPC ports
+local_run        what `marserve run` adds: when the model is ready, and changes of its source
+terminal_log     what its terminal is shown of the logs
 look             reads what the machine has, at the start
 early_probes     answers probes meanwhile
 draining         how the server ends

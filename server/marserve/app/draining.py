@@ -39,6 +39,7 @@ class Stop:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.has_failed = False
+        self.first_signal: int | None = None
         self._hurry = asyncio.Event()
         self._signals = 0
 
@@ -46,6 +47,7 @@ class Stop:
         """Ask for the end at the first signal, and end all waits at the second."""
         self._signals += 1
         if self._signals == 1:
+            self.first_signal = number
             log.info("%s: draining", signal.Signals(number).name)
             self.asked.set()
         else:

@@ -16,7 +16,7 @@ import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -221,6 +221,8 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         sock = bind(address)
     except OSError as error:
         raise _cannot_bind(address, error, names) from error
+    if address.port == 0 and address.scheme != "unix":
+        address = replace(address, port=sock.getsockname()[1])
     return Listener(address, names, sock, config, ServerState())
 
 

@@ -16,9 +16,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from marserve import __version__
 from marserve.allocator import BY_SERVER, keep_large_blocks
@@ -33,11 +33,12 @@ from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
 from marserve.app.grpc_ports import bind_grpc, import_grpc
 from marserve.app.hanging_calls import give_up_hanging
 from marserve.app.last_resort import LastResort
-from marserve.app.listeners import bind_listeners
+from marserve.app.listeners import Listener, bind_listeners
 from marserve.app.look import look_at_machine
 from marserve.app.places import refuse_unusable
 from marserve.app.preemption import Preemption, find_notices, notice_signal
 from marserve.app.service_manager import ServiceManager
+from marserve.app.terminal_log import ShownWorkerLog, TerminalLog
 from marserve.errors import BadSettings, CallHangs
 from marserve.machine.describe import Machine
 from marserve.machine.start_watch import StartWatch
@@ -65,11 +66,11 @@ BLOCKING_THREADS = 32
 READY_THREADS = 4
 
 
-def run(settings: Settings, watch: StartWatch | None = None) -> int:
+def run(settings: Settings, watch: StartWatch | None = None, companion: Companion | None = None) -> int:
     """Serve until a signal to stop. Returns the exit status: 0 after an orderly stop, 1 if the start failed or a worker
     of a model with `onCrash: fail` crashed.
 
-    `watch` watches the start, and is closed when the server is up.
+    `watch` watches the start, and is closed when the server is up. `companion` lives beside the server.
 
     A failed start is one sentence on standard error. Raises BadSettings, before anything is started, for folders that
     cannot be written.
@@ -82,9 +83,14 @@ def run(settings: Settings, watch: StartWatch | None = None) -> int:
         has_request_ids=settings.access_log_request_id,
         metrics_folder=settings.metrics_location,
         has_metrics=settings.metrics_mode != "prometheus",
+        to_stdout=companion is None,
     )
+    if companion is not None:
+        terminal = TerminalLog(companion.shorten)
+        logs.workers = ShownWorkerLog(logs.workers, terminal)
+        logging.getLogger().addHandler(terminal)
     last_resort = LastResort(longest_stop_s(settings) + LAST_RESORT_AFTER_S)
-    server = Server(settings, logs, last_resort, watch)
+    server = Server(settings, logs, last_resort, watch, companion)
     keep_large_blocks(BY_SERVER)
     try:
         _run_loop()(server.serve())
@@ -124,6 +130,19 @@ async def tell_left_out(logs: Logs) -> None:
         logs.tell_left_out(time.monotonic())
 
 
+class Companion(Protocol):
+    """Work of a command beside the server that it runs."""
+
+    binds_grpc: bool
+    """Whether the gRPC ports are bound."""
+
+    def shorten(self, text: str) -> str:
+        """What a terminal is shown of a line of the logs; empty for nothing."""
+
+    async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
+        """Called when connections are accepted; cancelled after the server has drained. `reading` reads the models."""
+
+
 class Server:
     """One server process, from start to end."""
 
@@ -133,9 +152,11 @@ class Server:
         logs: Logs,
         last_resort: LastResort | None = None,
         watch: StartWatch | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self._settings = settings
         self._watch = watch
+        self._companion = companion
         self._is_up = asyncio.Event()
         self._on_signal = last_resort.on_signal if last_resort is not None else _do_nothing
         self._logs = logs
@@ -200,7 +221,7 @@ class Server:
         listeners = bind_listeners(parts)
         for listener in listeners:
             stack.callback(listener.close)
-        grpc_listeners = bind_grpc(parts)
+        grpc_listeners = bind_grpc(parts) if self._companion is None or self._companion.binds_grpc else []
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
         keep(stack, tell_left_out(self._logs))
@@ -232,6 +253,8 @@ class Server:
         if self._watch is not None:
             self._watch.close()
         self._logs.announce("Model server started.")
+        if self._companion is not None:
+            keep(stack, self._companion.live(parts, listeners, reading, stop))
         keep(stack, asyncio.to_thread(import_for_first_request))
         manager = ServiceManager(os.environ)
         manager.is_serving(" and ".join(str(listener.address) for listener in listeners))

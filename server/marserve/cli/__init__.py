@@ -3,7 +3,7 @@
     models/       one model: register, scale, infer, …
     changes/      many models at once, and the split of requests: apply, rollout, traffic, …
     local/        without a server: archive, fetch, version
-    server/       start, stop, status
+    server/       run, start, stop, status
     torchserve/   TorchServe's command lines, and `migrate`
     platforms/    what containers start, and their health check
     progress/     what is shown while a command waits

@@ -29,19 +29,26 @@ FLAGS = {
 """The settings with a flag of their own. All others are set with `--set`."""
 
 
-def load_as_typed(flags: Mapping[str, object], set_keys: Collection[str] = ()) -> Settings:
+def load_as_typed(
+    flags: Mapping[str, object],
+    set_keys: Collection[str] = (),
+    *,
+    spelling: Mapping[str, str] = FLAGS,
+    reads_file: bool = True,
+) -> Settings:
     """The settings of this folder and environment, overridden by these flags; `set_keys` were given with `--set`.
 
-    Raises BadSettings. Its message, and the settings' warnings, name the flags of `marserve`.
+    Raises BadSettings. Its message, and the settings' warnings, name the flags as `spelling` has them. Without
+    `reads_file` this folder's settings are not read.
     """
     # The settings name every flag after its key, as TorchServe does.
     spelled = {
-        _as_settings_say(key): f"--set {key}" if key in set_keys or key not in FLAGS else FLAGS[key]
+        _as_settings_say(key): f"--set {key}" if key in set_keys or key not in spelling else spelling[key]
         for key in flags
         if key != "ts_config"
     }
     try:
-        settings = load_settings("marserve", flags, os.environ, Path.cwd(), find_snapshot_store)
+        settings = load_settings("marserve", flags, os.environ, Path.cwd(), find_snapshot_store, reads_file=reads_file)
     except BadSettings as error:
         if error.key == "ts_config":
             raise BadSettings(_say_missing_file(flags), key="ts_config") from None

@@ -470,7 +470,11 @@ class Registry:
 
     async def wait_until_loaded(self) -> list[str]:
         """Wait until workers have loaded the models of the start; sentences about models that they cannot load."""
-        return await self._starting.wait_until_loaded()
+        return [f"{error}: {error.reason}" for error in await self.failed_loads()]
+
+    async def failed_loads(self) -> list[LoadFailed]:
+        """Wait until workers have loaded the models of the start; the errors of those that they cannot load."""
+        return await self._starting.failed_loads()
 
     async def wait_for_loads(self) -> None:
         """Wait until the models of the start are loaded, or cannot be. The waiting task may be cancelled."""

@@ -71,8 +71,10 @@ def load_settings(
     environment: Mapping[str, str],
     working_directory: Path,
     find_store: Callable[[], SnapshotStore | None] = lambda: None,
+    *,
+    reads_file: bool = True,
 ) -> Settings:
-    """The effective settings for this command, checked.
+    """The effective settings for this command, checked. Without `reads_file` no file and no snapshot is read.
 
     `flags` has the values of the command line under the keys' names, and `ts_config` for the file; None is a flag that
     was not given. Lists become comma-separated. `find_store` returns the store of snapshots, if they are not in the log
@@ -80,7 +82,7 @@ def load_settings(
     and what would be right.
     """
     sources = _Sources(entry, environment, working_directory)
-    file = _choose_file(entry, flags, environment, working_directory)
+    file = _choose_file(entry, flags, environment, working_directory) if reads_file else _File(None, is_named=True)
     snapshot = _find_snapshot(entry, flags, sources, find_store) if not file.is_named else None
     if snapshot is not None:
         file = _File(snapshot.path, is_named=False)

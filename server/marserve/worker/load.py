@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -113,8 +113,8 @@ def load_model(load: Load) -> LoadedModel:
         if definition is not None:
             return _open(definition, context, load)
         _check_declaration(load, b"")
-        entry = getattr(found, function_name or "handle", None)
-        if callable(entry):
+        entry: Any = getattr(found, function_name or "handle", None)
+        if callable(entry) and not inspect.isclass(entry):
             try:
                 begun = entry(None, context)
                 if inspect.iscoroutine(begun):
@@ -128,7 +128,7 @@ def load_model(load: Load) -> LoadedModel:
             return LoadedModel(
                 _in_envelope(entry, load.envelope), context, load, _length_of(module), _compare_of(module)
             )
-        found = _find_class(found)
+        found = cast("type[Any]", entry) if inspect.isclass(entry) else _find_class(found)
     service = found()
     if not callable(getattr(service, "handle", None)):
         raise ValueError(f"the handler class {type(service).__name__} has no method handle(data, context)")

@@ -281,3 +281,30 @@ def test_what_cannot_be_sent_is_made_all_the_same_or_refused_before() -> None:
     assert made.exit_code == 1
     assert "net.mar is made" in made.stderr
     assert Path("net.mar").is_file()
+
+
+def test_a_source_is_packed_by_itself(tmp_path: Path) -> None:
+    """The members that `marserve run` serves; `--name` gives another name, and is for sources alone."""
+    (tmp_path / "m.py").write_text("import helper\nclass Net: ...\nclass Shout:\n    def handle(self, d, c): ...\n")
+    (tmp_path / "helper.py").write_text("")
+
+    results = [
+        runner.invoke(app, words) for words in (["m.py"], ["m.py:Shout", "--name", "loud"], ["m", "--name", "x"])
+    ]
+
+    assert [result.exit_code for result in results] == [0, 0, 2], [result.output for result in results]
+    assert (tmp_path / "shout.mar").is_file()
+    with zipfile.ZipFile(tmp_path / "loud.mar") as file:
+        assert file.namelist() == ["MAR-INF/MANIFEST.json", "helper.py", "m.py"]
+        assert json.loads(file.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == "m.py:Shout"
+
+
+def test_a_source_without_a_model_is_refused(tmp_path: Path) -> None:
+    """Nothing is written."""
+    (tmp_path / "m.py").write_text("x = 1\n")
+
+    result = runner.invoke(app, ["m.py"])
+
+    assert result.exit_code == 1
+    assert "m.py has no model" in result.stderr
+    assert not list(tmp_path.glob("*.mar"))

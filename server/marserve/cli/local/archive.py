@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.archive.pickles.pickle_check import check_files
+from marserve.archive.writing.sources import Wishes, is_program, is_source, plan_source
 from marserve.archive.writing.writer import (
     BUILT_IN_HANDLERS,
     FORMATS,
@@ -62,7 +63,17 @@ SettingsFile = Annotated[
 
 
 def archive(
-    name: Annotated[str, typer.Argument(help="The model's name, also of the archive.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|SOURCE",
+            help="A name for the model that the options describe; or what is packed by itself: FILE.py[:OBJECT], a "
+            "program (.onnx, .pt2, TorchScript), or a folder.",
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Of a source: the model's name, where its own does not suit.")
+    ] = None,
     serialized_file: Annotated[
         Path | None, typer.Option("--serialized-file", "-s", help="The weights or program: .pt, .pt2, .onnx, ….")
     ] = None,
@@ -117,24 +128,34 @@ def archive(
         if register and archive_format is Format("no-archive"):
             raise WrongArguments("--register sends one file, and --format no-archive makes a folder.")
         try:
-            spec = ArchiveSpec(
-                name,
-                version,
-                handler or _default_handler(serialized_file),
-                serialized_file,
-                model_file,
-                tuple(extra_files or ()),
-                requirements_file,
-                config_file,
-                runtime,
-                keeps_folders=True,
-            )
-            _check_handler(spec)
-            plan = with_declaration(plan_archive(spec))
+            extra = tuple(extra_files or ())
+            if handler is None and model_file is None and is_source(what):
+                wishes = Wishes(name, version, extra, serialized_file, requirements_file, config_file)
+                plan = plan_source(what, wishes).plan
+            else:
+                if name is not None:
+                    raise WrongArguments(f"--name is for a source, such as model.py; the model's name is {what} here.")
+                spec = ArchiveSpec(
+                    what,
+                    version,
+                    handler or _default_handler(serialized_file),
+                    serialized_file,
+                    model_file,
+                    extra,
+                    requirements_file,
+                    config_file,
+                    runtime,
+                    keeps_folders=True,
+                )
+                _check_handler(spec)
+                plan = plan_archive(spec)
+            plan = with_declaration(plan)
+            spec = plan.spec
             _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]
             if dry_run:
-                _show_dry_run(output, plan, warnings, output_path(name, export_path, archive_format.value), force)
+                place = output_path(spec.model_name, export_path, archive_format.value)
+                _show_dry_run(output, plan, warnings, place, force)
                 return
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
@@ -151,8 +172,8 @@ def archive(
             {
                 "path": str(path),
                 "sizeBytes": size,
-                "model": name,
-                "version": version,
+                "model": spec.model_name,
+                "version": spec.version,
                 "handler": spec.handler,
                 "members": [
                     {
@@ -171,7 +192,7 @@ def archive(
                 [(member.name, decimal(member.size_bytes), member.sha256[:16] + "…") for member in packed],
             ),
             *_say_left_out(packed),
-            f"{path} ({decimal(size)}): model {name}, version {version}, handler {spec.handler}",
+            f"{path} ({decimal(size)}): model {spec.model_name}, version {spec.version}, handler {spec.handler}",
             *([registered["status"]] if registered else []),
         )
 
@@ -210,16 +231,9 @@ def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, f
 
 
 def _default_handler(serialized_file: Path | None) -> str:
-    """The handler for a file with a whole program, tensors in and tensors out; None for weights alone."""
-    if serialized_file is not None and serialized_file.is_file():
-        if serialized_file.suffix in (".onnx", ".pt2"):
-            return _TENSOR_HANDLER
-        with serialized_file.open("rb") as file:
-            # TorchScript: the zip file's directory, near its end, names the constants.
-            if file.read(4) == b"PK\x03\x04":
-                file.seek(-min(serialized_file.stat().st_size, 1 << 20), os.SEEK_END)
-                if b"/constants.pkl" in file.read():
-                    return _TENSOR_HANDLER
+    """The handler for a file with a whole program, tensors in and tensors out. Raises CannotArchive for others."""
+    if serialized_file is not None and serialized_file.is_file() and is_program(serialized_file):
+        return _TENSOR_HANDLER
     raise CannotArchive(
         f"Name a handler with --handler: a Python file, or one of {', '.join(BUILT_IN_HANDLERS)}. Only TorchScript, "
         ".pt2 and ONNX files have a default."
@@ -230,7 +244,8 @@ def _foresee(plan: Plan) -> list[str]:
     """Warnings that a server would give for these files: unused configuration, refused pickles."""
     warnings: list[str] = []
     if plan.spec.config_file is not None:
-        warnings += _judge_config(plan.spec.config_file)
+        path = plan.spec.config_file
+        warnings += _judge_config(plan.made[path.name] if path.name in plan.made else path.read_bytes(), path)
     findings = check_files(plan.members.items(), trusted=True)
     warnings += [f"servers will refuse this archive. {finding}" for finding in findings]
     if plan.spec.model_file is not None and plan.spec.serialized_file is None:
@@ -279,9 +294,9 @@ def _check_export_path(export_path: Path) -> None:
         )
 
 
-def _judge_config(path: Path) -> list[str]:
+def _judge_config(data: bytes, path: Path) -> list[str]:
     """Warnings for parts of the configuration that a server ignores. Raises CannotArchive if it would ignore all."""
-    config = parse_model_config(path.read_bytes(), path.name)
+    config = parse_model_config(data, path.name)
     if config.document is None:
         raise CannotArchive(f"{path} cannot be used: {config.defect}.")
     return [*config.warnings, *_raised(config, config.document)]

@@ -1,5 +1,8 @@
-"""The server of this machine: start, stop, status.
+"""The server of this machine: run, start, stop, status.
 
+run            serve a model from a file, in this terminal
+run_screen     what that shows
+port_holder    which process has a port
 start          bring a server up
 start_behind   start it in the background, and wait until its models are loaded
 start_dry_run  say what a start would do

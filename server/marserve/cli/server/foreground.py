@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import setproctitle
 
@@ -18,9 +19,16 @@ from marserve.cli.server.pid_file import PidFile
 from marserve.machine.start_watch import StartWatch
 from marserve.settings import Settings
 
+if TYPE_CHECKING:
+    from marserve.app.server import Companion
 
-def serve(settings: Settings, pid_file: PidFile, watch: StartWatch | None = None) -> int:
+
+def serve(
+    settings: Settings, pid_file: PidFile, watch: StartWatch | None = None, companion: Companion | None = None
+) -> int:
     """Serve until stopped; returns the exit status. `watch` is closed when the server is up.
+
+    `companion` lives beside the server.
 
     When the server has ended, further signals are ignored: the process is to end. Raises AlreadyRunning if the PID file
     belongs to another running server, BadSettings if the file or a folder cannot be written.
@@ -51,7 +59,7 @@ def serve(settings: Settings, pid_file: PidFile, watch: StartWatch | None = None
         gc.freeze()
         for number in before:
             signal.signal(number, _leave)
-        status = run(settings, watch)
+        status = run(settings, watch, companion)
         # The server has ended, and this process ends with its status; a further signal must not change that.
         before = dict.fromkeys(before, signal.SIG_IGN)
         return status

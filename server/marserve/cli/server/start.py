@@ -80,7 +80,7 @@ def start(
             "management_address": management_address,
             "metrics_address": metrics_address,
         }
-        pairs = _pairs(settings or [])
+        pairs = pairs_of(settings or [])
         flags = {key: value for key, value in flags.items() if value is not None} | pairs
         loaded = load_as_typed(flags, pairs)
         pid_file = marserve_pid_file(str(loaded.management_address))
@@ -109,7 +109,7 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _pairs(settings: Sequence[str]) -> dict[str, object]:
+def pairs_of(settings: Sequence[str]) -> dict[str, object]:
     """`KEY=VALUE` words as flags; the later of two wins."""
     pairs: dict[str, object] = {}
     for word in settings:

@@ -66,11 +66,11 @@ class Starting:
         self.unrestored: dict[tuple[str, str], SnapshotVersion] = {}
         self._loads: list[asyncio.Task[LoadFailed | None]] = []
 
-    async def wait_until_loaded(self) -> list[str]:
-        """Wait for the first loads of the registered versions; sentences about those that failed."""
+    async def failed_loads(self) -> list[LoadFailed]:
+        """Wait for the first loads of the registered versions; the errors of those that failed."""
         loads, self._loads = self._loads, []
         failures = await asyncio.gather(*loads, return_exceptions=True)
-        return [f"{error}: {error.reason}" for error in failures if isinstance(error, LoadFailed)]
+        return [error for error in failures if isinstance(error, LoadFailed)]
 
     async def wait_for_loads(self) -> None:
         """Wait until the first loads of the registered versions have ended, well or badly.

@@ -1,0 +1,155 @@
+"""What `marserve run` adds to a server: it says when the model is ready, and puts a changed source in its place.
+
+`LocalRun` is the server's companion. It waits for the first load, and ends the server if that fails. With a `Reload` it
+then follows the source's files: each change is staged by the given function and swapped in, after it has loaded. What
+cannot be staged or loaded is shown, and the version before goes on answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from watchfiles import awatch
+
+from marserve.app.building.parts import Parts
+from marserve.app.draining import Stop
+from marserve.app.listeners import Listener
+from marserve.errors import Draining, LoadFailed, MarserveError
+from marserve.registry.changes.swap import SwapParameters
+from marserve.registry.intake.registration import RegisterParameters
+from marserve.registry.models import Registry
+from marserve.settings import Address
+
+# Changes that come within so long of each other are one; a file that is written all the time is read after the latter.
+_SETTLE_MS, _MOST_SETTLE_MS = 50, 800
+# Causes of a failed load that lie in what the source imports.
+_BAD_SOURCE = ("import_error", "missing_module")
+# Some file systems give no notices.
+_LOOK_EVERY_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded: where it answers, and how long that took since the command began, in seconds."""
+
+    address: Address
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A first load, or a change, failed. `reason` has the author's exception, empty if there is none."""
+
+    sentence: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """How to follow a source. `folders` are those in which its files lie now.
+
+    `stage` blocks: it stages what is there and returns the name of the store's entry, None if nothing has changed since
+    its last call, whether that succeeded or not. Raises CannotArchive. `forget_old` deletes entries that are replaced.
+    """
+
+    folders: Callable[[], Collection[Path]]
+    stage: Callable[[], str | None]
+    forget_old: Callable[[], None]
+
+
+class LocalRun:
+    """The companion of one `marserve run`. The callbacks print."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        began: float,
+        on_ready: Callable[[Ready], None],
+        on_failure: Callable[[Failure], None],
+        on_swapped: Callable[[float], None],
+        shorten: Callable[[str], str] = str,
+        reload: Reload | None = None,
+        binds_grpc: bool = False,
+    ) -> None:
+        """`began` is the command's begin, by `time.monotonic`. `on_swapped` gets a change's seconds.
+
+        `shorten` gives what of a log line the terminal is shown; it is called on any thread.
+        """
+        self.binds_grpc = binds_grpc
+        self.shorten = shorten
+        self.was_interrupted = False
+        """Whether Ctrl-C ended the server."""
+        self.has_bad_source = False
+        """Whether the source cannot be imported."""
+        self._model, self._began, self._reload = model, began, reload
+        self._on_ready, self._on_failure, self._on_swapped = on_ready, on_failure, on_swapped
+
+    async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
+        """Say when the model is ready, and follow its source, until cancelled."""
+        try:
+            await asyncio.wait([reading])
+            failures = [Failure(sentence) for sentence in parts.registry.startup_failures]
+            for error in await parts.registry.failed_loads():
+                self.has_bad_source |= error.cause in _BAD_SOURCE
+                failures.append(Failure(str(error), error.reason))
+            if not failures:
+                address = next(each.address for each in listeners if "Inference" in each.names)
+                self._on_ready(Ready(address, time.monotonic() - self._began))
+                if self._reload is not None:
+                    await self._follow(parts.registry, self._reload, stop.asked)
+            elif not stop.asked.is_set():
+                for failure in failures:
+                    self._on_failure(failure)
+                stop.has_failed = True
+                stop.asked.set()
+            await asyncio.Event().wait()
+        finally:
+            self.was_interrupted = stop.first_signal == signal.SIGINT
+
+    async def _follow(self, registry: Registry, reload: Reload, stop: asyncio.Event) -> None:
+        """Take each change, until a stop is asked for. The folders are watched; each second they are looked at, too."""
+        while not stop.is_set():
+            folders = reload.folders()
+            try:
+                async for _ in awatch(
+                    *folders,
+                    watch_filter=None,
+                    step=_SETTLE_MS,
+                    debounce=_MOST_SETTLE_MS,
+                    stop_event=stop,
+                    rust_timeout=_LOOK_EVERY_MS,
+                    yield_on_timeout=True,
+                    recursive=False,
+                    ignore_permission_denied=True,
+                ):
+                    await self._take_change(registry, reload)
+                    if reload.folders() != folders:
+                        break
+            except (OSError, RuntimeError):  # a folder is gone, or there are too many watches
+                await asyncio.sleep(_LOOK_EVERY_MS / 1000)
+                await self._take_change(registry, reload)
+
+    async def _take_change(self, registry: Registry, reload: Reload) -> None:
+        began = time.monotonic()
+        try:
+            entry = await asyncio.to_thread(reload.stage)
+            if entry is None:
+                return
+            registration = RegisterParameters(url=entry, model_name=self._model)
+            await registry.swap(SwapParameters(self._model, registration, checks=False))
+        except Draining:
+            return
+        except LoadFailed as error:
+            self._on_failure(Failure(str(error), error.reason))
+        except MarserveError as error:
+            self._on_failure(Failure(error.message))
+        else:
+            self._on_swapped(time.monotonic() - began)
+            await asyncio.to_thread(reload.forget_old)

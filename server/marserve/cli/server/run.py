@@ -1,0 +1,290 @@
+"""`marserve run`: serves a model from a file, in this terminal, without a store, an archive or settings.
+
+It stages the source as `marserve archive` would pack it, in a private folder, and runs a server in this process whose
+only model that is. Everything the user's code does happens in workers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from marserve.archive.writing.sources import SourcePlan, Wishes, is_archive, missing_modules, plan_source
+from marserve.archive.writing.staging import Staging
+from marserve.cli import INTERRUPTED_STATUS
+from marserve.cli.options import BatchSize, MaxBatchDelay
+from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
+from marserve.cli.server.foreground import serve
+from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
+from marserve.cli.server.port_holder import holder_of
+from marserve.cli.server.run_screen import Screen
+from marserve.cli.server.start import pairs_of
+from marserve.cli.typed_settings import load_as_typed
+from marserve.errors import CannotArchive
+from marserve.machine.start_watch import StartWatch
+from marserve.registry.intake.scratch import Scratch
+from marserve.settings import KEYS, Address, Settings
+
+# Settings that name models, or that write into the working directory: a server of one model has its own.
+_OTHER_MODELS = {"desired_state": "", "watches": "[]", "config_snapshots": "false", "model_snapshot": ""}
+_SPELLING = {
+    **dict.fromkeys(("inference_address", "management_address", "metrics_address"), "--host and --port"),
+    **dict.fromkeys(("load_models", "model_store", "state_folder", "token_file", "log_location"), "marserve run"),
+    **dict.fromkeys((*_OTHER_MODELS, "unprotected_management", "default_workers_per_model"), "marserve run"),
+    **dict.fromkeys(("expose_errors", "predict_route"), "marserve run"),
+}
+
+
+def run(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="FILE.py[:OBJECT], a program (.onnx, .pt2, TorchScript), a folder, or an archive.",
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="The model's name; as its class, function or file if not given.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", min=0, max=65534, help="8080 if not given; 0 takes a free one.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen; this machine alone if not given.")
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="When a file of the model changes, put what it is then in its place.")
+    ] = False,
+    batch_size: BatchSize = None,
+    max_batch_delay: MaxBatchDelay = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Worker processes; 1 if the model does not say.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="cpu|gpu|N[,N…]", help="Where workers compute.")
+    ] = None,
+    extra_files: Annotated[
+        list[str] | None,
+        typer.Option("--extra-file", "-x", help="A further file, folder or wildcard of the model; may be repeated."),
+    ] = None,
+    serialized_file: Annotated[
+        Path | None, typer.Option("--serialized-file", "-s", help="Weights for a handler in TorchServe's shape.")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config-file", "-c", help="model-config.yaml beside the source if not given.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of config.properties; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model from a file, in this terminal."""
+    began = time.monotonic()
+    with Output(as_json) as output:
+        options = _options(batch_size, max_batch_delay, workers, device)
+        wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options)
+        scratch = Scratch(None)
+        try:
+            model = _Model(source, wishes, Staging(scratch.path / "models"))
+            entry = model.stage_first()
+            loaded = _settings(model, entry, host, port, settings or [], scratch.path)
+            _refuse_taken(loaded.inference_address)
+            status = _serve(loaded, model, output, scratch.path, began, follows=reload)
+        finally:
+            scratch.remove()
+        raise typer.Exit(status)
+
+
+class _Model:
+    """The source of one run, staged again whenever it has changed."""
+
+    def __init__(self, source: str, wishes: Wishes, staging: Staging) -> None:
+        self.source, self.wishes, self.staging = source, wishes, staging
+        self.name = ""
+        self.version = wishes.version
+        self.planned: SourcePlan | None = None
+        self._seen: object = None
+
+    def stage_first(self) -> str:
+        """Plan and stage the source; returns the store's entry. Raises WrongArguments."""
+        try:
+            if is_archive(self.source):
+                if self.wishes.options or self.wishes.extra_files:
+                    raise WrongArguments(
+                        f"{self.source} is an archive, which says itself how it is served; leave those options out, or "
+                        "use `marserve register`."
+                    )
+                entry, self.name, self.version = self.staging.take_archive(Path(self.source))
+                self.name = self.wishes.name or self.name
+                return entry
+            self.planned = plan_source(self.source, self.wishes)
+            self._refuse_missing(self.planned)
+            self._seen = _state(self.planned)
+            self.name = self.planned.plan.spec.model_name
+            return self.staging.stage(self.planned.plan)
+        except CannotArchive as error:
+            raise WrongArguments(error.message) from error
+
+    def stage_again(self) -> str | None:
+        """Stage what is there now; None if nothing has changed. Raises CannotArchive."""
+        try:
+            planned = plan_source(self.source, self.wishes)
+            seen = _state(planned)
+        except CannotArchive as error:
+            if self._seen == error.message:
+                return None
+            self._seen = error.message
+            raise
+        if seen == self._seen:
+            return None
+        self.planned, self._seen = planned, seen
+        return self.staging.stage(planned.plan)
+
+    def folders(self) -> list[Path]:
+        """The folders of the source's files."""
+        assert self.planned is not None
+        return sorted({path.parent for path in self.planned.plan.members.values()})
+
+    def _refuse_missing(self, planned: SourcePlan) -> None:
+        for source, imported in missing_modules(planned):
+            top = imported.module.partition(".")[0]
+            raise WrongArguments(
+                f"{source.label}, line {imported.line}: {top} is imported, and it is neither installed nor beside the "
+                "file.",
+                f"pip install {top}",
+            )
+
+
+def _state(planned: SourcePlan) -> object:
+    """What tells two states of a source apart."""
+    plan = planned.plan
+    try:
+        files = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in plan.members.items()]
+    except OSError as error:
+        raise CannotArchive(f"{error.filename} cannot be read ({error.strerror}).") from error
+    return files, plan.made, plan.spec
+
+
+def _options(
+    batch_size: int | None, max_batch_delay: int | None, workers: int | None, device: str | None
+) -> dict[str, Any]:
+    """The flags as keys of a model's configuration."""
+    options: dict[str, Any] = {}
+    if batch_size is not None:
+        options["batchSize"] = batch_size
+    if max_batch_delay is not None:
+        options |= {"maxBatchDelay": max_batch_delay, "batchPolicy": "fixed"}
+    if workers is not None:
+        options |= {"minWorkers": workers, "maxWorkers": workers}
+    if device in ("cpu", "gpu"):
+        options["deviceType"] = device
+    elif device is not None:
+        try:
+            options |= {"deviceType": "gpu", "deviceIds": [int(word) for word in device.split(",")]}
+        except ValueError:
+            raise WrongArguments(f"--device takes cpu, gpu or numbers such as 0,1; it got {device!r}.") from None
+    return options
+
+
+def _settings(
+    model: _Model, entry: str, host: str | None, port: int | None, set_words: Sequence[str], folder: Path
+) -> Settings:
+    """The settings of the server: these flags, then variables, then defaults.
+
+    No file of the working directory is read or written: what the server keeps is in its private `folder`.
+    """
+    pairs = pairs_of(set_words)
+    given = {name for name in KEYS if KEYS[name].env in os.environ} | pairs.keys()
+    key = KEYS["inference_address"]
+    said = str(pairs.get(key.name) or os.environ.get(key.env) or key.defaults["marserve"])
+    address = _address(said, host, port)
+    flags: dict[str, object] = {
+        "inference_address": address,
+        "model_store": str(model.staging.root),
+        "load_models": f"{model.name}={entry}",
+        **{name: value for name, value in _OTHER_MODELS.items() if name in given},
+    }
+    # Where neither a variable nor --set says otherwise: one port for all, one worker.
+    further = {
+        "management_address": address,
+        "metrics_address": address,
+        "unprotected_management": "loopback",
+        "default_workers_per_model": 1,
+        "state_folder": str(folder / "state"),
+        "token_file": str(folder / "key_file.json"),
+        "log_location": str(folder / "logs"),
+    }
+    if "expose_errors" in KEYS and _is_loopback(address):
+        further["expose_errors"] = "traceback"
+    if model.planned is not None and model.planned.found is not None and model.planned.found.shape == "litserve":
+        further["predict_route"] = "/predict"
+    flags |= {name: value for name, value in further.items() if name not in given}
+    return load_as_typed(flags | pairs, pairs, spelling=_SPELLING, reads_file=False)
+
+
+def _address(said: str, host: str | None, port: int | None) -> str:
+    """The address that is said elsewhere, with this host and port, where they are given."""
+    if host is None and port is None:
+        return said
+    scheme, _, rest = said.partition("://")
+    if not rest:  # the file of a socket
+        scheme, rest = "http", "127.0.0.1:8080"
+    before_host, _, before_port = rest.rstrip("/").rpartition(":")
+    host = before_host if host is None else f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{before_port if port is None else port}"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("http://127.", "https://127.", "http://localhost", "http://[::1]", "unix:"))
+
+
+def _refuse_taken(address: Address) -> None:
+    """Raise CommandFailed if something listens on the port, with the process that does."""
+    if address.scheme == "unix" or not address.port:
+        return
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return  # the server says what is wrong with it
+        holder = holder_of(address.port)
+        by = "another process" if holder is None else f"process {holder[0]} ({holder[1][:120]})"
+        raise CommandFailed(
+            f"Port {address.port} is in use by {by}.", "Take another with --port, or --port 0 for a free one."
+        ) from None
+
+
+def _serve(loaded: Settings, model: _Model, output: Output, folder: Path, began: float, *, follows: bool) -> int:
+    """Run the server until it is stopped; returns the exit status."""
+    # Late: it imports the web framework, which takes a second that a refusal above need not cost.
+    from marserve.app.local_run import LocalRun, Reload
+
+    screen = Screen(output, model.source, model.name, model.version, model.staging.root, follows=follows)
+    can_follow = follows and model.planned is not None
+    reload = Reload(model.folders, model.stage_again, model.staging.forget_old) if can_follow else None
+    companion = LocalRun(
+        model.name,
+        began=began,
+        on_ready=screen.ready,
+        on_failure=screen.failed,
+        on_swapped=screen.swapped,
+        shorten=screen.shorten,
+        reload=reload,
+        binds_grpc=any(loaded.origins.get(f"grpc_{which}_port") for which in ("inference", "management")),
+    )
+    status = serve(loaded, PidFile(folder / "server.pid", MARSERVE_WORD), StartWatch(), companion)
+    if companion.has_bad_source:
+        return CONFIGURATION_STATUS
+    return INTERRUPTED_STATUS if companion.was_interrupted and not status else status

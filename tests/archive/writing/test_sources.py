@@ -1,0 +1,201 @@
+"""From a file, a program or a folder to the plan of an archive: members, names, what is refused."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marserve.archive.writing.sources import (
+    Wishes,
+    is_archive,
+    is_source,
+    missing_modules,
+    plan_source,
+    split_source,
+)
+from marserve.archive.writing.writer import write_archive
+from marserve.errors import CannotArchive
+
+HANDLER = "def handle(data, context):\n    return data\n"
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write these files, and the folders that they lie in."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("nets.py", "There is no file or folder nets.py; did you mean net.py?"),
+        ("net.bin", "net.bin is weights alone: name a Python file"),
+        ("net.onnx:Net", "net.onnx is no Python file, so Net cannot be looked for in it; leave out :Net."),
+        ("notes.txt", "notes.txt is no model: name a Python file"),
+        ("empty", "empty has no model: no model.py or handler.py, no other Python file with one, no program"),
+        ("many", "2 files of many have one: a.py, b.py. Name the file."),
+    ],
+)
+def test_what_is_no_source_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, sentence: str
+) -> None:
+    """With what is there, or what would be right."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"net.py": HANDLER, "net.bin": "x", "net.onnx": "x", "notes.txt": "x", "empty/x.txt": "x"})
+    write(tmp_path, {"many/a.py": HANDLER, "many/b.py": HANDLER})
+
+    with pytest.raises(CannotArchive) as refusal:
+        plan_source(word)
+
+    assert sentence in refusal.value.message
+    assert "\n" not in refusal.value.message
+
+
+def test_a_file_brings_what_it_imports_and_names(tmp_path: Path) -> None:
+    """Modules beside it and theirs, packages whole, files by their names, its configuration and requirements."""
+    write(
+        tmp_path,
+        {
+            "m.py": "import json, net\nfrom pkg.a import x\nW = open('w.bin')\n" + HANDLER,
+            "net.py": "import deep\nL = 'labels/l.txt'\n",
+            "deep.py": "",
+            "other.py": "raise SystemExit",
+            "pkg/__init__.py": "",
+            "pkg/a.py": "x = 1",
+            "pkg/b.py": "",
+            "labels/l.txt": "l",
+            "w.bin": "w",
+            "unnamed.bin": "u",
+            "requirements.txt": "numpy\n",
+        },
+    )
+    (tmp_path / "model-config.yaml").write_text("batchSize: 2\n")
+
+    plan = plan_source(str(tmp_path / "m.py")).plan
+
+    assert plan.spec.model_name == "m"
+    assert sorted(plan.members) == [
+        "deep.py",
+        "labels/l.txt",
+        "m.py",
+        "model-config.yaml",
+        "net.py",
+        "pkg/__init__.py",
+        "pkg/a.py",
+        "pkg/b.py",
+        "requirements.txt",
+        "w.bin",
+    ]
+    assert not plan.made
+
+
+def test_a_class_among_others_is_named_in_the_manifest(tmp_path: Path) -> None:
+    """A file whose only class it is has TorchServe's word, so that both servers take the archive."""
+    write(tmp_path, {"one.py": "class Shout:\n    def handle(self, d, c): return d\n"})
+    write(tmp_path, {"two.py": "class Net: ...\nclass Shout:\n    def handle(self, d, c): return d\n"})
+
+    handlers = [plan_source(str(tmp_path / name)).plan.spec.handler for name in ("one.py", "two.py", "two.py:Net")]
+
+    assert [handler.rpartition("/")[2] for handler in handlers] == ["one.py", "two.py:Shout", "two.py:Net"]
+
+
+def test_wishes_come_before_the_file_and_that_before_litserves_words(tmp_path: Path) -> None:
+    """The merged configuration is a member without a file."""
+    text = "import litserve as ls\nclass MyAPI(ls.LitAPI): ...\n"
+    text += "s = ls.LitServer(MyAPI(max_batch_size=8, batch_timeout=0.05), workers_per_device=3)\n"
+    write(tmp_path, {"s.py": text})
+    (tmp_path / "model-config.yaml").write_text("batchSize: 4\nhandler: {topk: 2}\n")
+
+    plan = plan_source(f"{tmp_path}/s.py", Wishes(options={"minWorkers": 1, "maxWorkers": 1})).plan
+
+    assert yaml.safe_load(plan.made["model-config.yaml"]) == {
+        "batchSize": 4,
+        "batchPolicy": "fixed",
+        "handler": {"topk": 2},
+        "maxBatchDelay": 50,
+        "maxWorkers": 1,
+        "minWorkers": 1,
+    }
+    archive = write_archive(plan, tmp_path)
+    with zipfile.ZipFile(archive) as packed:
+        assert sorted(packed.namelist()) == ["MAR-INF/MANIFEST.json", "model-config.yaml", "s.py"]
+        manifest = json.loads(packed.read("MAR-INF/MANIFEST.json"))
+    assert manifest["model"]["configFile"] == "model-config.yaml"
+    assert manifest["model"]["modelName"] == "my_api"
+    assert manifest["model"]["handler"] == "s.py:MyAPI"
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
+def test_a_program_is_named_as_its_file_and_brings_its_data(tmp_path: Path, name: str) -> None:
+    """Large weights of ONNX files lie beside them."""
+    write(tmp_path, {"net.onnx": "x", "net.pt2": "x", "net.onnx.data": "w"})
+
+    plan = plan_source(str(tmp_path / name)).plan
+
+    assert (plan.spec.model_name, plan.spec.handler) == ("net", "base_handler")
+    assert set(plan.members) == ({name, "net.onnx.data"} if name == "net.onnx" else {name})
+
+
+def test_a_folder_goes_whole_but_for_what_is_no_part_of_a_model(tmp_path: Path) -> None:
+    """Hidden files, caches, environments and archives stay; the folder names the model."""
+    folder = tmp_path / "my digits"
+    write(folder, {"model.py": HANDLER, "test_model.py": "", "data/a.bin": "a", ".secret": "s", "old.mar": ""})
+    write(folder, {".git/config": "", "venv/pyvenv.cfg": "", "venv/lib/x.py": "", "__pycache__/m.pyc": ""})
+
+    plan = plan_source(str(folder)).plan
+
+    assert plan.spec.model_name == "my_digits"
+    assert set(plan.members) == {"model.py", "test_model.py", "data/a.bin"}
+
+
+def test_a_missing_import_is_found_without_running_the_file(tmp_path: Path) -> None:
+    """Those that may fail, that lie beside the file, or are TorchServe's names are none."""
+    text = "import nosuchthing.sub\nimport json, beside, ts.context\n"
+    text += "try:\n    import nofast\nexcept ImportError: pass\n"
+    write(tmp_path, {"m.py": text + HANDLER, "beside.py": "import alsomissing\n"})
+
+    missing = [
+        (source.label, each.module, each.line) for source, each in missing_modules(plan_source(f"{tmp_path}/m.py"))
+    ]
+
+    assert missing == [("m.py", "nosuchthing.sub", 1), ("beside.py", "alsomissing", 1)]
+
+
+def test_sources_are_told_from_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A colon, a known ending, a slash, or a folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+
+    assert [
+        word for word in ("digits", "m.py", "m.py:X", "a/b", "net.onnx", "folder", ".", "m-1.0") if is_source(word)
+    ] == [
+        "m.py",
+        "m.py:X",
+        "a/b",
+        "net.onnx",
+        "folder",
+        ".",
+    ]
+    assert split_source("a/m.py:X") == (Path("a/m.py"), "X")
+    assert split_source("a/m.py") == (Path("a/m.py"), None)
+
+
+def test_archives_are_told_by_their_names_and_manifests(tmp_path: Path) -> None:
+    """A folder with a manifest is an unpacked archive."""
+    write(tmp_path, {"a.mar": "", "b.tar.gz": "", "c/MAR-INF": ""})
+    (tmp_path / "d" / "MAR-INF").mkdir(parents=True)
+    (tmp_path / "d" / "MAR-INF" / "MANIFEST.json").write_text("{}")
+
+    assert [is_archive(str(tmp_path / name)) for name in ("a.mar", "b.tar.gz", "c", "d", "e.mar")] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]

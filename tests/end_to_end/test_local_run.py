@@ -1,0 +1,166 @@
+"""`marserve run` as a person uses it: a file that answers, changes that are taken, Ctrl-C, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+LIMIT_S = 60.0
+
+
+class Run:
+    """A `marserve run` in a folder, with a temporary folder of its own. As a context it ends by Ctrl-C."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder, self.temporary = folder, folder.parent / "temporary"
+        self.temporary.mkdir(exist_ok=True)
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("MARSERVE_", "TS_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "marserve.cli", "run", *arguments, "--port", "0"],
+            cwd=folder,
+            env={**variables, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._more = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._more:
+                self.lines.append(line.rstrip("\n"))
+                self._more.notify_all()
+        with self._more:
+            self._more.notify_all()
+
+    def wait_for(self, pattern: str, since: int = 0) -> re.Match[str]:
+        """The first line with the pattern, from this one on."""
+        end = time.monotonic() + LIMIT_S
+        with self._more:
+            while True:
+                for line in self.lines[since:]:
+                    if found := re.search(pattern, line):
+                        return found
+                assert self._reader.is_alive(), "\n".join(self.lines)
+                assert self._more.wait(end - time.monotonic()), "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        """Where the model answers, once it does."""
+        return self.wait_for(r"(http://\S+/predictions/\S+)")[1]
+
+    def interrupt(self) -> int:
+        """Ctrl-C; returns the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        return status
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model of two classes and a file that it reads."""
+    made = tmp_path / "here"
+    made.mkdir()
+    (made / "word.txt").write_text("quiet")
+    (made / "shout.py").write_text(
+        "class Net:\n"
+        "    def __call__(self, text):\n"
+        "        return text.upper()\n\n"
+        "class Shout:\n"
+        "    def initialize(self, context):\n"
+        "        self.net, self.word = Net(), open('word.txt').read()\n\n"
+        "    def handle(self, data, context):\n"
+        "        return [self.net(bytes(row['body']).decode() + self.word) for row in data]\n"
+    )
+    return made
+
+
+def test_a_file_answers_in_one_command_and_leaves_nothing(folder: Path) -> None:
+    """Its class names the model; the folder stays as it was; Ctrl-C is status 130."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with Run(folder, "shout.py") as run:
+        assert run.url.endswith("/predictions/shout")
+
+        answer = httpx.post(run.url, content=b"be ")
+        status = run.interrupt()
+
+    assert answer.text == "BE QUIET"
+    assert status == 130, run.lines
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not list(run.temporary.iterdir())
+
+
+@pytest.mark.system
+def test_changes_are_taken_without_a_lost_request(folder: Path) -> None:
+    """Ten saves a second; a syntax error, a deleted file and a model that cannot load keep the one before."""
+    text = (folder / "shout.py").read_text()
+    answers: Counter[tuple[int, str]] = Counter()
+    with Run(folder, "shout.py", "--reload") as run, httpx.Client() as client:
+        url, stop = run.url, threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                got = client.post(url, content=b"")
+                answers[got.status_code, got.text] += 1
+
+        asking = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in asking:
+            thread.start()
+
+        def save(new: str | None, shown: str) -> None:
+            since = len(run.lines)
+            if new is None:
+                (folder / "shout.py").unlink()
+            else:
+                (folder / "shout.py").write_text(new)
+            run.wait_for(shown, since)
+
+        save(text.replace(".upper()", ".title()"), "the new one answers")
+        assert client.post(url, content=b"").text == "Quiet"
+        save("class Shout:\n    def handle(", r"shout\.py, line 2: ")
+        save(None, "There is no file or folder shout.py")
+        save(text.replace("self.net, self.word", "raise RuntimeError('no net')#"), "RuntimeError: no net")
+        assert client.post(url, content=b"").text == "Quiet"
+        since = len(run.lines)
+        for number in range(10):
+            (folder / "shout.py").write_text(text.replace(".upper()", f".upper() + '{number}'"))
+            time.sleep(0.1)  # ten saves a second is the claim
+        run.wait_for("the new one answers", since)
+        end = time.monotonic() + LIMIT_S
+        while client.post(url, content=b"").text != "QUIET9":
+            assert time.monotonic() < end, run.lines
+        stop.set()
+        for thread in asking:
+            thread.join(LIMIT_S)
+        status = run.interrupt()
+
+    assert status == 130
+    assert {code for code, _ in answers} == {200}, answers
+    assert {text for _, text in answers} <= {"QUIET", "Quiet", *(f"QUIET{number}" for number in range(10))}
+    assert not list(run.temporary.iterdir())
