@@ -31,7 +31,7 @@ def joined(found: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
 def test_records_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
     """The network may deliver any pieces."""
     chance = random.Random(seed)
-    line = agent_link.Line("stdout", "INFO", "x" * 500)
+    line = agent_link.Line("stdout", "INFO", ["x" * 500])
     part = bytes(chance.randbytes(3000))
     stream = b"".join(
         [

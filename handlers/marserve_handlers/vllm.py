@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from marserve_handlers.base import BaseHandler, value_of
@@ -50,6 +51,7 @@ class VLLMHandler(BaseHandler):
     def __init__(self) -> None:
         super().__init__()
         self.vllm_engine: Any = None
+        self._asked = count(1)
         self.model_name = ""
         self.adapters: dict[str, Any] = {}
         self.chat_template: str | None = None
@@ -117,14 +119,16 @@ class VLLMHandler(BaseHandler):
         prompt = await (self._chat_prompt(request) if is_chat else _completion_prompt(request))
         request_id = str(context.get_request_id(0))
         options = {"lora_request": self.adapters[request["model"]]} if request.get("model") in self.adapters else {}
-        outputs = self.vllm_engine.generate(prompt, self._sampling(request), request_id, **options)
+        # The engine's own name: a client may send its id again while the engine still ends the first request.
+        engine_id = f"{request_id}-{next(self._asked)}"
+        outputs = self.vllm_engine.generate(prompt, self._sampling(request), engine_id, **options)
         writer = _Writer(request_id, str(request.get("model") or self.model_name), is_chat)
         if not request.get("stream"):
             last = None
             async for output in outputs:
                 last = output
                 if context.is_cancelled(0):
-                    await self.vllm_engine.abort(request_id)
+                    await self.vllm_engine.abort(engine_id)
                     break
             context.set_response_content_type(0, "application/json")
             return [writer.whole(last)]

@@ -97,11 +97,12 @@ class NotStarted(msgspec.Struct, frozen=True, array_like=True, tag="not_started"
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True, tag="line"):
-    """Lines of one level that the worker printed; `text` has them joined by line ends."""
+    """Records of one level that the worker printed for the same requests; a text of several lines is one record."""
 
     stream: str
     level: str
-    text: str
+    texts: list[str]
+    ids: str = ""
 
 
 class WireClosed(msgspec.Struct, frozen=True, array_like=True, tag="wire_closed"):

@@ -9,7 +9,7 @@ All times are seconds. `deadline` and `started` are on the monotonic clock, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Protocol
 
@@ -82,6 +82,10 @@ class Request(msgspec.Struct, frozen=True):
     label, that the client asks for beside the path. `metadata` came with the request and is not shown to handlers; a
     sticky key is looked for there, too. `is_rescued`: another version takes the request if this one cannot, so it does
     not wait for a worker that may not come.
+
+    `id` is what the client sees. Where `key` is 0 the server made it, and no other request has it. Otherwise the client
+    chose it, or parts of one request share it; then `key` alone tells them apart. `client_id` is a client's id that
+    stands beside the server's in the logs.
     """
 
     id: str
@@ -97,6 +101,43 @@ class Request(msgspec.Struct, frozen=True):
     asked_version: str | None = None
     metadata: Sequence[tuple[bytes, bytes]] = ()
     is_rescued: bool = False
+    key: int = 0
+    client_id: str = ""
+
+
+# Stands between an id and what tells its requests apart within the server. No client's id has it.
+PART_MARK = "~"
+# In characters: the ids before one line of a log. A batch of a hundred requests has fewer.
+MAX_LINE_IDS = 4096
+
+
+class Named(Protocol):
+    """A `Request`, or an `Item` of one."""
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+
+
+def line_ids(requests: Iterable[Named]) -> str:
+    """The ids of these requests as a log line has them: `a,b`; with the client's beside the server's `a/c,b`.
+
+    Parts of one request have its id, once. More than `MAX_LINE_IDS` characters end with `+N` for the N left out.
+    """
+    found: dict[str, None] = {}
+    for each in requests:
+        client_id = getattr(each, "client_id", "")
+        found[f"{shown_id(each.id)}/{client_id}" if client_id else shown_id(each.id)] = None
+    text = ",".join(found)
+    if len(text) <= MAX_LINE_IDS:
+        return text
+    kept = text[:MAX_LINE_IDS].rpartition(",")[0]
+    return f"{kept},+{len(found) - kept.count(',') - 1}"
+
+
+def shown_id(request_id: str) -> str:
+    """A request's id as its client knows it."""
+    return request_id.partition(PART_MARK)[0]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -236,12 +277,15 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `parts` are (name, content type) pairs; empty if the worker has the request already and is called with it again.
     `head` holds the headers packed by `pack_head`: few handlers read them, and they mostly equal the last request's.
+    `key` and `client_id` are those of the `Request`.
     """
 
     id: str
     parts: list[tuple[str, str | None]]
     head: bytes
     deadline: float | None
+    key: int = 0
+    client_id: str = ""
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:

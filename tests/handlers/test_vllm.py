@@ -107,7 +107,7 @@ def test_a_completion_is_openais(tmp_path: Path) -> None:
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     assert (answer["id"], answer["model"]) == ("cmpl-id", "m")
     ((prompt, sampling, request_id, options),) = handler.vllm_engine.calls
-    assert (prompt, vars(sampling), request_id, options) == ("a b", {"max_tokens": 5, "temperature": 0}, "id", {})
+    assert (prompt, vars(sampling), request_id, options) == ("a b", {"max_tokens": 5, "temperature": 0}, "id-1", {})
     assert handler.context.get_response_content_type(0) == "application/json"
 
 
@@ -163,7 +163,7 @@ def test_a_client_that_has_gone_ends_the_generation(tmp_path: Path) -> None:
 
     ask(handler, "v1/completions", {"prompt": "a b c"})
 
-    assert handler.vllm_engine.aborted == ["id"]
+    assert handler.vllm_engine.aborted == ["id-1"]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ async def test_lines_are_left_out_and_counted_while_the_server_does_not_keep_up(
         await agent._clear_up()
 
     assert server.said == [
-        agent_link.Line("stdout", "INFO", "first"),
-        agent_link.Line("stderr", "WARNING", "1000 lines were left out: the server did not keep up"),
-        agent_link.Line("stdout", "INFO", "last"),
+        agent_link.Line("stdout", "INFO", ["first"]),
+        agent_link.Line("stderr", "WARNING", ["1000 lines were left out: the server did not keep up"]),
+        agent_link.Line("stdout", "INFO", ["last"]),
     ]

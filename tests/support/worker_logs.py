@@ -18,6 +18,7 @@ class Line(NamedTuple):
     stream: str
     level: str
     text: str
+    ids: str = ""
 
 
 @dataclass
@@ -36,10 +37,12 @@ class KeptLines:
         stream: Literal["stdout", "stderr"],
         level: str,
         texts: Sequence[str],
+        ids: str = "",
     ) -> None:
-        """Take lines."""
+        """Take records; their lines are kept one by one."""
         self.pieces.append(list(texts))
-        self.lines += [Line(model, version, worker_id, stream, level, text) for text in texts]
+        lines = [line for text in texts for line in text.split("\n")]
+        self.lines += [Line(model, version, worker_id, stream, level, line, ids) for line in lines]
 
     @property
     def texts(self) -> list[str]:

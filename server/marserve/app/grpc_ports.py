@@ -53,6 +53,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             overload_status=settings.unavailable_status,
             decoding=parts.decoding,
             ledger=parts.connections.ledger,
+            request_ids=parts.request_ids,
         )
         listeners.append(
             ports.bind_inference(

@@ -198,6 +198,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         tokens=access.inference_tokens,
         browser_rules=predictions_rules if access.inference_tokens is None else None,
         decoding=parts.decoding,
+        request_ids=parts.request_ids,
     )
     config = uvicorn.Config(
         build_app(

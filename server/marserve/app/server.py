@@ -81,6 +81,7 @@ def run(settings: Settings, watch: StartWatch | None = None, companion: Companio
         format=settings.log_format,
         level=settings.log_level,
         has_request_ids=settings.access_log_request_id,
+        has_line_ids=settings.log_request_ids,
         metrics_folder=settings.metrics_location,
         has_metrics=settings.metrics_mode != "prometheus",
         to_stdout=companion is None,

@@ -173,7 +173,7 @@ class Agent:
         if not is_full and self._lines_left_out:
             count, self._lines_left_out = self._lines_left_out, 0
             self.link.send(
-                agent_link.Line("stderr", "WARNING", f"{count} lines were left out: the server did not keep up")
+                agent_link.Line("stderr", "WARNING", [f"{count} lines were left out: the server did not keep up"])
             )
 
     def _note_clock(self, server_now: float) -> None:
@@ -231,12 +231,21 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- the worker
 
-    def write(self, model: str, version: str, worker_id: str, stream: Stream, level: str, texts: Sequence[str]) -> None:
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Stream,
+        level: str,
+        texts: Sequence[str],
+        ids: str = "",
+    ) -> None:
         """Send what the worker or its template prints; drop it while the server does not keep up."""
         if self._is_link_full:
             self._lines_left_out += len(texts)
         else:
-            self.link.send(agent_link.Line(stream, level, "\n".join(texts)))
+            self.link.send(agent_link.Line(stream, level, list(texts), ids))
 
     def was_killed_for_memory(self) -> bool:
         """Whether the kernel of this machine has killed for memory just now."""

@@ -677,6 +677,18 @@ class Observing:
         "Whether text lines of the access log end with the request's id, as TorchServe's do not; JSON always has it.",
         marserve=True,
     )
+    log_request_ids: bool = _own(
+        BOOL,
+        False,
+        "Whether text lines of the server and model log name the requests that they belong to; JSON always does.",
+        marserve=True,
+    )
+    take_request_id: bool = _own(
+        BOOL,
+        False,
+        "Whether a client's X-Request-Id is the id of its request; if not, it only stands beside it in the logs.",
+        marserve=True,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         CHOICE, "info", "The least level of the server log.", choices=("debug", "info", "warning", "error")
     )

@@ -11,7 +11,7 @@ coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step
 checks               warm-up inputs, and answers compared
 lengths              how long items are, by the author's `length_of`
-rows                 the rows that a handler gets for items
+rows                 the rows and ids that a handler gets for items
 outgoing             the author's values and errors, as they travel on the wire
 device/              the worker's accelerator
 process/             its own process: output, limits, threads, parent

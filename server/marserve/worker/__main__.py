@@ -10,8 +10,8 @@ from socket import socket
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.loop import WorkerLoop
-from marserve.worker.process.own_process import configure_output
 from marserve.worker.process.parent import die_with_parent
+from marserve.worker.process.printed_lines import configure_output
 from marserve.worker.template import run_template
 
 

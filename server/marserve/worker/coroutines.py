@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from marserve.messages import Batch, Batches, Cancel, Check, Piece, Raised, Result, Results, Stop
+from marserve.messages import Batch, Batches, Cancel, Check, Item, Piece, Raised, Result, Results, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import loss_told_by, misfit, raised
+from marserve.worker.process.printed_lines import of_this_task
 from marserve.worker.serving import WAS_CANCELLED, ServedModel, recover
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
@@ -114,10 +115,12 @@ class ConcurrentLoop:
         self._page.begin(batch.number, began)
         live, rows, outcome = self._served.take_in(batch, bodies, began)
         context = copy.copy(self._model.context)
-        context.begin_batch(live)
+        named = self._served.distinct_ids.of(live, keep=True)
+        context.begin_batch(named)
         if isinstance(context.metrics, MetricsCache):  # not if the author has put another object there
             context.metrics.request_ids = IdsOfThisTask()
         run = self._running[batch.number] = _Run(batch.number, context, outcome, self._send_pieces)
+        run.items, run.named = live, named
         task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
         run.task = task
         self._tasks.add(task)
@@ -130,6 +133,7 @@ class ConcurrentLoop:
             self._answer(run, Results(run.number, 0.0, results), [b""] * len(results))
             return
         _ids.set(context.request_ids or {})
+        of_this_task.set(run.items)
         began = time.monotonic()
         answered: Any = None
         failure: Raised | None = None
@@ -158,6 +162,7 @@ class ConcurrentLoop:
 
     def _answer(self, run: _Run, message: Results | Raised, bodies: list[bytes]) -> None:
         del self._running[run.number]
+        self._served.distinct_ids.forget(run.named)
         if self._running:
             self._page.count_finished()
         else:
@@ -194,6 +199,8 @@ class _Run:
         self.context = context
         self.outcome = outcome
         self.task: asyncio.Task[None] | None = None
+        self.items: list[Item] = []
+        self.named: Sequence[Item] = ()
         self._positions = [position for position, result in enumerate(outcome) if result is None]
         self._gone: set[int] = set()
         self._has_begun = False

@@ -47,6 +47,7 @@ from marserve.worker.device.device_loss import find_loss
 from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
+from marserve.worker.process.printed_lines import running
 from marserve.worker.rows import begin_unwatched, rows_of
 
 LOOPBACK = "127.0.0.1"
@@ -286,6 +287,7 @@ class Follower:
     def _call(self, model: LoadedModel, call: Call) -> None:
         context = model.context
         items = [self._items[index] for index in call.chosen]
+        running.items = items
         rows = rows_of(items, self._bodies_of(call.chosen), model.load.decode_input)
         begin_unwatched(context, items)
         questions = 0
@@ -303,6 +305,7 @@ class Follower:
             raise
         except BaseException as error:  # the author's code; if rank 0 raised as well, its traceback is reported
             failure = error
+        running.items = ()
         if self._is_once:
             self._bodies = []
         if failure is not None:  # before rank 0 gets `CallEnded` and answers the batch

@@ -1,13 +1,17 @@
-"""The rows that a handler gets for items, and a context for calls that no client waits for."""
+"""The rows and ids that a handler gets for items, and a context for calls that no client waits for."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
-from marserve.messages import Item
+import msgspec
+
+from marserve.messages import PART_MARK, Item
 from marserve_handlers.context import Context
 
 Row = dict[str, Any]
@@ -51,3 +55,46 @@ def begin_unwatched(context: Context, items: Sequence[Item]) -> None:
     context.begin_batch(items)
     context.send_pieces = lambda pieces: None
     context.ask_cancelled = lambda index: False
+
+
+class DistinctIds:
+    """Tells requests apart whose clients chose the same id, for handlers that keep something by `get_request_id`.
+
+    The first of them has the id as it is, and each further one `ID~N`, which no client can choose. Requests whose id
+    the server made are passed on untouched.
+
+    `most_kept`: how many ids stay in use from one call of `of` to the next; without `keep` no others do.
+    """
+
+    def __init__(self, *, most_kept: int = 0) -> None:
+        self._most_kept = most_kept
+        self._names: OrderedDict[tuple[str, int], str] = OrderedDict()
+        self._whose: dict[str, tuple[str, int]] = {}
+        self._number = count(2)
+
+    def of(self, items: list[Item], *, keep: bool = False) -> list[Item]:
+        """The same items, each with an id that no other one in use has. `keep`: in use until `forget`."""
+        if not any(item.key for item in items):
+            return items
+        named = [self._of(item) if item.key else item for item in items]
+        if not keep:
+            while len(self._names) > self._most_kept:
+                del self._whose[self._names.popitem(last=False)[1]]
+        return named
+
+    def forget(self, named: Iterable[Item]) -> None:
+        """These items, which `of` returned, are no longer in use."""
+        for item in named:
+            if item.key and item.id in self._whose:
+                del self._names[self._whose.pop(item.id)]
+
+    def _of(self, item: Item) -> Item:
+        which = (item.id, item.key)
+        name = self._names.get(which)
+        if name is None:
+            name = item.id if item.id not in self._whose else f"{item.id}{PART_MARK}{next(self._number)}"
+            self._names[which] = name
+            self._whose[name] = which
+        else:
+            self._names.move_to_end(which)
+        return item if name == item.id else msgspec.structs.replace(item, id=name)

@@ -52,8 +52,9 @@ from marserve.worker.outgoing import (
     warnings_since,
 )
 from marserve.worker.process.own_process import leave
+from marserve.worker.process.printed_lines import about, running
 from marserve.worker.rank import Leader
-from marserve.worker.rows import begin_unwatched, decode_value
+from marserve.worker.rows import DistinctIds, begin_unwatched, decode_value
 from marserve_handlers.context import Context
 from marserve_handlers.errors import (
     BAD_HEADER,
@@ -72,6 +73,9 @@ WAS_CANCELLED = Result(499, "", [], CANCELLED)
 UNTOUCHED = Result(200, "", [])
 UNTOUCHED_JSON = Result(200, "", [("content-type", "application/json")])
 
+# With continuous batching a request comes again with each step: how many clients' ids are told apart at a time.
+MAX_KEPT_IDS = 4096
+
 log = logging.getLogger("marserve.worker")
 
 
@@ -88,6 +92,7 @@ class ServedModel:
         """For each failed item of the running batch: the runtime's words on a lost device; empty for other errors."""
         self._most_rows = 0
         self._taken_bytes = 0
+        self.distinct_ids = DistinctIds(most_kept=MAX_KEPT_IDS if model.load.is_continuous else 0)
         if not model.load.is_concurrent:
             model.context.begin_call = self._begin_call
         self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
@@ -138,7 +143,17 @@ class ServedModel:
 
     def serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         """Handle one batch and answer it: one result an item, in order, or one message that the handler raised."""
+        running.items = batch.items
+        try:
+            self._serve_batch(batch, bodies)
+        finally:
+            running.items = ()
+
+    def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
+        items = self.distinct_ids.of(batch.items)
+        if items is not batch.items:
+            batch = Batch(batch.number, items)
         number = self._number = batch.number
         self._page.begin(number, began)
         live, rows, outcome = self.take_in(batch, bodies, began)
@@ -313,25 +328,28 @@ class ServedModel:
                     body = answer
                 elif isinstance(answer, BaseException):
                     self.failed.append(loss_told_by(answer))
-                    results.append(_failed_alone(answer))
+                    with about(context.batch_items[index : index + 1]):
+                        results.append(_failed_alone(answer))
                     bodies.append(b"")
                     index += 1
                     continue
                 else:
                     body, is_json = encode_value(answer)
             except BadResponse as error:
-                log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
+                with about(context.batch_items[index : index + 1]):
+                    log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
                 results.append(Result(503, str(error), [], BAD_HEADER))
             except SystemExit:
                 raise
             except BaseException as error:  # the author's own objects are written as text: anything may be raised
-                say(
-                    logging.ERROR,
-                    "the answer to request %s, of type %s, cannot be written: %s",
-                    context.get_request_id(index),
-                    type(answer).__name__,
-                    shown(error),
-                )
+                with about(context.batch_items[index : index + 1]):
+                    say(
+                        logging.ERROR,
+                        "the answer to request %s, of type %s, cannot be written: %s",
+                        context.get_request_id(index),
+                        type(answer).__name__,
+                        shown(error),
+                    )
                 self.failed.append(loss_told_by(error))
                 if has_run_out(error):
                     results.append(Result(507, "Out of resources", [], MEMORY))

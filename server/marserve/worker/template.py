@@ -38,8 +38,9 @@ from marserve.worker.loop import WorkerLoop
 from marserve.worker.outgoing import not_loaded
 from marserve.worker.process.idle_threads import describe_threads, end_idle_threads
 from marserve.worker.process.memory_limit import limit_memory
-from marserve.worker.process.own_process import configure_output, exit_status, leave, use_threads
+from marserve.worker.process.own_process import exit_status, leave, use_threads
 from marserve.worker.process.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
+from marserve.worker.process.printed_lines import configure_output
 
 # The device files that runtimes of accelerators open (CUDA, also on Jetson and under WSL, ROCm, Level Zero): a driver
 # that was opened before a fork does not work after it.

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import getrandbits
 from time import monotonic
 
 import msgspec
@@ -34,7 +35,7 @@ from marserve.errors import (
     VersionNotFound,
     WorkflowBusy,
 )
-from marserve.messages import Accepted, Answer, Part, Receiver, Request
+from marserve.messages import Accepted, Answer, Part, Receiver, Request, line_ids
 from marserve.registry.data_plane import DataPlane
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.workflows.dag import Dag, Walk
@@ -210,7 +211,7 @@ class Execution:
             error.cause or type(error).__name__,
             error.message,
             left,
-            extra=caused_by(""),
+            extra=caused_by("", line_ids([self.request])),
         )
         if left:
             # Not inside the callback of the pool: that pool would take it again.
@@ -262,7 +263,8 @@ class Execution:
             self.end_with(error)
         else:
             workflow = self.engine.workflow
-            log.error("Workflow %s could not join its answers", workflow, exc_info=error, extra=caused_by(""))
+            extra = caused_by("", line_ids([self.request]))
+            log.error("Workflow %s could not join its answers", workflow, exc_info=error, extra=extra)
             self.end_with(NodeFailed(self.engine.workflow, self.engine.dag.leaves[0], "not_json"))
 
     def _answer(self, body: bytes | bytearray) -> None:
@@ -285,7 +287,7 @@ class Execution:
                     self.engine.workflow,
                     self.request.id,
                     leaf,
-                    extra=caused_by(""),
+                    extra=caused_by("", line_ids([self.request])),
                 )
                 raise NodeFailed(self.engine.workflow, leaf, "not_json")
             members[leaf] = msgspec.Raw(body)
@@ -330,6 +332,8 @@ class _Attempt:
             given.deadline,
             priority=given.priority,
             is_inner=True,
+            key=getrandbits(62) | 1,  # nodes of one model would else have requests of one id
+            client_id=given.client_id,
         )
         self._clock = asyncio.get_running_loop().call_later(target.timeout_s, self._time_out)
         try:
@@ -398,7 +402,7 @@ class _Attempt:
                     self.node,
                     self._execution.engine.nodes[self.node].model,
                     each.number,
-                    extra=caused_by(""),
+                    extra=caused_by("", line_ids([self._execution.request])),
                 )
                 return True
         return False

@@ -11,6 +11,7 @@ from marserve.pool.worker_end.output_lines import (
     LINES_A_TURN,
     MAX_LINE_BYTES,
     LineCutter,
+    RecordReader,
     TurnSize,
     read_lines,
 )
@@ -159,11 +160,56 @@ def test_lines_of_one_level_are_read_together() -> None:
     lines = [b"a", b"\x1eINFO\x1eb", b"\x1eERROR\x1ec", b"\x1eERROR\x1ed", b"e\x1e", b"\x1eDEBUG\x1ef"]
 
     assert list(read_lines(lines, "INFO")) == [
-        ("INFO", ["a", "b"]),
-        ("ERROR", ["c", "d"]),
-        ("INFO", ["e\x1e"]),
-        ("DEBUG", ["f"]),
+        ("INFO", "", ["a", "b"]),
+        ("ERROR", "", ["c", "d"]),
+        ("INFO", "", ["e\x1e"]),
+        ("DEBUG", "", ["f"]),
     ]
+
+
+def test_lines_of_other_requests_are_kept_apart() -> None:
+    """A mark names the requests; printed lines have no level of their own."""
+    lines = [b"\x1eINFO r-1\x1ea", b"\x1e r-1\x1eb", b"\x1e r-1,r-2/c\x1ed", b"\x1eERROR r-1\x1ee", b"f"]
+
+    assert list(read_lines(lines, "INFO")) == [
+        ("INFO", "r-1", ["a", "b"]),
+        ("INFO", "r-1,r-2/c", ["d"]),
+        ("ERROR", "r-1", ["e"]),
+        ("INFO", "", ["f"]),
+    ]
+
+
+@pytest.mark.parametrize("ids", ["a b", "a]", "\u00e9", "a\x1b[0m", '"'])
+def test_what_is_no_id_is_dropped_from_a_mark(ids: str) -> None:
+    """An author's code may write marks, too; a line of the log cannot be forged by them."""
+    line = b"\x1eERROR " + ids.encode() + b"\x1etext"
+
+    assert list(read_lines([line], "INFO")) == [("ERROR", "", ["text"])]
+
+
+def test_a_record_of_several_lines_is_one_text_over_several_turns() -> None:
+    """Its lines say that they go on."""
+    reader = RecordReader()
+
+    assert list(reader.read([b"x", b"\x1eERROR+ r\x1efailed", b"\x1eERROR+ r\x1eTraceback"], "INFO")) == [
+        ("INFO", "", ["x"])
+    ]
+    assert list(reader.read([b"\x1eERROR r\x1eValueError", b"\x1eERROR r\x1enext"], "INFO")) == [
+        ("ERROR", "r", ["failed\nTraceback\nValueError"]),
+        ("ERROR", "r", ["next"]),
+    ]
+
+
+def test_a_record_that_loses_its_end_is_given_as_far_as_it_came() -> None:
+    """Where another line stands in its place, where the pipe ends, and where it never ends."""
+    reader = RecordReader()
+
+    assert list(reader.read([b"\x1eERROR+\x1ea", b"b"], "INFO")) == [("ERROR", "", ["a"]), ("INFO", "", ["b"])]
+    assert list(reader.read([b"\x1eERROR+\x1ec"], "INFO")) == []
+    assert list(reader.end()) == [("ERROR", "", ["c"])]
+    assert list(reader.end()) == []
+    endless = [b"\x1e+\x1e" + b"x" * 8000] * 20
+    assert [len(said.texts[0]) for said in reader.read(endless, "INFO")] == [9 * 8000 + 8] * 2
 
 
 @pytest.mark.parametrize(
@@ -174,11 +220,11 @@ def test_text_is_what_backslashreplace_makes_of_it(line: bytes) -> None:
     """The decoder's own way is slow enough to hold up the event loop; the outcome is the same."""
     expected = line.decode("utf-8", "backslashreplace").rstrip("\r")
 
-    assert list(read_lines([line, line], "INFO")) == [("INFO", [expected, expected])]
+    assert list(read_lines([line, line], "INFO")) == [("INFO", "", [expected, expected])]
 
 
 def test_many_bytes_that_are_no_text_are_shown_as_bytes() -> None:
     """Their lines alone; the decoder would take milliseconds for them."""
     lines = ["é\r".encode(), b"a\xff\x00\\" * 200, b"\xc3\r", b"plain"]
 
-    assert list(read_lines(lines, "INFO")) == [("INFO", ["é", "a\\xff\\x00\\\\" * 200, "\\xc3", "plain"])]
+    assert list(read_lines(lines, "INFO")) == [("INFO", "", ["é", "a\\xff\\x00\\\\" * 200, "\\xc3", "plain"])]

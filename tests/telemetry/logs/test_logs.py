@@ -16,6 +16,7 @@ import pytest
 
 from marserve.errors import BadSettings
 from marserve.telemetry.logs.access_log import access_line
+from marserve.telemetry.logs.line_ids import about_request, with_traceback
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.logs.logs import Logs, configure_logs
 
@@ -36,7 +37,7 @@ class Console:
 
 
 @contextmanager
-def opened(console: Console, folder: Path | None = None, **how: str) -> Iterator[Logs]:
+def opened(console: Console, folder: Path | None = None, **how: object) -> Iterator[Logs]:
     """Logs that are closed at the end, their threads proven gone and Python's logging given back."""
     before = logging.getLogger().handlers[:]
     logs = configure_logs(folder=folder, stdout=console.write_end, **how)  # type: ignore[arg-type]
@@ -129,8 +130,82 @@ def test_no_text_breaks_a_line_or_reaches_the_terminal(evil: str) -> None:
         logging.getLogger("marserve").info("%s", evil)
 
     lines = console.lines()
-    assert len(lines) == 3
+    assert len(lines) == 3 + evil.count("\n")  # a worker's record of two lines has two
     assert all(line.isprintable() for line in lines)
+    assert all(re.match(STAMP, line) for line in lines)
+
+
+def test_lines_name_the_requests_that_they_belong_to() -> None:
+    """Behind the logger, where no text can forge them: of workers, of calls that say it, and of what runs in them."""
+    console = Console()
+    with opened(console, has_line_ids=True) as logs:
+        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["[forged] a\nb"], "r-1,r-2/theirs")
+        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["c"])
+        logging.getLogger("marserve.api").error("said", extra=caused_by("", "r-3"))
+        with about_request("r-4"):
+            logging.getLogger("marserve.api").error("inside")
+        logging.getLogger("marserve.api").error("outside")
+
+    assert [re.sub(rf"^{STAMP} \[.....\] ", "", line) for line in console.lines()] == [
+        "W-9000-m_1-stdout MODEL_LOG [r-1,r-2/theirs] - [forged] a",
+        "W-9000-m_1-stdout MODEL_LOG [r-1,r-2/theirs] - b",
+        "W-9000-m_1-stdout MODEL_LOG - c",
+        "main marserve.api [r-3] - said",
+        "main marserve.api [r-4] - inside",
+        "main marserve.api - outside",
+    ]
+
+
+def test_text_lines_stay_torchserves_unless_ids_are_asked_for() -> None:
+    """Scripts read them."""
+    console = Console()
+    with opened(console) as logs:
+        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["a"], "r-1")
+        logging.getLogger("marserve.api").error("said", extra=caused_by("", "r-3"))
+
+    assert [line.split("] ", 1)[1] for line in console.lines()] == [
+        "W-9000-m_1-stdout MODEL_LOG - a",
+        "main marserve.api - said",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ids", "members"),
+    [
+        ("", {}),
+        ("a", {"request_id": "a"}),
+        ("a/c", {"request_id": "a", "client_request_id": "c"}),
+        ("a,b", {"request_id": ["a", "b"]}),
+        ("a,b/c,+7", {"request_id": ["a", "b"], "client_request_id": ["", "c"], "more_requests": 7}),
+    ],
+)
+def test_json_has_the_requests_of_a_line_as_members(ids: str, members: dict[str, object]) -> None:
+    """One id is a text, several are a list."""
+    console = Console()
+    with opened(console, format="json") as logs:
+        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["a"], ids)
+        logging.getLogger("marserve.api").error("said", extra=caused_by("", ids))
+
+    for line in console.lines():
+        read = json.loads(line)
+        assert {name: read[name] for name in read if "request" in name} == members
+
+
+def test_json_has_one_object_for_a_traceback() -> None:
+    """Of a logged record, of one that was printed alone, and of a worker that ended."""
+    console = Console()
+    traceback = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: no'
+    with opened(console, format="json") as logs:
+        logs.workers.write("m", "1", "9000", "stderr", "ERROR", [f"It failed\n{traceback}", traceback])
+        logging.getLogger("marserve.pool").warning("W-9000 ended", extra=with_traceback(traceback, "r"))
+
+    objects = [json.loads(line) for line in console.lines()]
+    assert [(each["message"], each["exception"]) for each in objects] == [
+        ("It failed", traceback),
+        ("ValueError: no", traceback),
+        ("W-9000 ended", traceback),
+    ]
+    assert objects[2]["request_id"] == "r"
 
 
 def test_a_traceback_cannot_forge_a_line() -> None:

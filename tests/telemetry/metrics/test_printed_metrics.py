@@ -31,6 +31,7 @@ class House:
         stream: Literal["stdout", "stderr"],
         level: str,
         texts: Sequence[str],
+        ids: str = "",
     ) -> None:
         """Lines of a worker."""
         self.lines += texts

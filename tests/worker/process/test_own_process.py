@@ -10,16 +10,7 @@ from typing import Any
 
 import pytest
 
-from marserve.worker.process import own_process
-from marserve.worker.process.own_process import (
-    LEVEL_MARK,
-    LevelFormatter,
-    configure_output,
-    exit_status,
-    leave,
-    stay_on,
-    use_threads,
-)
+from marserve.worker.process.own_process import exit_status, leave, stay_on, use_threads
 
 
 @pytest.mark.parametrize(
@@ -28,16 +19,6 @@ from marserve.worker.process.own_process import (
 def test_an_exits_status_is_what_a_shell_would_see(code: Any, status: int) -> None:
     """Python's rules, and the system's eight bits."""
     assert exit_status(SystemExit(code)) == status
-
-
-def test_every_line_of_a_record_carries_its_level() -> None:
-    """A traceback has many."""
-    record = logging.LogRecord("n", logging.ERROR, "p", 1, "one\ntwo %s", ("three",), None)
-
-    text = LevelFormatter().format(record)
-
-    mark = f"{LEVEL_MARK}ERROR{LEVEL_MARK}"
-    assert text == f"{mark}one\n{mark}two three"
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(3, "3"), (0, "2")])
@@ -116,29 +97,3 @@ def test_a_worker_ends_though_its_output_cannot_be_flushed(monkeypatch: pytest.M
     leave(3)
 
     assert (flushed, ended) == (["stdout", "stderr"], [3])
-
-
-@pytest.mark.parametrize("has_errors", [True, False])
-def test_output_is_written_line_by_line_with_its_level(monkeypatch: pytest.MonkeyPatch, has_errors: bool) -> None:
-    """A crash in C code is told where there is somewhere to tell it."""
-    told: list[Any] = []
-
-    def stream(name: str) -> Any:
-        return SimpleNamespace(reconfigure=lambda **how: told.append((name, how)), write=None)
-
-    monkeypatch.setattr(sys, "stdout", stream("stdout"))
-    monkeypatch.setattr(sys, "stderr", stream("stderr") if has_errors else None)
-    monkeypatch.setattr(own_process.faulthandler, "enable", lambda: told.append("faulthandler"))
-    monkeypatch.setattr(logging, "captureWarnings", lambda flag: told.append(flag))
-    monkeypatch.setattr(logging, "basicConfig", lambda **how: told.append(how))
-
-    configure_output()
-
-    how = {"line_buffering": True, "errors": "backslashreplace"}
-    basic = told.pop(2 if has_errors else 1)
-    assert told == [("stdout", how), *([("stderr", how)] if has_errors else []), True, *(["faulthandler"] * has_errors)]
-    (handler,) = basic["handlers"]
-    assert (basic["level"], basic["force"], handler.stream) == (logging.INFO, True, sys.stdout)
-    record = logging.LogRecord("n", logging.WARNING, "f", 1, "one\ntwo", None, None)
-    mark = f"{LEVEL_MARK}WARNING{LEVEL_MARK}"
-    assert handler.format(record) == f"{mark}one\n{mark}two"

@@ -24,10 +24,11 @@ from marserve.api.decoding import SHORT_BYTES, Decoding
 from marserve.api.errors import NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
-from marserve.api.request_ids import RequestIds
+from marserve.api.request_ids import CLIENT_ID, RequestIds, read_client_id
 from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog, access_line
+from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.counts import Metrics
 
@@ -84,8 +85,10 @@ class Call:
         "_context",
         "_ledger",
         "_stall_timeout_s",
+        "client_id",
         "deadline",
         "id",
+        "key",
         "message_bytes",
         "metadata",
         "overload_status",
@@ -94,18 +97,28 @@ class Call:
     )
 
     def __init__(
-        self, context: Any, request_id: str, overload_status: int, stall_timeout_s: float, ledger: ByteLedger
+        self, context: Any, request_ids: RequestIds, overload_status: int, stall_timeout_s: float, ledger: ByteLedger
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
-        self.id = request_id
+        given = [_bytes(value) for name, value in context.invocation_metadata() or () if name == CLIENT_ID]
+        client_id = read_client_id(given[0]) if len(given) == 1 else ""
+        self.id = request_ids.of(client_id)
+        # As those of a `Request`.
+        self.client_id = client_id if client_id != self.id else ""
+        self.key = request_ids.next_key() if client_id == self.id else 0
         self.overload_status = overload_status
         self.deadline: float | None = None
         self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
         self.message_bytes = 0
         self.version_header: tuple[str, str] | None = None
+
+    @property
+    def line_id(self) -> str:
+        """The id as log lines have it."""
+        return f"{self.id}/{self.client_id}" if self.client_id else self.id
 
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.
@@ -167,6 +180,7 @@ class Calls:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
+        request_ids: RequestIds | None = None,
     ) -> None:
         self._ledger = ledger or ByteLedger(UNBOUNDED)
         self._stall_timeout_s = stall_timeout_s
@@ -177,7 +191,7 @@ class Calls:
         self._metrics = metrics
         self._authorize = authorize
         self._overload_status = overload_status
-        self._next_id = RequestIds().next
+        self._request_ids = request_ids or RequestIds()
         # Calls in the middle of an answer; a dialogue that waits for its client does not count.
         self._busy = 0
         self.has_been_called = False
@@ -299,8 +313,14 @@ class Calls:
         self, path: str, context: Any, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool = True
     ) -> bytes:
         """Run one call to its end, and count and log it."""
+        call = Call(context, self._request_ids, self._overload_status, self._stall_timeout_s, self._ledger)
+        with about_request(call.line_id):
+            return await self._carry_call(path, context, call, work, is_busy=is_busy)
+
+    async def _carry_call(
+        self, path: str, context: Any, call: Call, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool
+    ) -> bytes:
         began = monotonic()
-        call = Call(context, self._next_id(), self._overload_status, self._stall_timeout_s, self._ledger)
         if is_busy:
             self.begin_work()
             # Over when the answer was sent, not when it was made: a stopping port would cut it in between.
@@ -357,7 +377,7 @@ class Calls:
                 "HTTP/2.0",
                 code.value[0],
                 int((monotonic() - began) * 1000),
-                call.id if self._has_ids else "",
+                call.line_id.replace("/", " ") if self._has_ids else "",
             )
             self._access_log.write(line)
 

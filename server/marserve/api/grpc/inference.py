@@ -15,7 +15,7 @@ from marserve.api.grpc.calls import Answers, Call, Calls
 from marserve.api.grpc.errors import error_reason, grpc_status
 from marserve.api.grpc.schema import INFERENCE, Schema
 from marserve.errors import BadInput, MarserveError
-from marserve.messages import Part, Request
+from marserve.messages import PART_MARK, Part, Request
 from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 
@@ -86,7 +86,7 @@ class GrpcInference:
                 self._calls.begin_work()
                 try:
                     headers, parts = self._read_sequence(message)
-                    pieces = self._submit(message, call, f"{call.id}-{number}", headers, parts)
+                    pieces = self._submit(message, call, f"{call.id}{PART_MARK}{number}", headers, parts)
                 except MarserveError as error:
                     await begun.put(error)
                 else:
@@ -151,6 +151,8 @@ class GrpcInference:
             priority=call.wishes.priority,
             asked_version=call.wishes.asked_version,
             metadata=call.metadata,
+            key=call.key,
+            client_id=call.client_id,
         )
         return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
 

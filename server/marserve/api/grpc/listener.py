@@ -28,6 +28,7 @@ from marserve.api.grpc.management import GrpcManagement
 from marserve.api.grpc.open_inference import GrpcOpenInference
 from marserve.api.grpc.reflection import GrpcReflection
 from marserve.api.grpc.schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
+from marserve.api.request_ids import RequestIds
 from marserve.api.tls import Identity
 from marserve.desired_state.policies import Changes
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
@@ -152,8 +153,10 @@ class GrpcPorts:
         stall_timeout_s: float = STALL_TIMEOUT_S,
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
+        request_ids: RequestIds | None = None,
     ) -> None:
         quiet_grpcio()
+        self._request_ids = request_ids or RequestIds()
         self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
         self._decoding = decoding or Decoding()
@@ -210,6 +213,7 @@ class GrpcPorts:
             stall_timeout_s=self._stall_timeout_s,
             decoding=self._decoding,
             ledger=self._ledger,
+            request_ids=self._request_ids,
         )
 
     def _bind(

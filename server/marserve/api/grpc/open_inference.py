@@ -114,6 +114,8 @@ class GrpcOpenInference:
             priority=call.wishes.priority,
             asked_version=call.wishes.asked_version,
             metadata=call.metadata,
+            key=call.key,
+            client_id=call.client_id,
         )
         try:
             pieces = Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))

@@ -17,6 +17,7 @@ from marserve.api.errors import error_answer
 from marserve.api.http.listener import Listener
 from marserve.api.http.request_head import Head
 from marserve.errors import MarserveError
+from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
@@ -35,7 +36,7 @@ class AsgiRun:
     def __init__(
         self, listener: Listener, cycle: RequestResponseCycle, app: ASGI3Application, peer: str, head: Head
     ) -> None:
-        self.id = listener.next_id()
+        self.id = listener.request_ids.of(head.client_id)
         # The room of its body, given back with the last reference to the run: when the application has ended.
         self.hold: Hold | None = None
         self._listener = listener
@@ -49,6 +50,11 @@ class AsgiRun:
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Run the application. An exception before its answer becomes an error object."""
         self._send_on = send
+        given = self.head.client_id
+        with about_request(f"{self.id}/{given}" if given and given != self.id else self.id):
+            await self._run(scope, receive)
+
+    async def _run(self, scope: Scope, receive: ASGIReceiveCallable) -> None:
         scope["state"]["request_id"] = self.id
         scope["state"]["sent_headers"] = self.head.headers
         try:
@@ -68,7 +74,8 @@ class AsgiRun:
         if message["type"] == "http.response.start" and not self._has_started:
             self._has_started = True
             if not self._cycle.disconnected:
-                self._listener.record(self._peer, self.head.line, message["status"], self._began, monotonic(), self.id)
+                head, status = self.head, message["status"]
+                self._listener.record(self._peer, head.line, status, self._began, monotonic(), self.id, head.client_id)
             is_left = self.head.is_upload and self._cycle.more_body and self._cycle.keep_alive
             ours = self._listener.response_headers.of(self.head.lines)
             headers = ours.complete(list(message.get("headers", [])), self.id)

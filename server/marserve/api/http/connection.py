@@ -59,6 +59,7 @@ from marserve.api.http.request_head import (
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.http.slowness import Flow, WrittenConnection
 from marserve.api.http.unread import has_unread
+from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
@@ -102,6 +103,7 @@ def bind_connection(
     tokens: Tokens | None = None,
     browser_rules: BrowserRules | None = None,
     decoding: Decoding | None = None,
+    request_ids: RequestIds | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
@@ -122,6 +124,7 @@ def bind_connection(
         tokens,
         browser_rules,
         decoding,
+        request_ids,
     )
 
     class BoundConnection(HttpConnection):

@@ -58,7 +58,8 @@ class Exchange:
         self.connection: WrittenConnection | None = connection
         self.head = head
         self.body = body
-        self.id = connection.listener.next_id()
+        listener = connection.listener
+        self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = monotonic()
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[list[Part]] | None = None
@@ -72,12 +73,18 @@ class Exchange:
         self.hold: Hold | None = None  # the room of a form whose parts have taken the place of its body
         if body and type(body) is not HeldBytes:
             # As `ledger.take_small`, but without a call: nearly every request comes here.
-            ledger, size = connection.listener.ledger, len(body)
+            ledger, size = listener.ledger, len(body)
             if size <= SMALL_BYTES and ledger.small + size <= ledger.half:
                 ledger.small += size
                 self.small_bytes = size
             else:
                 self._count(connection, body)
+
+    @property
+    def line_id(self) -> str:
+        """The id as log lines have it."""
+        given = self.head.client_id
+        return f"{self.id}/{given}" if given and given != self.id else self.id
 
     def _count(self, connection: WrittenConnection, body: bytes | bytearray) -> None:
         """Take room for a body that has come as a whole; without room the request is refused."""
@@ -132,7 +139,10 @@ class Exchange:
             return
         if not isinstance(error, MarserveError):
             log.error(
-                "The body of request %s could not be read", self.id, exc_info=error, extra=caused_by(connection.peer)
+                "The body of request %s could not be read",
+                self.id,
+                exc_info=error,
+                extra=caused_by(connection.peer, self.line_id),
             )
         self.on_error(error)
 
@@ -156,15 +166,23 @@ class Exchange:
                 priority,
                 asked_version,
                 parts,
+                *self._names(connection),
             )
         except MarserveError as error:
             self.on_error(error)
         except Exception as error:
-            log.exception("Request %s could not be submitted", self.id, extra=caused_by(connection.peer))
+            log.exception("Request %s could not be submitted", self.id, extra=caused_by(connection.peer, self.line_id))
             self.on_error(error)
         else:
             if self.connection is not None:
                 self.job = job
+
+    def _names(self, connection: WrittenConnection) -> tuple[int, str]:
+        """The `key` and `client_id` of the request."""
+        given = self.head.client_id
+        if not given:
+            return 0, ""
+        return (connection.listener.request_ids.next_key(), "") if given == self.id else (0, given)
 
     def abandon(self) -> None:
         """The client has gone: cancel the request."""
@@ -203,7 +221,9 @@ class Exchange:
             self.on_error(error)
 
     def _log_refused(self, connection: WrittenConnection, error: HandlerFailed) -> None:
-        log.error("The answer to request %s is not sent: %s", self.id, error, extra=caused_by(connection.peer))
+        log.error(
+            "The answer to request %s is not sent: %s", self.id, error, extra=caused_by(connection.peer, self.line_id)
+        )
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """Write one piece of a stream, the first one with the head (contract §1.8)."""
@@ -313,7 +333,9 @@ class Exchange:
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         # Counted and logged at its first piece, as TorchServe does.
-        connection.listener.record(connection.peer, head.line, piece.status, self.began, monotonic(), self.id)
+        connection.listener.record(
+            connection.peer, head.line, piece.status, self.began, monotonic(), self.id, head.client_id
+        )
 
     def _send(
         self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
@@ -332,7 +354,8 @@ class Exchange:
     def _sent(self, connection: WrittenConnection, status: int, keep: bool) -> None:
         """The whole answer was written."""
         now = monotonic()
-        connection.listener.record(connection.peer, self.head.line, status, self.began, now, self.id)
+        head = self.head
+        connection.listener.record(connection.peer, head.line, status, self.began, now, self.id, head.client_id)
         self._end(connection, now, keep)
 
     def _send_large(
@@ -341,7 +364,8 @@ class Exchange:
         """Write the head now and the body as the client takes it. The job is over at once, and its worker free."""
         self.job = None
         self.keep = keep
-        connection.listener.record(connection.peer, self.head.line, status, self.began, monotonic(), self.id)
+        head = self.head
+        connection.listener.record(connection.peer, head.line, status, self.began, monotonic(), self.id, head.client_id)
         connection.stream(start)
         feed = connection.listener.large_answers.feed(body, _Way(self, connection))
         if feed.is_open:

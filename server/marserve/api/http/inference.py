@@ -82,12 +82,14 @@ class InferenceSurface:
         priority: int | None = None,
         asked_version: str | None = None,
         parts: list[Part] | None = None,
+        key: int = 0,
+        client_id: str = "",
     ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
         `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own. `asked_version` is a
         version or label that the client's header asks for; one in the path has precedence. `parts` is the decoded body,
-        None if it is not decoded yet.
+        None if it is not decoded yet. `key` and `client_id` are those of the `Request`.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
@@ -98,9 +100,8 @@ class InferenceSurface:
         else:
             parts = read_parts(bytes(body), content_type)
         if route.is_workflow:
-            return self._run_workflow(
-                route.model or "", Request(request_id, parts, headers, [], deadline, priority=priority), receiver
-            )
+            request = Request(request_id, parts, headers, [], deadline, priority=priority, key=key, client_id=client_id)
+            return self._run_workflow(route.model or "", request, receiver)
         if route.query_parts:
             parts = route.query_parts + parts
         return self._data_plane.submit(
@@ -116,6 +117,8 @@ class InferenceSurface:
                 names_version=route.version is not None,
                 priority=priority,
                 asked_version=asked_version,
+                key=key,
+                client_id=client_id,
             ),
             receiver,
         )

@@ -41,6 +41,7 @@ class Listener:
         "metrics",
         "next_id",
         "overload_status",
+        "request_ids",
         "response_headers",
         "surface",
         "tokens",
@@ -59,6 +60,7 @@ class Listener:
         tokens: Tokens | None = None,
         browser_rules: BrowserRules | None = None,
         decoding: Decoding | None = None,
+        request_ids: RequestIds | None = None,
     ) -> None:
         self.surface = surface
         self.tokens = tokens
@@ -77,7 +79,8 @@ class Listener:
         # The server will stop soon: every answer asks its client to connect anew, elsewhere.
         self.is_leaving = False
         self.heads: dict[bytes, Head] = {} if tokens is None else KnownHeads(tokens)
-        self.next_id = RequestIds().next
+        self.request_ids = request_ids or RequestIds()
+        self.next_id = self.request_ids.next
 
     def remember(self, head_bytes: bytes, head: Head) -> None:
         """Keep an accepted header, so that the same bytes need not be parsed again."""
@@ -87,12 +90,19 @@ class Listener:
             self.heads.clear()
         self.heads[head_bytes] = head
 
-    def record(self, peer: str, line: str, status: int, began: float, now: float, request_id: str) -> None:
-        """Count an answer that begins now, and log its request."""
+    def record(
+        self, peer: str, line: str, status: int, began: float, now: float, request_id: str, client_id: str
+    ) -> None:
+        """Count an answer that begins now, and log its request. `client_id`: the client's, if it has another one."""
         self.metrics.responses[status // 100] += 1
         if self.access_log is not None:
             text = f'{peer} "{line}" {status} {int((now - began) * 1000)}'
-            self.access_log.write(f"{text} {request_id}" if self.has_ids else text)
+            if not self.has_ids:
+                self.access_log.write(text)
+            elif not client_id or client_id == request_id:
+                self.access_log.write(f"{text} {request_id}")
+            else:
+                self.access_log.write(f"{text} {request_id} {client_id}")
 
 
 def _match_nothing(target: bytes) -> None:

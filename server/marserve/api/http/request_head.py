@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 from marserve.api.errors import ExpectationFailed, HeadersTooLarge, MalformedRequest, TargetTooLong
 from marserve.api.http.inference import Route
 from marserve.api.http.request_body import is_form
+from marserve.api.request_ids import CLIENT_ID, read_client_id
 from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings.shown_address import hide_query
@@ -72,11 +73,13 @@ class Head:
     `line` is the request line, made fit for a log. `is_plain`: its answer has a body and the connection stays.
     `is_form`: its body is cut into fields. `is_upload`: the application takes its body piece by piece, and no memory
     holds it whole. `is_repeatable`: the same bytes always mean the same, whatever came before them. `fault` is what is
-    wrong with the client's `wishes`; an inference route answers with it, and the connection stays.
+    wrong with the client's `wishes`; an inference route answers with it, and the connection stays. `client_id` is
+    the client's `X-Request-Id`; empty without one that can be taken.
     """
 
     __slots__ = (
         "body_bytes",
+        "client_id",
         "content_type",
         "expects_continue",
         "fault",
@@ -111,6 +114,7 @@ class Head:
         self.expects_continue = False
         self.is_repeatable = False
         self.is_upload = False
+        self.client_id = ""
         self.wishes = NO_WISHES
         self.fault: BadInput | None = None
 
@@ -162,7 +166,7 @@ def read_head(
         _check_odd_target(method, target)
         lines = _name_host(target, lines)
     head = Head(method, target, version, keep_alive, lines)
-    _read_lines(head, lines, is_ping=_PING(target) is not None)
+    has_own_id = _read_lines(head, lines, is_ping=_PING(target) is not None)
     if method != b"OPTIONS":
         head.route = match(target)
     if limits.upload_bytes and method == b"PUT" and target.startswith(_UPLOADS):
@@ -172,7 +176,11 @@ def read_head(
     elif head.body_bytes > limits.body_bytes:
         raise BodyTooLarge(limits.body_bytes)
     head.is_repeatable = (
-        head.route is not None and keep_alive and not head.expects_continue and head.body_bytes != UNKNOWN_LENGTH
+        head.route is not None
+        and keep_alive
+        and not has_own_id  # most clients send another with each request
+        and not head.expects_continue
+        and head.body_bytes != UNKNOWN_LENGTH
     )
     return head
 
@@ -212,9 +220,12 @@ def _name_host(target: bytes, lines: Headers) -> Headers:
     return [(name, host if name.lower() == b"host" else value) for name, value in lines]
 
 
-def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
-    """Read what the lines say. `is_ping`: TorchServe's health check, which old balancers ask for without a Host."""
-    hosts = 0
+def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> bool:
+    """Read what the lines say; returns whether there is an `X-Request-Id`.
+
+    `is_ping`: TorchServe's health check, which old balancers ask for without a Host.
+    """
+    hosts = ids = 0
     hidden = False
     for name, value in lines:
         what = _NOTABLE.get(name) or _NOTABLE.get(name.lower())
@@ -231,6 +242,9 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
             head.is_form = is_form(head.content_type)
         elif what == "hidden":
             hidden = True
+        elif what == "id":
+            ids += 1
+            head.client_id = read_client_id(value) if ids == 1 else ""
         elif what in READERS:
             try:
                 head.wishes = head.wishes.adding(what, value)
@@ -251,6 +265,7 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> None:
     if hidden:
         # Handlers take these for the server's own headers, so a client must not be able to send them (contract, Q4).
         head.headers = [line for line in lines if _NOTABLE.get(line[0].lower()) != "hidden"]
+    return ids > 0
 
 
 # Names are first looked up as written: these spellings cover nearly every client and save a copy in lower case.
@@ -265,6 +280,7 @@ _NOTABLE = {
         (b"describe", "hidden"),
         (b"explain", "hidden"),
         (b"url_path", "hidden"),
+        (CLIENT_ID.encode(), "id"),
         *((name.encode(), name) for name in READERS),
     )
     for spelling in (name, name.title())

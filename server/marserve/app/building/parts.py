@@ -16,6 +16,7 @@ from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
+from marserve.api.request_ids import RequestIds
 from marserve.app.building.access import AccessControl
 from marserve.app.building.cannot_start import CannotStart
 from marserve.app.building.desired_state import FAMILIES as DESIRED_STATE_FAMILIES
@@ -81,6 +82,7 @@ class Parts:
     connections: ConnectionTable
     large_answers: LargeAnswers
     decoding: Decoding
+    request_ids: RequestIds
     access: AccessControl
     device_watch: DeviceWatch | None
 
@@ -176,6 +178,7 @@ async def build_parts(
         connections=ConnectionTable(http_limits(settings), ledger),
         large_answers=large_answers,
         decoding=decoding,
+        request_ids=RequestIds(takes_clients=settings.take_request_id),
         access=access,
         device_watch=device_watch,
     )

@@ -88,7 +88,7 @@ class SequenceQueue(JobQueue):
         sequence_id, is_spelt = self._read(request, options.id_header)
         added: list[tuple[str, str]] = []
         if not sequence_id:
-            sequence_id = f"ts-seq-{request.id}"
+            sequence_id = f"ts-seq-{request.id}-{request.key}" if request.key else f"ts-seq-{request.id}"
             added = [(options.id_header, sequence_id), (options.start_header, "true")]
         elif not is_spelt:
             added = [(options.id_header, sequence_id)]  # as the handler looks it up

@@ -35,8 +35,11 @@ from marserve.messages import (
     OutOfStep,
     Piece,
     Raised,
+    Request,
     Results,
     Warned,
+    line_ids,
+    shown_id,
 )
 from marserve.pool.checks.certifier import Certifier
 from marserve.pool.dispatch.dispatcher import Dispatcher
@@ -336,13 +339,22 @@ class Life:
         if self.requests >= self._recycle_after:
             self.due("requests")
         if failed:
-            self._log_failure(", ".join(job.request.id for job in failed), message)
+            self._log_failure([job.request for job in failed], message)
         self._context.batch_ended()
 
-    def _log_failure(self, ids: str, message: Raised) -> None:
+    def _log_failure(self, failed: Sequence[Request], message: Raised) -> None:
         """Log under the requests' ids why they failed, without a traceback for an error meant for the client."""
         is_answer = message.kind == "prediction" and message.code < 500
-        self.output.log_failure(f"Request {ids}: {message.message}", "" if is_answer else message.traceback)
+        sentence = f"Request {', '.join(shown_id(request.id) for request in failed)}: {message.message}"
+        self.output.log_failure(sentence, "" if is_answer else message.traceback, line_ids(failed))
+
+    @property
+    def running_ids(self) -> str:
+        """The ids of the requests that it works for, as log lines have them."""
+        begun = self._page.running[0] if self._page is not None else 0
+        flights = self._context.dispatcher.flights(self.key)
+        running = [flight for flight in flights if self._runs_many or flight.number <= begun]
+        return line_ids(job.request for flight in running for job in flight.jobs)
 
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream has come: the response limit begins anew."""

@@ -25,10 +25,11 @@ from marserve.pool.slots.lives import Lives
 from marserve.pool.slots.restart_policy import RestartPolicy
 from marserve.pool.worker_end.cause_of_death import OF_NODES, Cause, Death
 from marserve.pool.worker_end.memory import resident_bytes
+from marserve.telemetry.logs.line_ids import with_traceback
 
 log = logging.getLogger("marserve.pool")
 
-# The traceback of a failed load is logged on the event loop, a record for each line.
+# The traceback of a failed load is logged on the event loop, a line of the log for each of its lines.
 MOST_TRACEBACK_LINES = 400
 
 # After so many failed starts in a row that were the nodes' fault the load counts as failed.
@@ -313,7 +314,9 @@ class Slot:
                 self.load_failures += death.cause not in OF_NODES or self._failed_loads >= MOST_NODES
             is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
             if is_unasked:
-                self._record(death, life.traceback)  # before its clients get the error: they may ask describe why
+                self._record(
+                    death, life.traceback, life.running_ids
+                )  # before its clients get the error: they may ask describe why
                 if life.is_ready:
                     context.crashed(self, death)
             life.hand_back(death)
@@ -356,14 +359,14 @@ class Slot:
             self.gpu_id = devices[0]
             self.devices = devices if self.devices else ()
 
-    def _record(self, death: Death, traceback: str) -> None:
+    def _record(self, death: Death, traceback: str, ids: str) -> None:
         self._context.metrics.worker_deaths[death.cause.value] += 1
         is_known = self.last_death is not None and self.last_death.traceback == traceback
         self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
-        log.warning("%s ended (%s): %s", self.name, death.cause, death.detail)
-        if not is_known:  # a load that fails the same way again and again is logged once
-            for line in middle_left_out(traceback.rstrip().splitlines()):  # a log record is one line
-                log.warning("%s %s", self.name, line)
+        # A load that fails the same way again and again is logged with its traceback once.
+        shown = "" if is_known else "\n".join(middle_left_out(traceback.rstrip().splitlines()))
+        extra = with_traceback(shown, ids)
+        log.warning("%s ended (%s): %s", self.name, death.cause, death.detail, extra=extra)
 
 
 def _listed(devices: Sequence[int]) -> str:

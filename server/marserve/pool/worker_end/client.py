@@ -323,7 +323,7 @@ class WorkerClient(asyncio.Protocol):
                 parts.append((part.name, part.content_type))
                 bodies.append(part.body)
             head = self._heads.pack(request.headers, request.server_headers)
-            items.append(Item(request.id, parts, head, job.deadline))
+            items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id))
         return items, bodies
 
     def connection_lost(self, error: Exception | None) -> None:

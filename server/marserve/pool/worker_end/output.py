@@ -18,7 +18,14 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Literal, Protocol, cast
 
-from marserve.pool.worker_end.output_lines import BYTES_A_TURN, LineCutter, Skipped, TurnSize, read_lines
+from marserve.pool.worker_end.output_lines import (
+    BYTES_A_TURN,
+    LineCutter,
+    Skipped,
+    TurnSize,
+    fit_ids,
+    read_lines,
+)
 from marserve.telemetry.logs.output_budget import CUT_S, OutputBudget, Turns
 
 KEPT_LINES = 20
@@ -36,8 +43,20 @@ class WorkerLog(Protocol):
     def budget(self) -> OutputBudget:
         """The bound for all workers together."""
 
-    def write(self, model: str, version: str, worker_id: str, stream: Stream, level: str, texts: Sequence[str]) -> None:
-        """Take lines that have one level; never blocks."""
+    def write(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        stream: Stream,
+        level: str,
+        texts: Sequence[str],
+        ids: str = "",
+    ) -> None:
+        """Take records that have one level and belong to the same requests; never blocks.
+
+        A text of several lines is one record. `ids` is as `messages.line_ids` writes it.
+        """
 
 
 class WorkerOutput:
@@ -106,44 +125,45 @@ class WorkerOutput:
     def take_turn(self, cutter: LineCutter, stream: Stream, rank: int, most_bytes: int = BYTES_A_TURN) -> None:
         """Log the next lines of a pipe; while the worker's output is cut, drop all lines that are held."""
         if self._allowance.cut_until:
-            self._drop(cutter.skip(), stream, rank)
+            self._drop(cutter, cutter.skip(), stream, rank)
             return
         lines = cutter.take(most_bytes)
         if not lines:
             return
         if self._admits(len(lines), sum(map(len, lines))):
-            self._read(lines, stream, rank)
+            self._read(cutter, lines, stream, rank)
         else:
-            self._drop(Skipped(b"\n".join(lines) + b"\n"), stream, rank)
+            self._drop(cutter, Skipped(b"\n".join(lines) + b"\n"), stream, rank)
 
     def drop_all(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
         """Drop all lines that are held."""
-        self._drop(cutter.skip(), stream, rank)
+        self._drop(cutter, cutter.skip(), stream, rank)
         self._begin_cut()
 
     def end_line(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
         """Log the incomplete line at a pipe's end."""
-        self._read(cutter.end(), stream, rank)
+        self._read(cutter, cutter.end(), stream, rank)
+        self._end_record(cutter, stream, rank)
 
-    def take(self, stream: Stream, level: str, texts: Sequence[str]) -> None:
-        """Log lines of a worker on another machine."""
+    def take(self, stream: Stream, level: str, texts: Sequence[str], ids: str) -> None:
+        """Log records of a worker on another machine."""
         size = sum(map(len, texts))
         if self._allowance.cut_until or not self._admits(len(texts), size):
             self._allowance.leave_out(len(texts), size)
-            self._kept[0].extend(texts[-KEPT_LINES:])
+            self._keep(texts, 0)
         else:
-            self._write(stream, level, texts, 0)
+            self._write(stream, level, texts, 0, fit_ids(ids))
 
-    def log_failure(self, sentence: str, traceback: str) -> None:
-        """Log why a request failed, with a traceback as an error. Tracebacks beyond the budget are left out."""
-        texts = [sentence]
+    def log_failure(self, sentence: str, traceback: str, ids: str = "") -> None:
+        """Log why requests failed, with a traceback as an error. Tracebacks beyond the budget are left out."""
+        text = sentence
         if traceback:
             if self._allowance.admit_traceback(time.monotonic(), len(traceback)):
-                texts += traceback.rstrip().splitlines()
+                text = "\n".join([sentence, *traceback.rstrip().splitlines()])
             else:
-                texts.append("(The traceback is left out: there were too many of them just now.)")
+                text += "\n(The traceback is left out: there were too many of them just now.)"
         level = "ERROR" if traceback else "INFO"
-        self._log.write(self._model, self._version, self._worker_id, "stderr", level, texts)
+        self._log.write(self._model, self._version, self._worker_id, "stderr", level, [text], ids)
 
     def _admits(self, lines: int, size: int) -> bool:
         if self._allowance.admit(time.monotonic(), lines, size):
@@ -166,29 +186,39 @@ class WorkerOutput:
             text = f"{lines} lines ({size} bytes) of this worker were left out: it prints more than the log takes"
             self._log.write(self._model, self._version, self._worker_id, "stderr", "WARNING", [text])
 
-    def _drop(self, skipped: Skipped, stream: Stream, rank: int) -> None:
+    def _drop(self, cutter: LineCutter, skipped: Skipped, stream: Stream, rank: int) -> None:
         """Count lines that are not logged. Some of the errors among them are logged; the newest lines are kept."""
+        self._end_record(cutter, stream, rank)
         lines, size = skipped.lines, skipped.size
         for error in skipped.errors(_ERRORS_A_TURN):
             if not self._allowance.admit_error(time.monotonic(), len(error)):
                 break
             lines -= 1
             size -= len(error) + 1
-            self._read([error], stream, rank)
+            for level, ids, texts in read_lines([error], _level_of(stream)):
+                self._write(stream, level, texts, rank, ids)
         if lines:
             self._allowance.leave_out(lines, size)
-        for _, texts in read_lines(skipped.last(KEPT_LINES), _level_of(stream)):
-            self._kept[rank].extend(texts)
+        for said in read_lines(skipped.last(KEPT_LINES), _level_of(stream)):
+            self._keep(said.texts, rank)
 
-    def _read(self, lines: Sequence[bytes], stream: Stream, rank: int) -> None:
+    def _read(self, cutter: LineCutter, lines: Sequence[bytes], stream: Stream, rank: int) -> None:
         if lines:
-            for level, texts in read_lines(lines, _level_of(stream)):
-                self._write(stream, level, texts, rank)
+            for level, ids, texts in cutter.records.read(lines, _level_of(stream)):
+                self._write(stream, level, texts, rank, ids)
 
-    def _write(self, stream: Stream, level: str, texts: Sequence[str], rank: int) -> None:
-        self._kept[rank].extend(texts[-KEPT_LINES:])
+    def _end_record(self, cutter: LineCutter, stream: Stream, rank: int) -> None:
+        for level, ids, texts in cutter.records.end():
+            self._write(stream, level, texts, rank, ids)
+
+    def _keep(self, texts: Sequence[str], rank: int) -> None:
+        for text in texts[-KEPT_LINES:]:
+            self._kept[rank].extend(text.split("\n"))
+
+    def _write(self, stream: Stream, level: str, texts: Sequence[str], rank: int, ids: str) -> None:
+        self._keep(texts, rank)
         worker_id = f"{self._worker_id}.{rank}" if rank else self._worker_id
-        self._log.write(self._model, self._version, worker_id, stream, level, texts)
+        self._log.write(self._model, self._version, worker_id, stream, level, texts, ids)
 
 
 def _level_of(stream: Stream) -> str:

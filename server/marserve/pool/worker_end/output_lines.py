@@ -1,7 +1,8 @@
 """The bytes of one pipe as lines, a bounded number at a time. Pure: knows no pipes, no clock and no log.
 
-Lines of the worker's logging carry a mark with their level, which `worker/process/own_process.py` writes; other lines
-have none. A line that is longer than `MAX_LINE_BYTES` comes in pieces of that length.
+Lines may carry a mark, which `worker/process/printed_lines.py` writes: their level, `+` if the next line belongs to the
+same record, and the requests that they belong to. A line that is longer than `MAX_LINE_BYTES` comes in pieces of that
+length.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 MAX_LINE_BYTES = 8192
 LINES_A_TURN, BYTES_A_TURN = 256, 8192
@@ -17,16 +19,23 @@ SLOW_TURN_S, LEAST_BYTES_A_TURN = 0.001, 512
 MANY_NO_TEXT = 128
 _MARK = b"\x1e"
 _LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
-_ERROR_LINE = re.compile(rb"^\x1e(?:ERROR|CRITICAL)\x1e[^\n]*", re.MULTILINE)
-_ERROR_MARKS = (b"\x1eERROR\x1e", b"\x1eCRITICAL\x1e")
+_ERROR_LINE = re.compile(rb"^\x1e(?:ERROR|CRITICAL)[+ \x1e][^\n]*", re.MULTILINE)
+_ERROR_MARKS = (b"\x1eERROR", b"\x1eCRITICAL")
+_IDS = re.compile("[A-Za-z0-9._:/,+-]*").fullmatch
+# A record that goes on is held until its end, or until it has so many bytes.
+MAX_RECORD_BYTES = 64 << 10
 _UNDECODED = re.compile("[\udc80-\udcff]+")
 _ESCAPES = {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)}
 
 
 class LineCutter:
-    """Cuts bytes into lines. Holds the bytes fed last and at most one incomplete line."""
+    """Cuts bytes into lines. Holds the bytes fed last and at most one incomplete line.
+
+    `records` makes records of the pipe's lines.
+    """
 
     def __init__(self) -> None:
+        self.records = RecordReader()
         self._data = b""
         self._at = 0
         self.has_lines = False
@@ -112,26 +121,87 @@ class TurnSize:
             self.bytes = min(BYTES_A_TURN, self.bytes * 2)
 
 
-def read_lines(lines: Sequence[bytes], level: str) -> Iterator[tuple[str, list[str]]]:
-    """Lines as text, consecutive ones of one level together. `level` is that of lines without a mark."""
-    joined = b"\n".join(lines)
-    if _MARK not in joined:
-        yield level, _texts_of(joined)
-        return
-    run: list[bytes] = []
-    run_level = level
-    for line in lines:
-        own_level = level
-        if line.startswith(_MARK) and line.count(_MARK) >= 2:
-            _, marked, line = line.split(_MARK, 2)
-            own_level = _LEVELS.get(marked, level)  # an author's own level has no name here
-        if own_level != run_level and run:
-            yield run_level, _texts_of(b"\n".join(run))
-            run = []
-        run_level = own_level
-        run.append(line)
-    if run:
-        yield run_level, _texts_of(b"\n".join(run))
+class Said(NamedTuple):
+    """Records of one level that belong to the same requests: `ids` as `messages.line_ids` writes them.
+
+    A text of several lines is one record.
+    """
+
+    level: str
+    ids: str
+    texts: list[str]
+
+
+class RecordReader:
+    """Makes records of a pipe's lines. Holds one record whose end has not come."""
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._held_as = ("", "")
+
+    def read(self, lines: Sequence[bytes], level: str) -> Iterator[Said]:
+        """The records that are complete with these lines; consecutive lines of one kind together.
+
+        `level` is that of lines without one.
+        """
+        joined = b"\n".join(lines)
+        if _MARK not in joined and not self._held:
+            yield Said(level, "", _texts_of(joined))
+            return
+        run: list[bytes] = []
+        run_as = ("", "")
+        for line in lines:
+            own_level, ids, goes_on, text = _read_mark(line, level)
+            line_as = (own_level, ids)
+            is_alone = not goes_on and (not self._held or line_as != self._held_as)
+            if run and (line_as != run_as or not is_alone):
+                yield Said(*run_as, _texts_of(b"\n".join(run)))
+                run = []
+            if self._held and line_as != self._held_as:
+                yield from self.end()  # the record has lost its end
+            if is_alone:
+                run_as = line_as
+                run.append(text)
+                continue
+            self._held_as = line_as
+            self._held.append(text)
+            self._held_bytes += len(text)
+            if not goes_on or self._held_bytes > MAX_RECORD_BYTES:
+                yield from self.end()
+        if run:
+            yield Said(*run_as, _texts_of(b"\n".join(run)))
+
+    def end(self) -> Iterator[Said]:
+        """The record that is held, as far as it has come."""
+        if self._held:
+            yield Said(*self._held_as, ["\n".join(_texts_of(b"\n".join(self._held)))])
+            self._held = []
+            self._held_bytes = 0
+
+
+def _read_mark(line: bytes, level: str) -> tuple[str, str, bool, bytes]:
+    """Level and requests of a line, whether its record goes on, and its text. `level` is that of a line without one."""
+    if not line.startswith(_MARK) or line.count(_MARK) < 2:
+        return level, "", False, line
+    _, marked, text = line.split(_MARK, 2)
+    word, _, ids = marked.partition(b" ")
+    goes_on = word.endswith(b"+")
+    # An author's own level has no name here. Whatever else an author's code writes into a mark is no id.
+    known = _LEVELS.get(word.removesuffix(b"+"), level)
+    return known, fit_ids(ids.decode("latin-1")), goes_on, text
+
+
+def fit_ids(text: str) -> str:
+    """The text if it may be ids of requests, as a worker or an agent sends them; else empty."""
+    return text if _IDS(text) else ""
+
+
+def read_lines(lines: Sequence[bytes], level: str) -> Iterator[Said]:
+    """Lines that nothing follows, as records."""
+    reader = RecordReader()
+    yield from reader.read(lines, level)
+    yield from reader.end()
 
 
 def _texts_of(joined: bytes) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from random import getrandbits
 from typing import Any
 
 from marserve.errors import (
@@ -23,6 +24,7 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.pool.pool import Pool
+from marserve.telemetry.logs.line_ids import current_ids
 
 
 class _Waiting:
@@ -59,13 +61,16 @@ async def ask_for_metadata(
     request.
     """
     receiver = _Waiting()
+    request_id, _, client_id = current_ids().partition("/")
     request = Request(
-        id=str(uuid.uuid4()),
+        id=request_id or str(uuid.uuid4()),
         parts=[Part("body", b"")],
         headers=[line for line in headers if line[0].lower() != b"authorization"],
         server_headers=[("describe", "True")],
         deadline=None if within_s is None else time.monotonic() + within_s,
         is_describe=True,
+        key=getrandbits(62) | 1,
+        client_id=client_id,
     )
     try:
         job = pool.submit(request, receiver)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from marserve.telemetry.logs.bucket import Bucket
+from marserve.telemetry.logs.line_ids import belongs_to
 
 HEAD_BYTES = 100
 CLIENT_BYTES_PER_S, CLIENT_BURST_BYTES = 256, 8 << 10
@@ -23,9 +24,13 @@ TELL_EVERY_S = 10.0
 LIBRARIES = ("asyncio", "grpc", "uvicorn", "starlette", "fastapi")
 
 
-def caused_by(peer: str) -> dict[str, str]:
-    """For `extra` of a log call: a client causes this record. `peer` is `127.0.0.1:64003`, or empty if not known."""
-    return {"client": peer.removeprefix("/").rpartition(":")[0]}
+def caused_by(peer: str, ids: str = "") -> dict[str, str]:
+    """For `extra` of a log call: a client causes this record. `peer` is `127.0.0.1:64003`, or empty if not known.
+
+    `ids` are those of the requests that the record belongs to, as `messages.line_ids` writes them.
+    """
+    client = {"client": peer.removeprefix("/").rpartition(":")[0]}
+    return client | belongs_to(ids) if ids else client
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, cast
 from marserve.errors import BadSettings
 from marserve.names import escaped
 from marserve.telemetry.logs.access_log import AccessLog, AccessRecord, TextAccessLog
+from marserve.telemetry.logs.line_ids import TRACEBACK, ids_of
 from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
 from marserve.telemetry.logs.log_limit import LIBRARIES, LogLimit
 from marserve.telemetry.logs.output_budget import OutputBudget
@@ -43,6 +44,7 @@ def configure_logs(
     to_stdout: bool = True,
     level: str = "info",
     has_request_ids: bool = False,
+    has_line_ids: bool = False,
     metrics_folder: Path | None = None,
     has_metrics: bool = False,
     stdout: int = _STDOUT,
@@ -50,11 +52,15 @@ def configure_logs(
     """Open the logs and take over Python's logging, until the result is closed.
 
     `folder` gets the three files and is created; None for no files. `level` is the least level of the server log; the
-    model log takes all. `has_request_ids`: lines of the access log end with the request's id; JSON always has it.
+    model log takes all. `has_request_ids`: lines of the access log end with the request's id; `has_line_ids`: lines of
+    the server log and the model log name the requests that they belong to. JSON always does both.
     `metrics_folder` (by default `folder`) gets the two files of metrics, which stay empty unless `has_metrics`.
     `stdout` is the descriptor to write to. Raises BadSettings if a folder or a file in it cannot be opened.
     """
-    make_encoder = _JsonEncoder if format == "json" else _TextEncoder
+
+    def make_encoder() -> _JsonEncoder | _TextEncoder:
+        return _JsonEncoder() if format == "json" else _TextEncoder(has_ids=has_line_ids)
+
     files: dict[str, LineWriter[LogRecord]] = {}
     if folder is not None:
         try:
@@ -75,7 +81,7 @@ def configure_logs(
     console = [_writer("stdout", DescriptorSink(stdout), make_encoder())] if to_stdout else []
     for writer in (*files.values(), *console):
         writer.start()
-    return Logs(files, console, level, has_request_ids=has_request_ids, is_json=format == "json")
+    return Logs(files, console, level, make_encoder, has_request_ids=has_request_ids)
 
 
 def _open_metrics_files(
@@ -116,21 +122,23 @@ class Logs:
         files: dict[str, LineWriter[LogRecord]],
         console: list[LineWriter[LogRecord]],
         level: str,
+        make_encoder: Callable[[], _JsonEncoder | _TextEncoder],
         *,
         has_request_ids: bool = False,
-        is_json: bool = False,
     ) -> None:
+        encoder = make_encoder()
+        self._json_encoder = encoder if isinstance(encoder, _JsonEncoder) else None
+
         def writers(name: str) -> list[LineWriter[LogRecord]]:
             return [files[name], *console] if name in files else console
 
         access = cast("list[LineWriter[AccessRecord]]", writers("access_log"))  # an AccessRecord is a LogRecord
-        if is_json:
+        if self._json_encoder is not None:
             self.access = AccessLog(access, has_ids=True)
         else:
             heads = _AccessHeads([writer in console for writer in access])
             self.access = TextAccessLog(access, heads, has_ids=has_request_ids)
-        self.workers = WorkerLog(writers("model_log"), (_JsonEncoder() if is_json else _TextEncoder()).lines)
-        self._json_encoder = _JsonEncoder() if is_json else None
+        self.workers = WorkerLog(writers("model_log"), make_encoder().lines)
         self._metrics_stamps = _LocalStamps()
         self._metrics = {name: writers(_METRICS_FILES[name]) for name in _METRICS_FILES}
         self._console = console
@@ -198,20 +206,25 @@ class WorkerLog:
         stream: Literal["stdout", "stderr"],
         level: str,
         texts: Sequence[str],
+        ids: str = "",
     ) -> None:
-        """Log lines of a worker. `worker_id` is its number (`9000`), `level` a name of Python's logging."""
+        """Log records of a worker. `worker_id` is its number (`9000`), `level` a name of Python's logging.
+
+        A text of several lines is one record. `ids` are those of its requests, as `messages.line_ids` writes them.
+        """
         if any(len(text) > _MAX_TEXT for text in texts):
-            texts = [
-                text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text) - _MAX_TEXT} more characters)"
-                for text in texts
-            ]
-        text = self._encode(WorkerLines(time.time(), level, model, version, worker_id, stream, texts))
+            texts = ["\n".join([_bounded(line) for line in text.split("\n")]) for text in texts]
+        text = self._encode(WorkerLines(time.time(), level, model, version, worker_id, stream, texts, ids))
         for writer in self._writers:
-            writer.write_lines(text, len(texts))
+            writer.write_lines(text, text.count("\n") + 1)
+
+
+def _bounded(line: str) -> str:
+    return line if len(line) <= _MAX_TEXT else f"{line[:_MAX_TEXT]}… ({len(line) - _MAX_TEXT} more characters)"
 
 
 class ServerLine(NamedTuple):
-    """A record of the server log. `exception` is its traceback as text."""
+    """A record of the server log. `exception` is its traceback as text, `ids` those of its requests."""
 
     at: float
     level: str
@@ -219,10 +232,11 @@ class ServerLine(NamedTuple):
     logger: str
     text: str
     exception: str | None = None
+    ids: str = ""
 
 
 class WorkerLines(NamedTuple):
-    """Lines that a worker printed."""
+    """Records that a worker printed; a text of several lines is one. `ids` are those of their requests."""
 
     at: float
     level: str
@@ -231,6 +245,7 @@ class WorkerLines(NamedTuple):
     worker_id: str
     stream: str
     texts: Sequence[str]
+    ids: str = ""
 
 
 class Announcement(NamedTuple):
@@ -270,6 +285,7 @@ class _ServerLogHandler(logging.Handler):
         except (TypeError, ValueError) as error:
             text = f"{record.msg!r} with arguments that do not fit it ({error})"
         exception = self._formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
+        exception = exception or getattr(record, TRACEBACK, None)
         client: str | None = getattr(record, "client", None)
         if client is not None or record.name.partition(".")[0] in LIBRARIES:
             kind, label = f"{record.pathname}:{record.lineno}", str(record.msg)[:_MAX_LABEL]
@@ -278,7 +294,7 @@ class _ServerLogHandler(logging.Handler):
             if not self._limit.admit(kind, label, client or "", size, time.monotonic()):
                 return
         thread = "main" if record.threadName in (None, "MainThread") else str(record.threadName)
-        line = ServerLine(record.created, record.levelname, thread, record.name, text, exception)
+        line = ServerLine(record.created, record.levelname, thread, record.name, text, exception, ids_of(record))
         for writer in self._writers:
             writer.write(line)
 
@@ -314,27 +330,31 @@ _quote = json.encoder.encode_basestring_ascii
 class _TextEncoder:
     """Records in TorchServe's layout: local time with milliseconds, level padded to five, thread, logger.
 
+    With `has_ids` the requests of a line follow the logger, `MODEL_LOG [a,b] - text`, where no text can forge them.
     Lines of the access log and of metrics are finished already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_ids: bool = False) -> None:
+        self._has_ids = has_ids
         self._stamps = _LocalStamps()
 
     def __call__(self, records: Sequence[LogRecord | str]) -> str:
         return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
 
     def lines(self, said: WorkerLines) -> str:
-        """Lines of a worker."""
+        """Records of a worker, each line with the whole head."""
         level = _TEXT_LEVELS.get(said.level, "INFO ")
         thread = f"W-{said.worker_id}-{said.model}_{said.version}-{said.stream}"
-        head = f"{self._stamps.of(int(said.at * 1000))} [{level}] {_clean(thread)} MODEL_LOG - "
-        return head + f"\n{head}".join([_clean(text) for text in said.texts])
+        ids = f" [{said.ids}]" if said.ids and self._has_ids else ""
+        head = f"{self._stamps.of(int(said.at * 1000))} [{level}] {_clean(thread)} MODEL_LOG{ids} - "
+        return head + f"\n{head}".join([_clean(line) for text in said.texts for line in text.split("\n")])
 
     def _text(self, record: LogRecord) -> str:
         stamp = self._stamps.of(int(record[0] * 1000))
         if isinstance(record, ServerLine):
             level = _TEXT_LEVELS.get(record.level, record.level)
-            text = f"{stamp} [{level}] {_clean(record.thread)} {record.logger} - {_clean(record.text)}"
+            ids = f" [{record.ids}]" if record.ids and self._has_ids else ""
+            text = f"{stamp} [{level}] {_clean(record.thread)} {record.logger}{ids} - {_clean(record.text)}"
             if record.exception:
                 text += "".join(f"\n    {_clean(line)}" for line in record.exception.split("\n"))
             return text
@@ -385,7 +405,7 @@ class _JsonEncoder:
         return "\n".join([f"{head}{_quote(line)}}}" for line in lines])
 
     def lines(self, said: WorkerLines) -> str:
-        """Lines of a worker."""
+        """Records of a worker: one object each."""
         fields = {
             "time": self._stamp(said.at),
             "level": said.level,
@@ -394,9 +414,10 @@ class _JsonEncoder:
             "version": said.version,
             "worker": said.worker_id,
             "stream": said.stream,
+            **_id_members(said.ids),
         }
         head = json.dumps(fields)[:-1]
-        return "\n".join([f'{head}, "message": {_quote(text)}}}' for text in said.texts])
+        return "\n".join([f"{head}, {_message_members(text)}}}" for text in said.texts])
 
     def _text(self, record: LogRecord) -> str:
         fields: dict[str, Any]
@@ -405,7 +426,13 @@ class _JsonEncoder:
                 f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", {_access(record[1])}}}'
             )
         if isinstance(record, ServerLine):
-            fields = {"level": record.level, "logger": record.logger, "thread": record.thread, "message": record.text}
+            fields = {
+                "level": record.level,
+                "logger": record.logger,
+                "thread": record.thread,
+                **_id_members(record.ids),
+                "message": record.text,
+            }
             if record.exception:
                 fields["exception"] = record.exception
         else:
@@ -419,7 +446,40 @@ class _JsonEncoder:
         return f"{self._second_text}.{int(at % 1 * 1000):03}Z"
 
 
-_ACCESS_LINE = re.compile(r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?: ([0-9a-f-]+))?', re.DOTALL)
+def _id_members(ids: str) -> dict[str, Any]:
+    """`request_id` of these ids, and `client_request_id` if clients' ids stand beside them; lists for several requests.
+
+    How many were left out is `more_requests`.
+    """
+    if not ids:
+        return {}
+    members: dict[str, Any] = {}
+    pairs = [each.partition("/") for each in ids.split(",")]
+    if pairs[-1][0].startswith("+"):
+        members["more_requests"] = int(pairs.pop()[0])
+    for name, found in (("request_id", [own for own, _, _ in pairs]), ("client_request_id", [c for _, _, c in pairs])):
+        if any(found):
+            members[name] = found[0] if len(found) == 1 else found
+    return members
+
+
+_FIRST_LINE = "Traceback (most recent call last):"
+
+
+def _message_members(text: str) -> str:
+    """`message`, and `exception` if a record ends with a traceback; written without an encoder."""
+    if text.startswith(_FIRST_LINE):
+        last = text.rstrip("\n").rpartition("\n")[2]
+        return f'"message": {_quote(last)}, "exception": {_quote(text)}'
+    message, mark, traceback = text.partition(f"\n{_FIRST_LINE}")
+    if not mark:
+        return f'"message": {_quote(text)}'
+    return f'"message": {_quote(message)}, "exception": {_quote(mark[1:] + traceback)}'
+
+
+_ACCESS_LINE = re.compile(
+    r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?: ([A-Za-z0-9._:-]+)(?: ([A-Za-z0-9._:-]+))?)?', re.DOTALL
+)
 
 
 def _access(line: str) -> str:
@@ -427,13 +487,15 @@ def _access(line: str) -> str:
     found = _ACCESS_LINE.fullmatch(line)
     if found is None:
         return f'"message": {json.dumps(line)}'
-    peer, method, target, protocol, status, milliseconds, request_id = found.groups()
+    peer, method, target, protocol, status, milliseconds, request_id, client_id = found.groups()
     texts = ", ".join(
         f'"{name}": {_quote(text)}'
         for name, text in (("peer", peer), ("method", method), ("target", target), ("protocol", protocol))
     )
     line = f'{texts}, "status": {status}, "milliseconds": {milliseconds}'
-    return f'{line}, "request_id": "{request_id}"' if request_id else line
+    if request_id:
+        line = f'{line}, "request_id": "{request_id}"'
+    return f'{line}, "client_request_id": "{client_id}"' if client_id else line
 
 
 def _cut(text: str) -> str:

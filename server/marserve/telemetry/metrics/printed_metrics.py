@@ -35,21 +35,25 @@ class PrintedMetrics:
         stream: Literal["stdout", "stderr"],
         level: str,
         texts: Sequence[str],
+        ids: str = "",
     ) -> None:
-        """Take lines of one level. A metric that cannot be parsed stays in the log, where its author finds it."""
+        """Take records of one level and of the same requests.
+
+        A metric that cannot be parsed stays in the log, where its author finds it.
+        """
         if stream == "stdout" and any(MARK in text for text in texts):
             texts, metrics = _sorted_out(texts)
             if metrics and "." not in worker_id:  # all ranks of a group run the same code, so only rank 0 counts
                 self._take(model, metrics)
         if texts:
-            self._log.write(model, version, worker_id, stream, level, texts)
+            self._log.write(model, version, worker_id, stream, level, texts, ids)
 
 
 def _sorted_out(texts: Sequence[str]) -> tuple[list[str], list[Metric]]:
     """The lines without a metric, and the metrics of the others."""
     others: list[str] = []
     metrics: list[Metric] = []
-    for text in texts:
+    for text in [line for each in texts for line in (each.split("\n") if MARK in each else [each])]:
         said = marked_part(text)
         metric = parse_line(said) if said is not None else None
         if metric is None:

@@ -1,42 +1,15 @@
-"""What a worker or a template sets for its own process, and how it ends."""
+"""The processors and threads of a worker or a template, and how it ends."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-# Marks the level of a log line on its way to the server; see `pool/worker_end/output.py`.
-LEVEL_MARK = "\x1e"
-
 log = logging.getLogger("marserve.worker")
-
-
-class LevelFormatter(logging.Formatter):
-    """The message text, as TorchServe's workers print it, after a mark that carries the level to the server."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One record; every line of it has the mark."""
-        mark = f"{LEVEL_MARK}{record.levelname}{LEVEL_MARK}"
-        return mark + super().format(record).replace("\n", "\n" + mark)
-
-
-def configure_output() -> None:
-    """Logging at INFO to standard output, and both streams written line by line: the server reads them as they come."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, errors="backslashreplace")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(LevelFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.captureWarnings(True)
-    if sys.stderr is not None:
-        faulthandler.enable()  # a crash in C code prints where it was in Python, and describe shows that line
 
 
 def stay_on(cpus: Sequence[int]) -> None:

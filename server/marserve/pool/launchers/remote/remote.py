@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -91,7 +91,8 @@ class RemoteWorker(WorkerProcess):
 
     def see_line(self, message: agent_link.Line) -> None:
         """Log lines that the worker printed."""
-        self._output.take("stderr" if message.stream == "stderr" else "stdout", message.level, message.text.split("\n"))
+        stream: Literal["stdout", "stderr"] = "stderr" if message.stream == "stderr" else "stdout"
+        self._output.take(stream, message.level, message.texts, message.ids)
 
     def wire_closed(self) -> None:
         """The worker's wire has ended."""

@@ -1,0 +1,92 @@
+"""One id of a request, from its client to every line of the logs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from support.server import Server, make_archive, poll
+
+SAYS = """
+import logging
+import sys
+import threading
+
+def handle(data, context):
+    if not data:
+        return None
+    print("printed")
+    print("to stderr", file=sys.stderr)
+    logging.getLogger("mine").warning("logged")
+    thread = threading.Thread(target=print, args=("threaded",))
+    thread.start()
+    thread.join()
+    if data[0]["body"] == b"fail":
+        raise ValueError("no such picture")
+    return [context.get_request_id(index) for index in range(len(data))]
+"""
+OWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def lines_of(path: Path, count: int, mark: str) -> list[str]:
+    """The lines of a log with `mark`, once there are so many."""
+    lines: list[str] = []
+    for _ in poll(5, f"{count} lines with {mark} in {path.name}"):
+        lines = [line for line in path.read_text().splitlines() if mark in line]
+        if len(lines) >= count:
+            break
+    return lines
+
+
+def test_a_clients_id_is_taken_and_stands_in_every_line(tmp_path: Path) -> None:
+    """Under `marserve`: given back, shown to the handler, in the access log and in what the worker prints and logs."""
+    folder = tmp_path / "logs"
+    with Server(tmp_path, entry="marserve", settings={"log_location": str(folder)}) as server:
+        make_archive(server.store / "m.mar", SAYS)
+        assert server.register("m.mar").status_code == 200
+
+        answer = server.predict("m", b"x", **{"X-Request-Id": "order:17.a_B"})
+        failed = server.predict("m", b"fail", **{"x-request-id": "order-18"})
+        strange = server.predict("m", b"x", **{"X-Request-Id": "a b"})
+        long = server.predict("m", b"x", **{"X-Request-Id": "x" * 10_000})
+        describe = server.client.get(f"{server.management}/models/m", headers={"X-Request-Id": "ask-1"})
+
+        said = lines_of(folder / "model_log.log", 4, " MODEL_LOG [order:17.a_B] - ")
+        lines_of(folder / "model_log.log", 5, " MODEL_LOG [order-18] - ")
+        traceback = lines_of(folder / "model_log.log", 1, "ValueError: no such picture")
+        [access] = lines_of(folder / "access_log.log", 1, " order-18")
+    assert (answer.headers["x-request-id"], answer.text) == ("order:17.a_B", "order:17.a_B")
+    assert {line.rpartition(" - ")[2] for line in said} == {"printed", "to stderr", "logged", "threaded"}
+    assert failed.headers["x-request-id"] == "order-18"
+    assert all("[order-18]" in line for line in traceback)
+    assert access.endswith(" order-18")
+    assert OWN.fullmatch(strange.headers["x-request-id"])
+    assert OWN.fullmatch(long.headers["x-request-id"])
+    assert describe.headers["x-request-id"] == "ask-1"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_torchserve_makes_an_id_and_notes_the_clients_beside_it(tmp_path: Path, format: str) -> None:
+    """Text lines stay as TorchServe prints them; JSON has both ids."""
+    folder = tmp_path / "logs"
+    settings = {"log_location": str(folder), "log_format": format}
+    with Server(tmp_path, entry="torchserve", settings=settings) as server:
+        make_archive(server.store / "m.mar", SAYS)
+        assert server.register("m.mar").status_code == 200
+
+        own = server.predict("m", b"x", **{"X-Request-Id": "order-17"}).headers["x-request-id"]
+
+        said = lines_of(folder / "model_log.log", 4, "MODEL_LOG")
+        [access] = lines_of(folder / "access_log.log", 1, "/predictions/m")
+    assert OWN.fullmatch(own)
+    if format == "text":
+        assert any(line.endswith(" MODEL_LOG - printed") for line in said)
+        assert not any(own in line or "order-17" in line for line in [*said, access])
+    else:
+        both = {"request_id": own, "client_request_id": "order-17"}
+        [printed] = [line for line in map(json.loads, said) if line["message"] == "printed"]
+        assert printed | both == printed
+        assert json.loads(access) | both == json.loads(access)
