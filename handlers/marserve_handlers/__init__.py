@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from marserve_handlers.context import send_intermediate_predict_response as send_intermediate_predict_response
     from marserve_handlers.declared.declaration import Tensor as Tensor
     from marserve_handlers.declared.decorator import model as model
     from marserve_handlers.declared.events import Event as Event
@@ -19,6 +20,7 @@ _EXPORTED: Final = {
     "PredictionException": "marserve_handlers.errors",
     "Tensor": "marserve_handlers.declared.declaration",
     "model": "marserve_handlers.declared.decorator",
+    "send_intermediate_predict_response": "marserve_handlers.context",
 }
 
 

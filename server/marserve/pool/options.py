@@ -8,6 +8,7 @@ from typing import Literal
 
 from marserve.agent_link import ArchiveRef
 from marserve.model_options import ModelOptions
+from marserve.option_values import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class PoolOptions(ModelOptions):
 
     `memory_bytes` is None if no layer sets it; `weight_bytes` is the size of the version's weights as files. With
     `stays_near` workers keep to the processors near their devices. With `ray` workers run on the nodes of a Ray
-    cluster. `samples` are the inputs with which `batch_check` checks batches (`pool/checks/certificate.py`).
+    cluster. `samples` are the inputs with which `batch_check` checks batches (`pool/checks/certificate.py`),
+    `drawn_samples` stand in for them where the model declares its input.
     """
 
     model: str
@@ -92,6 +94,12 @@ class PoolOptions(ModelOptions):
     may_share_imports: bool = True
     sequences: SequenceOptions | None = None
     ray: RayOptions | None = None
+    drawn_samples: tuple[Sample, ...] = ()
+
+    @property
+    def inputs_to_try(self) -> tuple[Sample, ...]:
+        """The inputs to warm up and to check with: the samples, else what was drawn from the declaration."""
+        return self.samples or self.drawn_samples
 
     @property
     def ranks(self) -> int:

@@ -5,7 +5,6 @@ serving              a batch to the handler, its answers to the server
 connection           the worker's end of its socket to the server
 template             loads a model once and forks workers
 load                 from an archive's folder to a handler
-declare              what a handler declares, for `marserve archive`
 rank                 one process of a group
 coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step
@@ -14,5 +13,6 @@ lengths              how long items are, by the author's `length_of`
 rows                 the rows and ids that a handler gets for items
 outgoing             the author's values and errors, as they travel on the wire
 device/              the worker's accelerator
+without_server/      what a handler declares, and a handler under test
 process/             its own process: output, limits, threads, parent
 """

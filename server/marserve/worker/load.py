@@ -83,11 +83,8 @@ def enter_model_folder(load: Load) -> None:
     importlib.invalidate_caches()
 
 
-def load_model(load: Load) -> LoadedModel:
-    """Import and initialise the handler. Raises whatever the author's code raises.
-
-    ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
-    """
+def make_context(load: Load) -> Context:
+    """The context of the model, as it is before its handler is loaded."""
     metrics = MetricsCache(load.metrics_file, model_name=load.model)
     if load.metrics_file is not None:
         metrics.initialize_cache()
@@ -104,6 +101,15 @@ def load_model(load: Load) -> LoadedModel:
     )
     context.threads = load.threads
     context.must_use_device = load.must_use_device
+    return context
+
+
+def load_model(load: Load) -> LoadedModel:
+    """Import and initialise the handler. Raises whatever the author's code raises.
+
+    ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
+    """
+    context = make_context(load)
     word, _, function_name = load.handler.partition(":")
     found = import_handler(word)
     module: ModuleType | None = None
@@ -111,25 +117,36 @@ def load_model(load: Load) -> LoadedModel:
         module = found
         definition = find_definition(found, function_name)
         if definition is not None:
-            return _open(definition, context, load)
+            return open_definition(definition, context, load)
         _check_declaration(load, b"")
         entry: Any = getattr(found, function_name or "handle", None)
         if callable(entry) and not inspect.isclass(entry):
-            try:
-                begun = entry(None, context)
-                if inspect.iscoroutine(begun):
-                    begun.close()  # as TorchServe, which never awaits it
-            except Exception as error:
-                error.add_note(
-                    f"{found.__name__}.{entry.__name__} was called with data=None, once, to load the model, as "
-                    "TorchServe does: a handler that is a function must return at once when data is None."
-                )
-                raise
-            return LoadedModel(
-                _in_envelope(entry, load.envelope), context, load, _length_of(module), _compare_of(module)
-            )
+            return open_function(entry, context, load, module)
         found = cast("type[Any]", entry) if inspect.isclass(entry) else _find_class(found)
-    service = found()
+    return open_class(found, context, load, module)
+
+
+def open_function(
+    entry: Callable[..., Any], context: Context, load: Load, module: ModuleType | None = None
+) -> LoadedModel:
+    """Load a handler that is a function, by a call without data."""
+    try:
+        begun = entry(None, context)
+        if inspect.iscoroutine(begun):
+            begun.close()  # as TorchServe, which never awaits it
+    except Exception as error:
+        name = f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__name__', '?')}"
+        error.add_note(
+            f"{name} was called with data=None, once, to load the model, as TorchServe does: a handler that is a "
+            "function must return at once when data is None."
+        )
+        raise
+    return LoadedModel(_in_envelope(entry, load.envelope), context, load, _length_of(module), _compare_of(module))
+
+
+def open_class(cls: type[Any], context: Context, load: Load, module: ModuleType | None = None) -> LoadedModel:
+    """Make and initialise the object of a handler that is a class."""
+    service = cls()
     if not callable(getattr(service, "handle", None)):
         raise ValueError(f"the handler class {type(service).__name__} has no method handle(data, context)")
     initialize = getattr(service, "initialize", None)
@@ -150,7 +167,7 @@ def find_definition(module: object, name: str) -> Definition | None:
     return definition_of(getattr(module, name, None)) if name else only_definition(module)
 
 
-def _open(definition: Definition, context: Context, load: Load) -> LoadedModel:
+def open_definition(definition: Definition, context: Context, load: Load) -> LoadedModel:
     """Load a declared model. Its rows are raw: it decodes bodies by what it declares, so envelopes are not used."""
     # here: for declared handlers alone
     from marserve_handlers.declared.opening import open_declared

@@ -83,7 +83,7 @@ def _marks_a_model(file: Path) -> bool:
 
 def _import(folder: str, handler: str) -> Imported:
     """Import a handler in a process of its own, and return what that says. Ends the process and what it started."""
-    command = [sys.executable, "-P", "-m", "marserve.worker.declare", folder, handler]
+    command = [sys.executable, "-P", "-m", "marserve.worker.without_server.declare", folder, handler]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )

@@ -82,7 +82,7 @@ class Certifier:
         draw: Callable[[], float] = random.random,
     ) -> None:
         """`folder` is the model's; `send` sends a check to a worker by its key."""
-        self.certificate = Certificate(options.batch_check, has_samples=bool(options.samples))
+        self.certificate = Certificate(options.batch_check, has_samples=bool(options.inputs_to_try))
         self.in_service = InService()
         self.allowance = Allowance()
         self.samples_batches = options.batch_check_sample > 0
@@ -119,7 +119,7 @@ class Certifier:
         self._order(_Order("load", inputs, size, limit_s))
 
     async def _read_samples(self) -> list[list[Part]]:
-        return await asyncio.to_thread(read_samples, self._options.samples, self._folder)
+        return await asyncio.to_thread(read_samples, self._options.inputs_to_try, self._folder)
 
     # ------------------------------------------------------------------------------------------- on demand
 

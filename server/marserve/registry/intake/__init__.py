@@ -11,5 +11,6 @@ handler_check      whether the handler can be found
 call_modes         batches, sequences, steps, or many calls at once
 parallel           what `parallelType` and `torchrun` mean on this server
 effective_options  which value wins: registration, archive, `models` setting, default
+drawn_samples      inputs that fit a declaration, to warm up and check with
 plan               makes the plan of a version
 """

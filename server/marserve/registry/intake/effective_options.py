@@ -18,6 +18,7 @@ from typing import Any
 from marserve.archive.contents.model_config import ModelConfig, read_declared
 from marserve.errors import BadArchive, BadInput
 from marserve.model_options import NOTHING, Layer, Layers, ModelOptions, Said, fold
+from marserve.option_values import Sample
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.intake.call_modes import read_call_mode
 from marserve.registry.intake.parallel import read_parallel
@@ -30,13 +31,19 @@ DEFAULT_GOAL_BATCH_SIZE = 64
 
 
 def effective_options(
-    model: str, version: str, layers: Layers, server: RegistryOptions, *, at_startup: bool
+    model: str,
+    version: str,
+    layers: Layers,
+    server: RegistryOptions,
+    *,
+    at_startup: bool,
+    drawn_samples: tuple[Sample, ...] = (),
 ) -> tuple[PoolOptions, list[str]]:
     """The options that a version's pool runs with, and sentences about options that were not used.
 
     `layers` are all layers except the server's own, which is read from `server`. The workers of `models` count only
-    `at_startup`. Raises NotEnoughDevices if one worker of the model needs more devices than there are, BadArchive if
-    the model names a missing device or would join MIG instances.
+    `at_startup`. `drawn_samples` stand in for samples. Raises NotEnoughDevices if one worker of the model needs more
+    devices than there are, BadArchive if the model names a missing device or would join MIG instances.
     """
     warnings: list[str] = []
     said = fold({**layers, "server": server.defaults})
@@ -78,7 +85,7 @@ def effective_options(
     if not mode.allows(policy):
         policy = "idle"
     is_goal = policy == "goal"
-    if not asked.samples and (asked.warm_up or asked.batch_check != "off"):
+    if not asked.samples and not drawn_samples and (asked.warm_up or asked.batch_check != "off"):
         warnings.append("warmUp and batchCheck of the model's configuration are not used: it has no samples")
     checked = said.get("batch_check", "refuse" if asked.samples else "off")
     options = PoolOptions(
@@ -95,6 +102,7 @@ def effective_options(
         batch_isolation=asked.batch_isolation and not mode.has_state,
         halves_without_memory=not mode.has_state,
         samples=asked.samples if not mode.has_state else (),
+        drawn_samples=drawn_samples if not mode.has_state else (),
         batch_check=checked if mode.is_plain else "off",
         batch_check_sample=asked.batch_check_sample if mode.is_plain else 0.0,
         gpu_ids=gpu_ids,

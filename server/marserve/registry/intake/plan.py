@@ -27,6 +27,7 @@ from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts
 from marserve.registry.catalogue.plan import Plan, Unpacked, Wanted
 from marserve.registry.catalogue.snapshot import lies_as
+from marserve.registry.intake.drawn_samples import draw_samples
 from marserve.registry.intake.effective_options import RUNTIMES, effective_options, effective_runtime, layers_of
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
@@ -195,7 +196,10 @@ def _facts(
     gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
     layers = layers_of(parameters, unpacked.config, configured, declared)
-    options, option_warnings = effective_options(model, version, layers, server, at_startup=gets_workers)
+    drawn = draw_samples(None if unpacked.declared is None else unpacked.declared.document)
+    options, option_warnings = effective_options(
+        model, version, layers, server, at_startup=gets_workers, drawn_samples=drawn
+    )
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
         options = replace(options, ray=replace(options.ray, archive=_origin(unpacked)))
@@ -282,7 +286,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         max_answer_bytes=server.max_answer_bytes,
         threads=server.threads,
         import_paths=[str(beside)] if beside is not None else [],
-        warm_up=list(options.samples) if options.warm_up else [],
+        warm_up=list(options.inputs_to_try) if options.warm_up else [],
         environment=server.sequence_headers.environment(),
         is_continuous=options.continuous_batching,
         is_concurrent=options.is_concurrent,

@@ -1,4 +1,4 @@
-"""`python -m marserve.worker.declare FOLDER HANDLER`: imports a handler, and writes what it declares as JSON.
+"""Imports a handler, and writes what it declares as JSON. Its arguments are a folder and the handler's word.
 
 For `marserve archive`, whose process runs no code of an archive. No model is loaded.
 """
@@ -39,7 +39,7 @@ def declare(folder: str, handler: str) -> dict[str, Any]:
 def main() -> None:
     """Write the result to standard output, which the handler's module does not get."""
     if len(sys.argv) != 3:
-        sys.exit("marserve.worker.declare is started by marserve archive")
+        sys.exit("marserve.worker.without_server.declare is started by marserve archive")
     out = os.dup(1)
     os.dup2(2, 1)
     result = json.dumps(declare(*sys.argv[1:])).encode()
