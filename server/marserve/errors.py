@@ -299,7 +299,7 @@ class ArchiveInUse(OtherArchiveThere):
         super().__init__(name)
         self.args = (
             f"The model store has {name} with other content, and a version uses it, or it is a folder: it is not "
-            "replaced. Upload the file under another name, and register that.",
+            "replaced. Unregister the version first, or upload the file under another name and swap that in.",
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -107,6 +108,7 @@ def other(tmp_path: Path) -> bytes:
         "a\u2215..\uff0fm.mar",
         "m\ud800.mar",
         f"{'m' * 300}.mar",
+        f"{'m' * 197}.mar",
         "m",
         "m.txt",
         "m.mar.part",
@@ -231,6 +233,23 @@ async def test_a_server_that_stops_leaves_nothing(place: Place, data: bytes) -> 
     assert place.left == []
 
 
+@pytest.mark.parametrize("when", ["between two pieces", "while it is checked"])
+async def test_a_server_that_stops_at_another_moment_leaves_nothing(place: Place, data: bytes, when: str) -> None:
+    """Between two pieces, and when all has come."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        if when == "between two pieces":
+            place.uploads.stop()
+        yield data
+
+    if when == "while it is checked":
+        place.intake.judge = lambda *_: place.uploads.stop()  # type: ignore[method-assign,assignment]
+
+    with pytest.raises(Draining):
+        await place.uploads.take("m.mar", chunks(), Wish())
+    assert place.left == []
+
+
 async def test_a_cancelled_upload_leaves_nothing(place: Place, data: bytes) -> None:
     """Also while a thread writes."""
     is_waiting = asyncio.Event()
@@ -314,6 +333,22 @@ async def test_an_archive_is_in_the_store_whole_and_stays_there(place: Place, da
     assert place.left == ["m.mar"]
     assert not place.fetched.delete(place.store / "m.mar")
     assert place.intake.take_in("m.mar").manifest.model_name == "m"
+
+
+async def test_a_large_archive_is_written_in_pieces_and_said_once(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its bytes are those that came; the log names it when it is new."""
+    caplog.set_level("INFO", logger="marserve.registry")
+    data = write_mar(tmp_path / "made.mar", weights__bin=random.Random(1).randbytes(3_500_000)).read_bytes()
+
+    await place.take("m.mar", data, 70_000, is_dry_run=True)
+    await place.take("m.mar", data, 70_000)
+    await place.take("m.mar", data, 70_000)
+
+    assert (place.store / "m.mar").read_bytes() == data
+    [said] = [record.getMessage() for record in caplog.records if "uploaded" in record.getMessage()]
+    assert said == f"m.mar was uploaded: {len(data)} bytes, SHA-256 {hashlib.sha256(data).hexdigest()}"
 
 
 async def test_a_file_appears_in_the_store_by_one_step(place: Place, data: bytes) -> None:
@@ -439,7 +474,7 @@ async def test_so_many_are_taken_at_once_and_no_more(place: Place, data: bytes) 
     taking = [asyncio.create_task(place.uploads.take(f"{n}.mar", chunks(), Wish())) for n in range(MOST_AT_ONCE)]
     for _ in taking:
         await waiting.acquire()
-    with pytest.raises(TooManyUploads):
+    with pytest.raises(TooManyUploads, match="4 archives are being uploaded"):
         await place.take("m.mar", data)
     go_on.set()
     await asyncio.gather(*taking)

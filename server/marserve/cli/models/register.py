@@ -80,7 +80,7 @@ def register(
                 output.note(f"This server takes no uploads, so {file.name} is looked for in its own model store.")
         download = AwaitedDownload(server, url)
         if dry_run:
-            _show_dry_run(server, output, parameters, download, sent)
+            _show_dry_run(server, output, parameters, download, sent, replaces=replace)
             return
         document = register_and_show(server, output, parameters, download)
         if sent:
@@ -94,13 +94,21 @@ def _show_dry_run(
     parameters: Mapping[str, str | int],
     download: AwaitedDownload,
     sent: UploadedArchive | None,
+    *,
+    replaces: bool,
 ) -> None:
-    """Show the dry run. The server fetches the archive for it, which may take long; one of this machine it has seen."""
+    """Show the dry run. The server fetches the archive for it, which may take long; one of this machine it has seen.
+
+    With `replaces` the store may have another file of the name, whose registration would say nothing of the one sent.
+    """
     url = parameters["url"]
     if sent:
         output.note(
             f"{sent.archive} ({decimal(sent.bytes)}) would be sent; the server has checked it and kept nothing."
         )
+    if sent and replaces:
+        _show_sent(output, sent)
+        return
     try:
         show_dry_run(
             server,
@@ -118,9 +126,13 @@ def _show_dry_run(
     except CommandFailed as failure:
         if sent is None or failure.detail.get("code") != 404:
             raise
-        output.result(
-            as_dry({"upload": msgspec.to_builtins(sent)}),
-            HEAD,
-            f"{sent.archive}: sent to the server and registered; what the registration would do can be said when it is "
-            "there",
-        )
+        _show_sent(output, sent)
+
+
+def _show_sent(output: Output, sent: UploadedArchive) -> None:
+    """Show the dry run of an upload and its registration, of which the server can say nothing yet."""
+    output.result(
+        as_dry({"upload": msgspec.to_builtins(sent)}),
+        HEAD,
+        f"{sent.archive}: sent to the server and registered; what the registration does can be said when it is there",
+    )

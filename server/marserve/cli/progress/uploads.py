@@ -102,7 +102,7 @@ class _Sending:
         except CommandFailed as failure:
             if failure.detail.get("code") in _NO_UPLOADS:
                 return None
-            if failure.detail.get("code") == _OTHER_CONTENT:
+            if failure.detail.get("code") == _OTHER_CONTENT and not self._query.get("replace"):
                 failure.next_step = (
                     "Give the file another name, or send it with --replace if no version uses the one that is there."
                 )

@@ -75,12 +75,12 @@ class Wish(NamedTuple):
 
 def check_archive_name(name: str) -> None:
     """Raise BadName for what no archive in the store may newly be called."""
+    if "/" in name:
+        raise _bad_name(name, "it is a path, and a name has no slash")
     try:
-        parts = split_name(name, max_bytes=LONGEST_NAME_BYTES, max_depth=1)
+        split_name(name, max_bytes=LONGEST_NAME_BYTES)
     except UnsafeArchive as error:
         raise _bad_name(name, error.reason) from None
-    if parts != (name,):
-        raise _bad_name(name, "it is a path; a name has no slash")
     if name.startswith("."):
         raise _bad_name(name, "it is hidden, as it begins with a dot")
     if ".." in name:
@@ -148,7 +148,7 @@ class Uploads:
         if known is not None:
             return known
         buffer, total = bytearray(), 0
-        while chunk := await self._next(chunks):
+        while (chunk := await self._next(chunks)) is not None:
             total += len(chunk)
             if total > self._most_bytes:
                 raise BodyTooLarge(self._most_bytes, "max_upload_size")
@@ -168,25 +168,20 @@ class Uploads:
             log.info("%s was uploaded: %d bytes, SHA-256 %s", uploaded.name, uploaded.size_bytes, uploaded.sha256)
         return uploaded
 
-    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes:
-        """The next bytes that are not empty; empty at the end. Raises Draining when the server stops meanwhile."""
-        while True:
+    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """The next bytes; None at the end. Raises Draining when the server stops meanwhile."""
+        if self._is_stopped:
+            raise Draining
+        reading = asyncio.ensure_future(_next_of(chunks))
+        self._reading.add(reading)
+        try:
+            return await reading
+        except asyncio.CancelledError:
             if self._is_stopped:
-                raise Draining
-            reading: asyncio.Future[bytes | None] = asyncio.ensure_future(_next_of(chunks))
-            self._reading.add(reading)
-            try:
-                chunk = await reading
-            except asyncio.CancelledError:
-                if self._is_stopped:
-                    raise Draining from None
-                raise
-            finally:
-                self._reading.discard(reading)
-            if chunk is None:
-                return b""
-            if chunk:
-                return chunk
+                raise Draining from None
+            raise
+        finally:
+            self._reading.discard(reading)
 
 
 async def _next_of(chunks: AsyncIterator[bytes]) -> bytes | None:
