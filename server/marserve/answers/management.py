@@ -89,11 +89,11 @@ class Worker(Document, kw_only=True):
     gpu: bool
     gpuUsage: str
     restarts: int
-    gpuId: int | None = None
-    gpuIds: list[int] | None = None
-    computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
     node: str | None = None
     waitsFor: str | None = None
+    gpuId: int | None = None
+    computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
+    gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
     lastDeath: Death | None = None
     nextStart: Annotated[

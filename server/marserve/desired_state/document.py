@@ -121,19 +121,15 @@ class DesiredModel:
 
     def document(self) -> dict[str, Any]:
         """Its members in canonical form."""
-        members: dict[str, Any] = {
+        members = {
             "versions": {name: version.document() for name, version in sorted(self.versions.items())},
             "default": self.default,
+            "labels": dict(sorted(self.labels.items())) or None,
+            "traffic": _sorted(self.traffic),
+            "shadow": _sorted(self.shadow),
+            "newVersions": None if self.new_versions is None else self.new_versions.document(),
         }
-        if self.labels:
-            members["labels"] = dict(sorted(self.labels.items()))
-        if self.traffic is not None:
-            members["traffic"] = _sorted(self.traffic)
-        if self.shadow is not None:
-            members["shadow"] = _sorted(self.shadow)
-        if self.new_versions is not None:
-            members["newVersions"] = self.new_versions.document()
-        return members
+        return {key: value for key, value in members.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
+from marserve.answers.management import Death, Worker, WorkerRank
 from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
 from marserve.store.addresses.fetch_guard import hide_query
@@ -115,7 +118,7 @@ def describe_version(
     if warnings:
         described["warnings"] = warnings
     if pool.last_death is not None:
-        described["lastDeath"] = _describe_death(pool.last_death)
+        described["lastDeath"] = to_builtins(_death_of(pool.last_death))
     return described
 
 
@@ -154,44 +157,42 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
 
 
 def _describe_worker(worker: WorkerView, tells_missing_pid: bool) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "id": worker.id,
-        "startTime": _utc(worker.started_at),
-        "status": worker.status,
-        "memoryUsage": worker.memory_bytes,
-        "pid": worker.pid,
-        "gpu": worker.gpu_id is not None,
-        "gpuUsage": worker.gpu_usage,
-        "restarts": worker.restarts,
-    }
-    if worker.pid <= 0 and not tells_missing_pid:
-        del described["pid"]  # a script that signals -1 as root ends every process of its machine
-    if worker.node:
-        described["node"] = worker.node
-    if worker.waits_for:
-        described["waitsFor"] = worker.waits_for
-    if worker.gpu_id is not None:
-        described["gpuId"] = worker.gpu_id
-    if worker.computes_on:
-        described["computesOn"] = worker.computes_on
-    if worker.devices:
-        described["gpuIds"] = list(worker.devices)
-    if worker.ranks:
-        described["ranks"] = [{"rank": rank, "pid": pid} for rank, pid in enumerate(worker.ranks)]
-    if worker.last_death is not None:
-        described["lastDeath"] = _describe_death(worker.last_death)
-    if worker.next_start_at is not None:
-        described["nextStart"] = _utc(worker.next_start_at) if worker.next_start_at < math.inf else WHEN_SCALED
+    described: dict[str, Any] = to_builtins(
+        Worker(
+            id=worker.id,
+            startTime=_utc(worker.started_at),
+            status=worker.status,
+            memoryUsage=worker.memory_bytes,
+            # Left out without a process: a script that signals -1 as root ends every process of its machine.
+            pid=worker.pid if worker.pid > 0 or tells_missing_pid else None,
+            gpu=worker.gpu_id is not None,
+            gpuUsage=worker.gpu_usage,
+            restarts=worker.restarts,
+            node=worker.node or None,
+            waitsFor=worker.waits_for or None,
+            gpuId=worker.gpu_id,
+            computesOn=worker.computes_on or None,
+            gpuIds=list(worker.devices) or None,
+            ranks=[WorkerRank(rank, pid) for rank, pid in enumerate(worker.ranks)] or None,
+            lastDeath=None if worker.last_death is None else _death_of(worker.last_death),
+            nextStart=None if worker.next_start_at is None else _start_of(worker.next_start_at),
+        )
+    )
     return described
 
 
-def _describe_death(death: DeathView) -> dict[str, Any]:
-    described: dict[str, Any] = {"cause": str(death.cause), "at": _utc(death.at), "detail": death.detail}
-    if death.traceback:
-        described["traceback"] = death.traceback
-    if death.last_lines:
-        described["lastLines"] = list(death.last_lines)
-    return described
+def _start_of(seconds: float) -> str:
+    return _utc(seconds) if seconds < math.inf else WHEN_SCALED
+
+
+def _death_of(death: DeathView) -> Death:
+    return Death(
+        cause=str(death.cause),
+        at=_utc(death.at),
+        detail=death.detail,
+        traceback=death.traceback or None,
+        lastLines=list(death.last_lines) or None,
+    )
 
 
 def _utc(seconds: float) -> str:

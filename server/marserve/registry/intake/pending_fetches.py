@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+from msgspec import to_builtins
+
+from marserve.answers.management import Arriving
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download
@@ -45,18 +48,15 @@ class Awaited:
     def describe(self) -> dict[str, Any]:
         """Its progress; `download` is its number in the list of downloads. Sizes in bytes, times in seconds."""
         now = time.monotonic()
-        entry: dict[str, Any] = {} if self.version is None else {"modelVersion": self.version}
-        entry |= {"url": self.url, "state": "waiting", "seconds": round(now - self._began, 3)}
+        entry = Arriving(modelVersion=self.version, url=self.url, state="waiting", seconds=round(now - self._began, 3))
         if self._download is not None:
             status = self._download.status(now)
-            entry |= {"state": "downloading", "download": status.id, "bytes": status.bytes}
-            if status.size is not None:
-                entry["size"] = status.size
-            if status.state == "waiting":
-                entry["state"] = "waiting"
+            entry.download, entry.bytes, entry.size = status.id, status.bytes, status.size
+            entry.state = "waiting" if status.state == "waiting" else "downloading"
         if self._is_unpacking:
-            entry["state"] = "unpacking"
-        return entry
+            entry.state = "unpacking"
+        described: dict[str, Any] = to_builtins(entry)
+        return described
 
 
 class Coming:
