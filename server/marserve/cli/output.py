@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
@@ -57,6 +58,15 @@ class Interrupted(CommandFailed):
     """Ctrl-C ended the command, but not what it had begun: `message` says where that goes on."""
 
     status = INTERRUPTED_STATUS
+
+
+@contextmanager
+def interrupted_as(message: str) -> Iterator[None]:
+    """Make Ctrl-C in the block Interrupted with this message."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(message) from None
 
 
 class Step(NamedTuple):

@@ -11,7 +11,7 @@ from marserve.cli.changes.plan import DocumentFile, ask_for_plan, named, plan_li
 from marserve.cli.changes.unnamed import AdoptExisting, AdoptingFile, Prune, read_answer, with_consent
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
-from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Interrupted, Output, Step
+from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, Step, interrupted_as
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
 
@@ -74,14 +74,13 @@ def order(
         return [Step(PHASES.get(under_way["phase"], what), under_way["done"], under_way["of"])]
 
     try:
-        return while_showing(
-            lambda: server.order(method, path, parameters, timeout_s=None, content=data, headers=headers or {}),
-            look,
-            output,
-            what,
-        )
-    except KeyboardInterrupt:
-        raise Interrupted("It goes on in the server; `marserve history` shows what comes of it.") from None
+        with interrupted_as("It goes on in the server; `marserve history` shows what comes of it."):
+            return while_showing(
+                lambda: server.order(method, path, parameters, timeout_s=None, content=data, headers=headers or {}),
+                look,
+                output,
+                what,
+            )
     except CommandFailed as failure:
         if failure.detail.get("code") == 405:
             raise CommandFailed(failure.message, "enable_model_api=true in the server's settings allows it.") from None

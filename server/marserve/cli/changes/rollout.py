@@ -11,7 +11,7 @@ import typer
 from marserve.cli.changes.shadow import read_compare
 from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run
 from marserve.cli.options import DryRun
-from marserve.cli.output import FAILED_STATUS, AsJson, Interrupted, Output, Step, WrongArguments, table
+from marserve.cli.output import FAILED_STATUS, AsJson, Output, Step, WrongArguments, interrupted_as, table
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
@@ -133,25 +133,25 @@ def _follow(server: Management, path: str, model: str, output: Output) -> dict[s
     """Show the progress until the roll-out has ended. New events are notes, so that a log file has them too."""
     status: dict[str, Any] = server.order("GET", path)
     seen = 0
-    try:
-        with output.progress() as progress:
-            lines = Lines(progress)
-            while True:
-                for event in status["events"][seen:]:
-                    output.note(_event(event))
-                seen = len(status["events"])
-                if status["state"] not in _UNDER_WAY:
-                    return status
-                hold_s = status.get("holdSeconds") or 0
-                elapsed_s = min(status.get("elapsedSeconds") or 0, hold_s)
-                text = f"{status['state']}, {status['share']:g}% to {status['modelName']} {status['modelVersion']}"
-                lines.show([Step(text, int(1000 * elapsed_s), int(1000 * hold_s) or None)])
-                time.sleep(LOOK_EVERY_S)
-                status = server.order("GET", path)
-    except KeyboardInterrupt:
-        raise Interrupted(
+    with (
+        interrupted_as(
             f"The roll-out goes on in the server; `marserve rollout {model}` shows how far it is, --abort ends it."
-        ) from None
+        ),
+        output.progress() as progress,
+    ):
+        lines = Lines(progress)
+        while True:
+            for event in status["events"][seen:]:
+                output.note(_event(event))
+            seen = len(status["events"])
+            if status["state"] not in _UNDER_WAY:
+                return status
+            hold_s = status.get("holdSeconds") or 0
+            elapsed_s = min(status.get("elapsedSeconds") or 0, hold_s)
+            text = f"{status['state']}, {status['share']:g}% to {status['modelName']} {status['modelVersion']}"
+            lines.show([Step(text, int(1000 * elapsed_s), int(1000 * hold_s) or None)])
+            time.sleep(LOOK_EVERY_S)
+            status = server.order("GET", path)
 
 
 def _shown(status: dict[str, Any]) -> list[Any]:

@@ -8,7 +8,7 @@ import typer
 
 from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import DryRun, Version
-from marserve.cli.output import AsJson, Interrupted, Output
+from marserve.cli.output import AsJson, Output, interrupted_as
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.versions import label, progress_of, ready_workers
@@ -39,17 +39,15 @@ def scale(
             "max_worker": workers if maximum is None else maximum,
             "synchronous": "true",
         }
-        try:
+        with interrupted_as(
+            f"The scaling of {label(target)} goes on in the server; `marserve models {model}` shows how far it is."
+        ):
             answer = while_showing(
                 lambda: server.order("PUT", model_path(model, version), parameters, timeout_s=None),
                 lambda: [progress_of(server.describe(model, version)[0])],
                 output,
                 f"Scaling {label(target)} to {workers} workers",
             )
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"The scaling of {label(target)} goes on in the server; `marserve models {model}` shows how far it is."
-            ) from None
         described = server.describe(model, version)[0]
         output.result(
             {

@@ -8,7 +8,7 @@ import typer
 
 from marserve.cli.dry_run import HEAD, lines_of
 from marserve.cli.options import BatchSize, DryRun, Handler
-from marserve.cli.output import AsJson, Interrupted, Output
+from marserve.cli.output import AsJson, Output, interrupted_as
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.cli.versions import progress_of
@@ -52,18 +52,14 @@ def swap(
     parameters = {name: value for name, value in given.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         server.describe(model)  # first, so that an unknown name is an error before anything is shown
-        try:
+        goes_on = f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
+        ended = f"The dry run was ended; of {model} nothing was changed."
+        with interrupted_as(ended if dry_run else goes_on):
             outcome = while_showing(
                 lambda: server.order("POST", f"{model_path(model)}/swap", parameters, timeout_s=None),
                 lambda: [progress_of(each) for each in server.describe(model)],
                 output,
                 f"Swapping {model}",
             )
-        except KeyboardInterrupt:
-            if dry_run:
-                raise Interrupted(f"The dry run was ended; of {model} nothing was changed.") from None
-            raise Interrupted(
-                f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
-            ) from None
         notes = (f"Note: {without_stop(note)}." for note in outcome.get("notes", []))
         output.result(outcome, *((HEAD, *lines_of(outcome)) if dry_run else (outcome["status"], *notes)))

@@ -8,7 +8,7 @@ import typer
 
 from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import DryRun
-from marserve.cli.output import AsJson, Interrupted, Output
+from marserve.cli.output import AsJson, Output, interrupted_as
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 
@@ -37,13 +37,11 @@ def unregister(
             show_dry_run(server, output, "DELETE", path, parameters)
             return
         named = f"{model}/{version}" if version else model
-        try:
+        with interrupted_as(f"{named} goes on being unregistered; no new request finds it."):
             answer = while_showing(
                 lambda: server.order("DELETE", path, parameters, timeout_s=LIMIT_S),
                 list,
                 output,
                 f"Unregistering {named}: accepted requests are answered first",
             )
-        except KeyboardInterrupt:
-            raise Interrupted(f"{named} goes on being unregistered; no new request finds it.") from None
         output.result({"model": model, "version": version, "status": answer["status"]}, answer["status"])
