@@ -5,32 +5,12 @@ from __future__ import annotations
 import pytest
 
 from marserve.machine.accelerators import Accelerator, Vendor
-from marserve.machine.devices import Assigner, View, cap, choose_group, most_groups, usable_ids, view_of
+from marserve.machine.devices import Assigner, View, cap, choose_group, most_groups, view_of
 
 
 def test_number_of_gpu_is_an_upper_bound() -> None:
     """It can take devices away, not add them."""
     assert [cap(4, None), cap(4, 2), cap(4, 9), cap(4, 0)] == [4, 2, 4, 0]
-
-
-@pytest.mark.parametrize(
-    ("device_type", "device_ids", "devices", "ids"),
-    [
-        (None, (), 2, (0, 1)),
-        ("gpu", (), 2, (0, 1)),
-        ("gpu", (1,), 2, (1,)),
-        ("gpu", (1, 7), 2, (0, 1)),  # one id that is not there: the list counts as not given
-        ("gpu", (-1,), 2, (0, 1)),
-        ("cpu", (1,), 2, ()),
-        ("gpu", (), 0, ()),
-        (None, (0,), 0, ()),
-    ],
-)
-def test_a_models_devices(
-    device_type: str | None, device_ids: tuple[int, ...], devices: int, ids: tuple[int, ...]
-) -> None:
-    """`deviceType` and `deviceIds` against what is there."""
-    assert usable_ids(device_type, device_ids, devices) == ids
 
 
 def test_workers_of_all_models_take_turns_from_device_0() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from marserve.machine.accelerators import Accelerator, Vendor
 from marserve.machine.visible import VISIBLE_DEVICES, XPU
 
-__all__ = ["Assigner", "Vendor", "View", "cap", "choose_group", "most_groups", "usable_ids", "view_of"]
+__all__ = ["Assigner", "Vendor", "View", "cap", "choose_group", "most_groups", "view_of"]
 
 
 class View(NamedTuple):
@@ -26,20 +26,6 @@ class View(NamedTuple):
 def cap(visible: int, number_of_gpu: int | None) -> int:
     """How many devices the server uses: all that are visible, or as many as `number_of_gpu` allows."""
     return visible if number_of_gpu is None else max(0, min(visible, number_of_gpu))
-
-
-def usable_ids(device_type: str | None, device_ids: Sequence[int], devices: int) -> tuple[int, ...]:
-    """The devices that a model's workers may get; empty for the CPU.
-
-    `device_type` is the model's `deviceType` (`cpu`, `gpu` or None for the machine's best), `device_ids` its
-    `deviceIds`, `devices` how many the server uses. As in TorchServe, one id that is not there makes the whole list
-    count as not given.
-    """
-    if device_type == "cpu" or devices == 0:
-        return ()
-    if device_ids and all(0 <= device < devices for device in device_ids):
-        return tuple(device_ids)
-    return tuple(range(devices))
 
 
 def view_of(
@@ -132,7 +118,7 @@ class Assigner:
         has_room: Callable[[int], bool] = lambda device: True,
         is_sound: Callable[[int], bool] = lambda device: True,
     ) -> int | None:
-        """The device of the next worker of this model version, out of `gpu_ids` (see `usable_ids`), or None.
+        """The device of the next worker of this model version, out of `gpu_ids`, or None.
 
         Devices that have no room lose their turn; if none has room, the next in turn is given anyway. A device that
         is not sound is given only if none is.

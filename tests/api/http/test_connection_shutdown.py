@@ -156,7 +156,7 @@ async def test_the_application_is_drained_too() -> None:
     async with listening(app=app) as listener, listener.connect() as client:
         await client.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(5):
-            while not listener.table.open_exchanges:
+            while not listener.table.answering:
                 await asyncio.sleep(0.001)
         stopping = stop(listener)
         await asyncio.sleep(0.02)
@@ -165,22 +165,3 @@ async def test_the_application_is_drained_too() -> None:
         await stopping
 
     assert [answer.header("connection") for answer in answers] == ["close"]
-
-
-async def test_the_table_knows_what_is_under_way() -> None:
-    """From a request's first byte to its answer's last; the rest can be closed at once."""
-    async with listening() as listener, listener.connect() as busy, listener.connect() as idle:
-        await idle.ask(ECHO)
-        before = listener.table.open_exchanges
-        await busy.send(HELD)
-        job = await listener.plane.wait_for(1 + 1)
-        during = listener.table.open_exchanges
-
-        listener.table.close_idle()
-
-        assert await idle.is_at_end()
-        job.answer(b"still")
-        assert (await busy.read()).body == b"still"
-        after = listener.table.open_exchanges
-
-    assert (before, during, after) == (0, 1, 0)

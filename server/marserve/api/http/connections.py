@@ -24,18 +24,11 @@ class Connection(Protocol):
     """A connection, as the table sees it."""
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a request is being read, waits, or is being answered."""
-
-    @property
     def is_answering(self) -> bool:
         """Whether an answer is being made or not yet taken whole."""
 
     def check(self, now: float) -> None:
         """Close, or refuse what is being sent, if a time limit has passed at `now` (monotonic seconds)."""
-
-    def close_if_idle(self) -> None:
-        """Close unless a request is under way."""
 
 
 class ConnectionTable:
@@ -82,19 +75,9 @@ class ConnectionTable:
                 del self._addresses[address]
 
     @property
-    def open_exchanges(self) -> int:
-        """How many connections have a request under way, from its first byte to its answer's last byte."""
-        return sum(connection.is_busy for connection in self._connections)
-
-    @property
     def answering(self) -> int:
         """How many connections have an answer that is being made or not yet taken whole."""
         return sum(connection.is_answering for connection in self._connections)
-
-    def close_idle(self) -> None:
-        """Close every connection that has no request under way."""
-        for connection in list(self._connections):
-            connection.close_if_idle()
 
     def sweep(self, now: float) -> None:
         """Let every connection check its time limits."""

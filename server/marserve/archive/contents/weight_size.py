@@ -52,17 +52,11 @@ _MOST_FILES = 100_000
 class WeightSize:
     """`weights` are the bytes of files that models load, `total` those of everything once it is unpacked.
 
-    `is_known` is False if the archive does not say (a tar, or no archive): both are then the file's own size.
+    Both are the file's own size if the archive does not say (a tar, or no archive).
     """
 
     weights: int
     total: int
-    is_known: bool = True
-
-    @property
-    def estimate(self) -> int:
-        """What loading will take at least: the weights, or everything if no member looks like weights."""
-        return self.weights or self.total
 
 
 def weigh(path: Path) -> WeightSize:
@@ -77,14 +71,14 @@ def weigh_file(file: BinaryIO, size: int) -> WeightSize:
     """The size of what an archive of `size` bytes holds. Reads its end and heads of weights. Raises OSError."""
     file.seek(0)
     if file.read(4) not in (START, EMPTY):
-        return WeightSize(size, size, is_known=False)
+        return WeightSize(size, size)
     file.seek(0)
     try:
         records = ZipRecords(file, "archive", max_entries=_MAX_ENTRIES, max_directory_bytes=_MAX_DIRECTORY)
         members = [entry for entry in records.entries if not entry.is_folder]
         weights = sum(_weigh_member(records, file, entry) for entry in members if _is_weights(entry.name))
     except BadArchive:
-        return WeightSize(size, size, is_known=False)
+        return WeightSize(size, size)
     return WeightSize(weights, sum(entry.size for entry in members))
 
 

@@ -28,13 +28,12 @@ class Found:
     """An archive of the store. `kind` follows from its content; any file but a zip file is read as a tar file.
 
     A `folder` is served in place: `path` is where its manifest is looked for. `name` is the entry of the store; below a
-    further root it is the absolute path, and `is_elsewhere` is true.
+    further root it is the absolute path.
     """
 
     path: Path
     kind: Kind
     name: str
-    is_elsewhere: bool = False
 
 
 class LocalStore:
@@ -99,9 +98,9 @@ class LocalStore:
             if not any(real.is_relative_to(root.resolve()) and real != root.resolve() for root in self._roots):
                 raise ArchiveNotFound(f"Given path {url} leads out of model_roots")
             if real.is_file():
-                return Found(real, _kind_of(real), str(real), is_elsewhere=True)
+                return Found(real, _kind_of(real), str(real))
             if real.is_dir():
-                return Found(_inner_folder(real), "folder", str(real), is_elsewhere=True)
+                return Found(_inner_folder(real), "folder", str(real))
         except (OSError, ValueError):
             pass
         raise NotInStore(self._missing.format(url=hide_query(url), name=hide_query(url.rpartition("/")[2])))
@@ -124,8 +123,8 @@ class LocalStore:
 def look_at(path: Path, name: str) -> Found:
     """An archive or a folder that is not in the store. Raises OSError."""
     if path.is_dir():
-        return Found(_inner_folder(path), "folder", name, is_elsewhere=True)
-    return Found(path, _kind_of(path), name, is_elsewhere=True)
+        return Found(_inner_folder(path), "folder", name)
+    return Found(path, _kind_of(path), name)
 
 
 def _kind_of(path: Path) -> Kind:
