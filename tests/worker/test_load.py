@@ -17,6 +17,8 @@ from marserve.documents import pack
 from marserve.messages import Load
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve_handlers.errors import ModelNotLoadable
+from support.lit_api import write_litserve
+from support.model_context import FakeItem
 from support.model_folders import write_model
 
 
@@ -67,6 +69,28 @@ def test_a_class_may_be_named_among_others(tmp_path: Path) -> None:
     model = load(tmp_path, source, "handler.py:Shout")
 
     assert model.handle([{}], model.context) == ["ours"]
+
+
+def test_a_file_of_litserve_is_served_as_it_is(tmp_path: Path) -> None:
+    """With what it gives its API in literals; bodies are read as LitServe does."""
+    write_litserve(tmp_path)
+    sys.path.insert(0, str(tmp_path))
+    source = """
+    import litserve as ls
+
+    class Twice(ls.LitAPI):
+        def predict(self, batch): return [2 * each["x"] for each in batch]
+
+    if __name__ == "__main__":
+        ls.LitServer(Twice(max_batch_size=4)).run()
+    """
+
+    model = load(tmp_path, source, "handler.py:Twice")
+    model.context.begin_batch([FakeItem(), FakeItem()])
+
+    rows = [{"body": bytearray(b'{"x": 2}')}, {"body": bytearray(b'{"x": 3}')}]
+    assert model.handle(rows, model.context) == [b"4", b"6"]
+    assert not model.load.decode_input
 
 
 def test_a_module_function_is_called_once_at_load(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def load_model(load: Load) -> LoadedModel:
             return open_definition(definition, context, load)
         _check_declaration(load, b"")
         entry: Any = getattr(found, function_name or "handle", None)
+        if "litserve" in sys.modules and (api := _find_lit_api(found, function_name)) is not None:
+            return _open_lit_api(api, found, context, load)
         if callable(entry) and not inspect.isclass(entry):
             return open_function(entry, context, load, module)
         found = cast("type[Any]", entry) if inspect.isclass(entry) else _find_class(found)
@@ -189,6 +191,28 @@ def _check_declaration(load: Load, declared: bytes) -> None:
     from marserve_handlers.declared.declaration import check_same
 
     check_same(load.declaration, declared, load.handler)
+
+
+def _find_lit_api(module: ModuleType, name: str) -> type[Any] | None:
+    """The class of LitServe's LitAPI that the handler's word names; None for anything else."""
+    # here: for files of LitServe alone
+    from marserve_handlers.lit_api import is_lit_api
+
+    found: Any = getattr(module, name, None)
+    return found if is_lit_api(found) else None
+
+
+def _open_lit_api(api: type[Any], module: ModuleType, context: Context, load: Load) -> LoadedModel:
+    """Load a file of LitServe. Its bodies are read as LitServe does."""
+    # here, and the next one: for files of LitServe alone
+    from marserve.archive.writing.python_source import read_python
+    from marserve_handlers.lit_api import LitApiHandler
+
+    said = read_python(Path(module.__file__ or "").read_bytes(), load.handler).lit_options
+    handler = LitApiHandler(api, said.arguments, said.api, said.server)
+    handler.initialize(context)
+    handle = handler.handle_async if load.is_concurrent and handler.is_async else handler.handle
+    return LoadedModel(handle, context, msgspec.structs.replace(load, decode_input=False))
 
 
 def _in_envelope(handle: Handle, word: str | None) -> Handle:

@@ -131,6 +131,15 @@ def test_wishes_come_before_the_file_and_that_before_litserves_words(tmp_path: P
     assert manifest["model"]["handler"] == "s.py:MyAPI"
 
 
+def test_a_spec_of_litserve_is_refused(tmp_path: Path) -> None:
+    """Before anything is started."""
+    text = "import litserve as ls\nclass A(ls.LitAPI): ...\nls.LitServer(A(), spec=ls.OpenAISpec())\n"
+    write(tmp_path, {"s.py": text})
+
+    with pytest.raises(CannotArchive, match="gives LitServe a spec, whose routes marserve does not serve"):
+        plan_source(f"{tmp_path}/s.py")
+
+
 @pytest.mark.parametrize("name", ["net.onnx", "net.pt2"])
 def test_a_program_is_named_as_its_file_and_brings_its_data(tmp_path: Path, name: str) -> None:
     """Large weights of ONNX files lie beside them."""

@@ -55,10 +55,15 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class LitOptions:
-    """What a file says to LitServe's server and API in literals: keyword arguments of the first call of each."""
+    """What a file says to LitServe's server and API in literals: keyword arguments of the first call of each.
+
+    `arguments` are the API's without a keyword. `others` are the keywords whose values are no literals.
+    """
 
     server: Mapping[str, Any] = field(default_factory=dict)
     api: Mapping[str, Any] = field(default_factory=dict)
+    arguments: tuple[Any, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,16 +360,27 @@ def _lit_options(tree: ast.Module, origins: Mapping[str, str]) -> LitOptions:
     first = server.args[0] if server.args else next((w.value for w in server.keywords if w.arg == "lit_api"), None)
     if isinstance(first, ast.Name):
         first = apis.get(first.id)
-    return LitOptions(_literals(server), _literals(first) if isinstance(first, ast.Call) else {})
+    said, others = _literals(server)
+    if not isinstance(first, ast.Call):
+        return LitOptions(said, others=others)
+    keywords, further = _literals(first)
+    arguments = []
+    for argument in first.args:
+        try:
+            arguments.append(ast.literal_eval(argument))
+        except ValueError:
+            break
+    return LitOptions(said, keywords, tuple(arguments), (*others, *further))
 
 
-def _literals(call: ast.Call) -> dict[str, Any]:
-    """The keyword arguments that are literals."""
+def _literals(call: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The keyword arguments that are literals, and the names of the others."""
     found: dict[str, Any] = {}
+    others = []
     for keyword in call.keywords:
         try:
             if keyword.arg is not None:
                 found[keyword.arg] = ast.literal_eval(keyword.value)
         except ValueError:
-            continue
-    return found
+            others.append(str(keyword.arg))
+    return found, tuple(others)

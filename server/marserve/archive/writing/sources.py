@@ -341,6 +341,7 @@ def _plan(
     requirements = wishes.requirements_file or _beside(folder, REQUIREMENTS_NAME)
     further = {}
     if found is not None and found.shape == "litserve" and python:
+        _refuse_spec(python[0])
         further = lit_keys(python[0])
     made = _merged_config(config, further, wishes.options)
     if made is not None:
@@ -361,6 +362,14 @@ def _plan(
     )
     own = {} if made is None or config is None else {config.name: made}
     return SourcePlan(plan_archive(spec, members, own), path, found, python)
+
+
+def _refuse_spec(source: PythonSource) -> None:
+    if "spec" in source.lit_options.others:
+        raise CannotArchive(
+            f"{source.label} gives LitServe a spec, whose routes marserve does not serve; without it the model answers "
+            "at /predict."
+        )
 
 
 def lit_keys(source: PythonSource) -> dict[str, Any]:
