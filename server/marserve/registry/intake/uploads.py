@@ -108,13 +108,19 @@ class Uploads:
         self._under_way = 0
         self._checking = asyncio.Semaphore(MOST_CHECKED_AT_ONCE)
         self._reading: set[asyncio.Future[bytes | None]] = set()
+        self._checked: set[_Upload] = set()
+        self._leaving: list[asyncio.Future[None]] = []
         self._is_stopped = False
 
     def stop(self) -> None:
-        """End the uploads under way, and refuse those that come later."""
+        """End the uploads under way, and refuse those that come later.
+
+        Unpacking a large archive may outlast the server, so the file of one that is checked loses its name at once.
+        """
         self._is_stopped = True
         for reading in self._reading:
             reading.cancel()
+        self._leaving = [asyncio.ensure_future(asyncio.to_thread(upload.unname)) for upload in self._checked]
 
     async def sweep(self) -> None:
         """Delete what a server that ended early has left of uploads."""
@@ -158,7 +164,13 @@ class Uploads:
                 buffer = bytearray()
         await _in_thread(upload.write, buffer)
         async with self._checking:
-            await _in_thread(upload.check)
+            if self._is_stopped:
+                raise Draining
+            self._checked.add(upload)
+            try:
+                await _in_thread(upload.check)
+            finally:
+                self._checked.discard(upload)
         if self._is_stopped:
             raise Draining
         # Nothing between this and the link: a version that begins to use the file meanwhile keeps the content it read.
@@ -274,6 +286,12 @@ class _Upload:
                 self._part.replace(target, is_durable=True)
                 self._intake.forget_fetched(self.name)
         return uploaded
+
+    def unname(self) -> None:
+        """Delete the hidden file while a thread may still read it."""
+        assert self._part is not None
+        with suppress(OSError):
+            self._part.path.unlink()
 
     def discard(self) -> None:
         """Delete the hidden file. A file that has its name in the store keeps that."""
