@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from abc import ABC
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Context
 from marserve_handlers.errors import ModelNotLoadable, PredictionException
@@ -19,6 +19,9 @@ from marserve_handlers.support.devices.compilation import read_compile_options, 
 from marserve_handlers.support.devices.devices import Device, choose_device
 from marserve_handlers.support.labels import load_label_mapping
 from marserve_handlers.support.timing import timed
+
+if TYPE_CHECKING:
+    from marserve_handlers.declared.declaration import Declaration
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
 
     # For subclasses whose `__init__` leaves ours out.
     context: Any = None
+    _named: Any = None
     takes_arrays = False
     """Whether the model takes and gives arrays (ONNX) and not tensors; set by `initialize`."""
     names_classes = False
@@ -81,7 +85,40 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         labels = os.path.join(model_dir, "index_to_name.json")
         if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
             self.mapping = load_label_mapping(labels)
+        if type(self) is BaseHandler:  # others read rows in their own way
+            self._named = self._find_named_inputs(int(properties.get("batch_size") or 1))
         self.initialized = True
+
+    def _find_named_inputs(self, most_rows: int) -> Any:
+        """What answers rows that name the model's inputs, if it declares them; else None. Raises DeclarationError."""
+        if self.takes_arrays:
+            from marserve_handlers.runtimes.onnx import declare_session, is_session
+
+            declaration: Any = declare_session(self.model) if is_session(self.model) else None
+        else:
+            declaration = getattr(self.model, "marserve_declaration", None)
+        if declaration is None and self.model_yaml_config.get("signature") is None:
+            return None
+        # here: most models declare nothing, and need no numpy for it
+        from marserve_handlers.declared.named import NamedInputs, read_signature
+
+        declared: Declaration = read_signature(self.model_yaml_config) or declaration
+        names = list(declared.inputs)
+        if self.takes_arrays:
+            from marserve_handlers.runtimes.onnx import run as run_session
+
+            return NamedInputs(
+                declared, lambda arrays: run_session(self.model, dict(zip(names, arrays, strict=True))), most_rows
+            )
+        from marserve_handlers.runtimes.tensors import run_on_arrays
+
+        dtypes = [tensor.dtype for tensor in declared.inputs.values()]
+        return NamedInputs(declared, lambda arrays: run_on_arrays(self.model, arrays, self.device, dtypes), most_rows)
+
+    @property
+    def declaration(self) -> bytes:
+        """The JSON of what the model declares, empty for nothing."""
+        return b"" if self._named is None else bytes(self._named.text)
 
     def get_device(self) -> Any:
         """The device that the model is on."""
@@ -227,6 +264,11 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     def _answer(self, data: list[Any]) -> Any:
         if self._is_describe():
             return [self.describe_handle()] * max(1, len(data))
+        if self._named is not None and not self._is_explain():
+            return self._named.answer(data, self.context, value_of, self._answer_rows)
+        return self._answer_rows(data)
+
+    def _answer_rows(self, data: list[Any]) -> Any:
         prepared = self.preprocess(data)
         if self._is_explain():
             return self.explain_handle(prepared, data)

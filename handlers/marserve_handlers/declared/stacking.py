@@ -70,6 +70,8 @@ class Inputs:
         body = row.get("body")
         if body is None:
             body = row.get("data") if "data" not in self.slots else None
+        if isinstance(body, dict):  # decoded before
+            return self._rows(body)
         if body is not None and self._only is not None and body.startswith(b"\x93"):
             rows = self._single(self._only, self._only.read_npy(body))
             rows.came_as_npy = True

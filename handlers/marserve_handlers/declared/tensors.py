@@ -48,8 +48,8 @@ class TensorModel:
 
     # ------------------------------------------------------------------------------------------- a batch
 
-    def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
-        """One answer for each request. An exception in an answer's place is that request's alone."""
+    def handle(self, rows: Sequence[dict[str, Any] | None], context: Context) -> list[Any]:
+        """One answer for each request, None for None. An exception in an answer's place is that request's alone."""
         if self._is_async:
             answers: list[Any] = self._runner.run(self.handle_async(rows, context))
             return answers
@@ -63,7 +63,7 @@ class TensorModel:
                 self._take(batch, spans, returned)
         return self._finish(batch, context)
 
-    async def handle_async(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
+    async def handle_async(self, rows: Sequence[dict[str, Any] | None], context: Context) -> list[Any]:
         """The same where `predict` is a coroutine."""
         batch = _Batch(rows, self._inputs)
         for spans in self._calls(batch, context):
@@ -158,7 +158,7 @@ class TensorModel:
                 answers[place] = b""
             elif place not in batch.failed:
                 try:
-                    answers[place] = self._answer(batch.parts[place], rows, batch.rows[place], context, place)
+                    answers[place] = self._answer(batch.parts[place], rows, context, place)
                 except ValueError as error:  # its rows ran in several calls, with results of unequal shapes
                     batch.failed[place] = error
         for place, failure in batch.failed.items():
@@ -167,9 +167,7 @@ class TensorModel:
             answers[place] = failure
         return answers
 
-    def _answer(
-        self, parts: Mapping[str, list[Array]], rows: Rows, row: Mapping[str, Any], context: Context, place: int
-    ) -> Any:
+    def _answer(self, parts: Mapping[str, list[Array]], rows: Rows, context: Context, place: int) -> Any:
         if rows.came_as_npy and len(self._outputs) == 1 and accepts(context, place, NPY_TYPE):
             context.set_response_content_type(place, NPY_TYPE)
             array = _joined(next(iter(parts.values())))
@@ -182,13 +180,15 @@ class TensorModel:
 class _Batch:
     """The requests of a batch on their way: what they hold, the parts of their answers, and which of them failed."""
 
-    def __init__(self, rows: list[dict[str, Any]], inputs: Inputs) -> None:
+    def __init__(self, rows: Sequence[dict[str, Any] | None], inputs: Inputs) -> None:
         self.rows = rows
         self.requests: list[tuple[int, Rows]] = []
         self.failed: dict[int, BaseException] = {}
         self.gone: set[int] = set()
         self.parts: list[dict[str, list[Array]]] = [{} for _ in rows]
         for place, row in enumerate(rows):
+            if row is None:  # another part of the handler answers it
+                continue
             try:
                 self.requests.append((place, inputs.read(row)))
             except BadInput as error:

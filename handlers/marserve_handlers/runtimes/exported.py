@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import warnings
@@ -11,9 +12,13 @@ from typing import Any
 
 import torch
 
+from marserve_handlers.declared.declaration import DTYPES, Declaration
+from marserve_handlers.declared.named import Spec, declare_specs
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
 from marserve_handlers.support.exported_check import check_exported_program
+
+logger = logging.getLogger(__name__)
 
 _FORCE_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _environment_lock = threading.Lock()
@@ -45,7 +50,41 @@ def load_exported(path: str, device: Any) -> torch.nn.Module:
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, target)
-    return program.module()
+    module = program.module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module.marserve_declaration = _declare(program)  # type: ignore[assignment]  # an attribute beside its own
+    return module
+
+
+def _declare(program: Any) -> Declaration | None:
+    """What the program's own inputs and outputs declare; None if it takes other things than batches of tensors."""
+    try:
+        arguments, keywords = program.call_spec.in_spec.children_specs
+        outputs = program.call_spec.out_spec
+        flat = [*arguments.children_specs, *outputs.children_specs]
+        if keywords.children_specs or not all(each.is_leaf() for each in flat):
+            return None
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        signature = program.graph_signature
+        names = list(signature.user_outputs)
+        ours = ["output"] if len(names) == 1 else [f"output_{number}" for number in range(len(names))]
+        inputs = [_spec(name, values[name]) for name in signature.user_inputs]
+        batch = {sizes[0] for _, _, sizes in inputs if sizes}
+        if len(batch) != 1 or any(batch & set(sizes[1:]) for _, _, sizes in inputs):
+            return None
+        return declare_specs(inputs, [_spec(our, values[name]) for our, name in zip(ours, names, strict=True)])
+    except Exception as error:  # torch's private forms change: a program without a declaration is served all the same
+        logger.debug("the exported program declares nothing: %s", error)
+        return None
+
+
+def _spec(name: str, value: Any) -> Spec:
+    if not isinstance(value, torch.Tensor):
+        return name, None, []
+    dtype = str(value.dtype).removeprefix("torch.")
+    sizes = [size if isinstance(size, int) else str(size) for size in value.shape]
+    return name, dtype if dtype in DTYPES else None, sizes
 
 
 def load_aot_compiled(path: str, device: Any) -> Callable[..., Any]:

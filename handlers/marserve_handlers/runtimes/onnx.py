@@ -19,6 +19,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 from marserve_handlers.context import note_warning
+from marserve_handlers.declared.declaration import Declaration
+from marserve_handlers.declared.named import Spec, declare_specs
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
 from marserve_handlers.support.devices.driver import describe_driver
@@ -126,6 +128,16 @@ def open_session(
     if context is not None:
         context.computes_on = ", ".join(in_use)
     return session
+
+
+def declare_session(session: onnxruntime.InferenceSession) -> Declaration | None:
+    """What the model's own inputs and outputs declare; None if they have no batch axis, or other types than numbers."""
+
+    def specs(nodes: Any) -> list[Spec]:
+        names = [(node.name, _DTYPES.get(node.type), node.shape) for node in nodes]
+        return [(name, None if dtype is None else np.dtype(dtype).name, shape) for name, dtype, shape in names]
+
+    return declare_specs(specs(session.get_inputs()), specs(session.get_outputs()))
 
 
 def is_session(model: Any) -> bool:

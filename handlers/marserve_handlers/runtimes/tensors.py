@@ -88,6 +88,17 @@ def run(model: Any, data: Any, device: Any, args: tuple[Any, ...], kwargs: dict[
         return model(data.to(device), *args, **kwargs)
 
 
+def run_on_arrays(model: Any, arrays: list[Any], device: Any, dtypes: list[str]) -> Any:
+    """Call the model on numpy arrays, in the order of its arguments, in inference mode."""
+    with torch.inference_mode():
+        return model(
+            *(
+                torch.from_numpy(array if array.flags.writeable else array.copy()).to(device, getattr(torch, dtype))
+                for array, dtype in zip(arrays, dtypes, strict=True)
+            )
+        )
+
+
 def run_on_list(model: Any, data: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the model on a list of tensors that lie on its device, in inference mode."""
     with torch.inference_mode():

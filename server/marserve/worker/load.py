@@ -156,7 +156,10 @@ def open_class(cls: type[Any], context: Context, load: Load, module: ModuleType 
         initialize(context)
     handle = _in_envelope(service.handle, load.envelope)
     compare = _compare_of(service) or _compare_of(module)
-    return LoadedModel(handle, context, load, _length_of(service) or _length_of(module), compare)
+    declaration = getattr(service, "declaration", b"")  # of our base handler; an author's own may be anything
+    if type(declaration) is not bytes:
+        declaration = b""
+    return LoadedModel(handle, context, load, _length_of(service) or _length_of(module), compare, declaration)
 
 
 def find_definition(module: object, name: str) -> Definition | None:

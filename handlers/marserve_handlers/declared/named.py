@@ -1,0 +1,113 @@
+"""Models that declare themselves: `base_handler` takes their inputs by name, beside its rows of bare numbers.
+
+An ONNX model and an exported program say names, dtypes and shapes of their inputs and outputs. Of TorchScript and eager
+models the key `signature` of the model's configuration says it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from marserve_handlers.context import Context
+from marserve_handlers.declared.declaration import BATCH, Declaration, DeclarationError, Tensor, check_tensors
+from marserve_handlers.declared.opening import DEFAULT_MAX_ROWS
+from marserve_handlers.declared.predicting import Predicting
+from marserve_handlers.declared.tensors import TensorModel
+
+logger = logging.getLogger(__name__)
+
+# Of one input or output: its name, its dtype, its sizes. A size is a number, or a name or None for one that varies.
+Spec = tuple[str, str | None, Sequence[int | str | None]]
+
+
+def declare_specs(inputs: Iterable[Spec], outputs: Iterable[Spec]) -> Declaration | None:
+    """The declaration of a program with these inputs and outputs; None if they have no batch axis, or odd dtypes.
+
+    The first size of each must vary. One that varies and has no plain name is named by its place.
+    """
+    tensors: list[dict[str, Tensor]] = []
+    for specs in (inputs, outputs):
+        found: dict[str, Tensor] = {}
+        for name, dtype, sizes in specs:
+            if dtype is None or not sizes or isinstance(sizes[0], int):
+                return None
+            shape: list[int | str] = [BATCH]
+            for axis, size in enumerate(sizes[1:], 1):
+                if not isinstance(size, int):
+                    is_plain = isinstance(size, str) and size.isidentifier() and size not in (*shape, sizes[0])
+                    size = str(size) if is_plain else f"{_plain(name)}_size_{axis}"
+                shape.append(size)
+            found[name] = Tensor(dtype, shape)
+        tensors.append(found)
+    return Declaration(tensors[0], tensors[1]) if all(tensors) else None
+
+
+def _plain(name: str) -> str:
+    return "".join(each if each.isalnum() else "_" for each in name)
+
+
+def read_signature(config: Mapping[str, Any]) -> Declaration | None:
+    """The declaration in `signature` of a model's configuration; None without one. Raises DeclarationError.
+
+    `signature: {inputs: {x: {dtype: float32, shape: [batch, 3]}}, outputs: {y: …}}`, as `Tensor` takes them.
+    """
+    signature = config.get("signature")
+    if signature is None:
+        return None
+    tensors: list[dict[str, Tensor]] = []
+    for kind in ("inputs", "outputs"):
+        given = signature.get(kind) if isinstance(signature, Mapping) else None
+        try:
+            tensors.append({name: Tensor(**members) for name, members in dict(given or {}).items()})
+        except (TypeError, ValueError):
+            raise DeclarationError(
+                f"signature.{kind} of the model's configuration is {given!r}; it must be a map of names to dtype and "
+                "shape, for inputs also pad and optional."
+            ) from None
+    check_tensors(*tensors)
+    return Declaration(tensors[0], tensors[1])
+
+
+class NamedInputs:
+    """Answers the rows of a batch that name the model's inputs. `run` takes arrays in the inputs' order."""
+
+    def __init__(self, declaration: Declaration, run: Callable[[list[Any]], Any], most_rows: int) -> None:
+        self.text = declaration.encode()
+        self._names = set(declaration.inputs)
+        outputs = list(declaration.outputs)
+
+        def predict(**arrays: Any) -> dict[str, Any]:
+            given = run([arrays[name] for name in declaration.inputs])
+            if isinstance(given, Mapping):
+                given = list(given.values())
+            elif not isinstance(given, (list, tuple)):
+                given = [given]
+            return dict(zip(outputs, given, strict=True))
+
+        how = Predicting("the model", {}, {}, Any, takes_context=False, takes_any=True, is_async=False, is_stream=False)
+        self._model = TensorModel(predict, how, declaration, most_rows=most_rows, max_rows=DEFAULT_MAX_ROWS)
+
+    def is_for(self, value: Any) -> bool:
+        """Whether a row's value names inputs, or is a `.npy` file; anything else is a row of numbers, as ever."""
+        if isinstance(value, dict):
+            return bool(value) and not self._names.isdisjoint(value)
+        return isinstance(value, (bytes, bytearray)) and value[:6] == b"\x93NUMPY"
+
+    def answer(
+        self,
+        data: Sequence[Any],
+        context: Context,
+        value_of: Callable[[Any], Any],
+        others: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        """One answer for each row: `others` answers those that do not name inputs, together."""
+        values = [value_of(row) for row in data]
+        rows: list[Any] = [{"body": value} if self.is_for(value) else None for value in values]
+        left = [place for place, row in enumerate(rows) if row is None]
+        answers = self._model.handle(rows, context) if len(left) < len(rows) else list(rows)
+        if left:
+            for place, answer in zip(left, others([data[place] for place in left]), strict=True):
+                answers[place] = answer
+        return answers

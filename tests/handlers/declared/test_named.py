@@ -1,0 +1,168 @@
+"""Tests for models that declare themselves: ONNX, exported programs, and a signature in the configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from marserve_handlers.base import BaseHandler
+from marserve_handlers.declared.answer import JsonAnswer
+from marserve_handlers.declared.declaration import DeclarationError
+from marserve_handlers.declared.named import declare_specs, read_signature
+from marserve_handlers.errors import BadInput
+from support.model_context import FakeItem, make_context
+from support.pages import block
+
+torch = pytest.importorskip("torch")
+SIGNATURE = yaml.safe_load(block("docs/declared-handlers.md", "signature"))
+
+
+class Doubled(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """Twice its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+        """Of any shape."""
+        return x * 2
+
+
+class Two(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """Two inputs, two outputs."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        """The second has a number for each row."""
+        return x.sum(1) + y, x
+
+
+def exported(folder: Path, module: Any, *arguments: Any, shapes: Any) -> Any:
+    """A base handler that has loaded a program exported with these arguments."""
+    program = torch.export.export(module.eval(), arguments, dynamic_shapes=shapes)
+    torch.export.save(program, folder / "model.pt2")
+    return loaded(folder, "model.pt2")
+
+
+def loaded(folder: Path, name: str, **config: Any) -> BaseHandler:
+    """A base handler that has loaded this file."""
+    handler = BaseHandler()
+    handler.initialize(make_context(folder, name, config=config))
+    return handler
+
+
+def answers(handler: BaseHandler, *bodies: Any) -> list[Any]:
+    """The answers to a batch of these values, JSON decoded."""
+    context = handler.context
+    context.begin_batch([FakeItem() for _ in bodies])
+    given = handler.handle([{"body": body} for body in bodies], context)
+    return [json.loads(each.body) if isinstance(each, JsonAnswer) else each for each in given]
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [("x", None, ["n"])],
+        [("x", "float32", [])],
+        [("x", "float32", [1, 2])],
+        [],
+    ],
+)
+def test_what_has_no_batch_axis_declares_nothing(specs: Any) -> None:
+    """Nor does what takes other things than numbers."""
+    assert declare_specs(specs, [("y", "float32", ["n"])]) is None
+    assert declare_specs([("y", "float32", ["n"])], specs) is None
+
+
+def test_sizes_that_vary_get_names() -> None:
+    """Their own where these are plain and not taken."""
+    declaration = declare_specs(
+        [("a.1", "float32", ["n", "tokens", None, "tokens", "n", "x+1", 3])], [("y", "int64", [None])]
+    )
+
+    assert declaration is not None
+    assert declaration.inputs["a.1"].shape == [
+        "batch", "tokens", "a_1_size_2", "a_1_size_3", "a_1_size_4", "a_1_size_5", 3,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        (3, "inputs is empty"),
+        ({"inputs": {"x": {"shape": ["batch"]}}}, "signature.inputs of the model's configuration is"),
+        ({"inputs": 3}, "signature.inputs of the model's configuration is 3"),
+        ({"inputs": {"x": {"dtype": "float32", "shape": [1]}}, "outputs": {}}, "outputs is missing"),
+    ],
+)
+def test_a_signature_that_cannot_be_used_fails_the_load(signature: Any, words: str) -> None:
+    """One sentence says why."""
+    with pytest.raises(DeclarationError, match=words):
+        read_signature({"signature": signature})
+
+
+def test_an_exported_program_takes_its_inputs_by_name(tmp_path: Path) -> None:
+    """With the batch axis and without, several at once; a row that does not fit fails alone."""
+    rows, width = torch.export.Dim("rows"), torch.export.Dim("width")
+    arguments = (torch.ones(3, 4), torch.ones(3))
+    handler = exported(tmp_path, Two(), *arguments, shapes=({0: rows, 1: width}, {0: rows}))
+
+    one, several, bad = answers(handler, {"x": [1, 2], "y": 3}, {"x": [[1, 2, 3], [4, 5, 6]], "y": [1, 2]}, {"x": [1]})
+
+    assert one == {"output_0": 6.0, "output_1": [1.0, 2.0]}
+    assert several["output_0"] == [7.0, 17.0]
+    assert isinstance(bad, BadInput)
+    declared = json.loads(handler.declaration)
+    assert [each["name"] for each in declared["inputs"]] == ["x", "y"]
+    assert declared["inputs"][1]["shape"] == ["batch"]
+
+
+def test_rows_of_numbers_are_answered_as_ever(tmp_path: Path) -> None:
+    """Also beside requests that name the input."""
+    handler = exported(tmp_path, Doubled(), torch.ones(3, 2), shapes=({0: torch.export.Dim("rows")},))
+
+    assert answers(handler, [1.0, 2.0], {"x": [3, 4]}, [5.0, 6.0]) == [[2.0, 4.0], {"output": [6.0, 8.0]}, [10.0, 12.0]]
+    assert answers(handler, [1.0, 2.0]) == [[2.0, 4.0]]
+
+
+def test_a_program_of_one_size_declares_nothing(tmp_path: Path) -> None:
+    """Its batches cannot be made."""
+    handler = exported(tmp_path, Doubled(), torch.ones(1, 2), shapes=None)
+
+    assert handler.declaration == b""
+    assert answers(handler, [1.0, 2.0]) == [[2.0, 4.0]]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_declares_by_its_configuration(tmp_path: Path) -> None:
+    """The page's `signature`; without one nothing."""
+    torch.jit.script(Doubled()).save(tmp_path / "model.pt")
+
+    handler = loaded(tmp_path, "model.pt", **SIGNATURE)
+
+    assert answers(handler, {"x": [1, 2, 3, 4]}, [1.0, 2, 3, 4]) == [{"y": [2.0, 4.0, 6.0, 8.0]}, [2.0, 4.0, 6.0, 8.0]]
+    assert loaded(tmp_path, "model.pt").declaration == b""
+
+
+def test_an_onnx_model_takes_its_inputs_by_name(tmp_path: Path) -> None:
+    """Whatever their names are."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    floats, helper = onnx.TensorProto.FLOAT, onnx.helper
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a.1", "a.1"], ["sum"])],
+        "g",
+        [helper.make_tensor_value_info("a.1", floats, ["N", 2])],
+        [helper.make_tensor_value_info("sum", floats, ["N", 2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    onnx.save(model, tmp_path / "model.onnx")
+
+    handler = loaded(tmp_path, "model.onnx")
+
+    assert answers(handler, {"a.1": [1, 2]}, [3.0, 4.0], {"a.1": [[5, 6]]}) == [
+        {"sum": [2.0, 4.0]},
+        [6.0, 8.0],
+        {"sum": [[10.0, 12.0]]},
+    ]
