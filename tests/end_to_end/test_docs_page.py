@@ -43,6 +43,49 @@ def handle(data, context):
     return ["the end"] * len(data)
 """
 
+SUMS = """
+from marserve_handlers import Tensor, model
+
+@model(
+    inputs={"pair": Tensor("float32", ["batch", 2]), "more": Tensor("int64", ["batch", "n"], optional=True)},
+    outputs={"sum": Tensor("float32", ["batch"])},
+)
+def sums(pair, more):
+    return {"sum": pair.sum(axis=1)}
+"""
+GREET = """
+from dataclasses import dataclass
+from typing import Literal
+from marserve_handlers import model
+
+@dataclass
+class Person:
+    name: str
+    age: int = 30
+    tongue: Literal["en", "de"] = "en"
+
+@model
+def greet(person: Person) -> dict:
+    return {"words": ("Hallo " if person.tongue == "de" else "Hello ") + person.name, "age": person.age}
+"""
+GREY = """
+from PIL import Image
+from marserve_handlers import model
+
+@model
+def grey(picture: Image.Image) -> Image.Image:
+    return picture.convert("L").resize((64, 64))
+"""
+TICK = """
+from collections.abc import Iterator
+from marserve_handlers import Event, model
+
+@model
+def tick(text: str) -> Iterator[Event]:
+    for word in text.split():
+        yield Event(word)
+"""
+
 NAMELESS = """
 (() => {
     const isNamed = each => each.ariaLabel || each.textContent.trim() || each.hasAttribute("alt")
@@ -131,7 +174,7 @@ def test_a_picture_is_read_through_the_form(browser: Any, digits: Server, scheme
 
 
 def test_the_root_is_the_page_too_and_is_quickly_there(browser: Any, digits: Server) -> None:
-    """With all that it loads under 100 kB, and again from the browser's own store."""
+    """With all that it loads under 100 kB."""
     browsing = Browsing(browser)
 
     browsing.open(f"{digits.inference}/", ".model form")
@@ -279,3 +322,86 @@ def test_a_stream_is_shown_as_it_comes(browser: Any, guarded: Server) -> None:
     page.wait_for_selector(".model[open] .body:has-text('the end')")
 
     assert page.inner_text(".model[open] .body") == "piece 0 piece 1 piece 2 the end"
+
+
+@pytest.fixture(scope="module")
+def declared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with models that declare what they take."""
+    folder = tmp_path_factory.mktemp("declared")
+    for name, handler in {"sums": SUMS, "greet": GREET, "grey": GREY, "tick": TICK}.items():
+        make_archive(folder / f"{name}.mar", handler)
+    settings = {"load_models": "all", "default_workers_per_model": "1"}
+    with Server(folder, entry="marserve", store=folder, settings=settings) as server:
+        yield server
+
+
+def open_model(browsing: Browsing, server: Server, name: str) -> Any:
+    """Go to a model's form once the model is ready; only its card is open."""
+    page = browsing.open(f"{server.inference}/docs#{name}", f"[id='model-{name}']:has(.state.good) form")
+    assert page.locator(".model[open]").count() == 1
+    return page
+
+
+def test_declared_tensors_have_a_field_each(browser: Any, declared: Server) -> None:
+    """Filled in with what fits; what does not is refused with the field's name, and an optional one is left out."""
+    browsing = Browsing(browser, "dark", PHONE)
+    page = open_model(browsing, declared, "sums")
+    page.wait_for_selector("#of-sums-pair")  # once a worker has loaded the model
+    sending = ".model[open] button[type=submit]"
+
+    page.click(sending)
+    page.wait_for_selector(".model[open] .pill.good")
+    assert '"sum": 0.0' in page.inner_text(".model[open] .body")
+    assert page.inner_text(".model[open] .line pre").count('"more"') == 0
+    page.fill("#of-sums-pair", "[1, 2")
+    page.click(sending)
+    page.wait_for_selector(".model[open] .problem:has-text('pair is not JSON')")
+    page.fill("#of-sums-pair", "[1, 2, 3]")
+    page.click(sending)
+    page.wait_for_selector(".model[open] .pill.bad")
+    browsing.picture("declared-dark-390")
+
+    assert "pair: expected float32 [2], got [3]" in page.inner_text(".model[open] .body")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_declared_item_has_a_field_for_each_member(browser: Any, declared: Server) -> None:
+    """Each of its kind, with its default."""
+    browsing = Browsing(browser)
+    page = open_model(browsing, declared, "greet")
+
+    page.fill("#of-greet-name", "Ada")
+    page.select_option("#of-greet-tongue", "de")
+    page.click(".model[open] button[type=submit]")
+    page.wait_for_selector(".model[open] .pill.good")
+    browsing.picture("declared-light-1100")
+
+    assert json.loads(page.inner_text(".model[open] .body")) == {"words": "Hallo Ada", "age": 30}
+    browsing.check_calm(declared.inference)
+
+
+def test_a_picture_that_a_model_answers_is_shown(browser: Any, declared: Server) -> None:
+    """Though the page may load pictures of this server alone."""
+    browsing = Browsing(browser)
+    page = open_model(browsing, declared, "grey")
+
+    page.set_input_files(".model[open] input[type=file]", SEVEN)
+    page.click(".model[open] button[type=submit]")
+    page.wait_for_selector(".model[open] img.picture")
+
+    assert page.wait_for_function("document.querySelector('img.picture').naturalWidth === 64")
+    browsing.check_calm(declared.inference)
+
+
+def test_events_are_asked_for_where_a_model_declares_them(browser: Any, declared: Server) -> None:
+    """And shown as they come, with their end."""
+    browsing = Browsing(browser)
+    page = open_model(browsing, declared, "tick")
+
+    page.fill(".model[open] textarea", "one two")
+    page.click(".model[open] button[type=submit]")
+    page.wait_for_selector(".model[open] .body:has-text('event: end')")
+
+    shown = page.inner_text(".model[open] .body")
+    assert [line for line in shown.splitlines() if line.startswith("data: ")][:2] == ["data: one", "data: two"]
+    browsing.check_calm(declared.inference)

@@ -20,6 +20,34 @@ def own_files() -> list[Path]:
     return [file for file in STATIC.iterdir() if file.is_file()]
 
 
+def colours(scheme: str) -> dict[str, str]:
+    """The named colours of a scheme; the dark one has those of the light one that it does not change."""
+    light, dark = re.findall(r":root \{(.*?)\}", (STATIC / "app.css").read_text("utf-8"), re.DOTALL)
+    chosen = light if scheme == "light" else light + dark
+    return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{3,6});", chosen))
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance, by WCAG 2."""
+    digits = colour[1:] if len(colour) == 7 else "".join(each * 2 for each in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_both_colour_schemes(scheme: str) -> None:
+    """Each text stands out from what it stands on by 4.5 to 1 at least, as WCAG asks."""
+    named = colours(scheme)
+    grounds = ("ground", "surface", "sunken")
+    pairs = [(text, on) for text in ("text", "muted", "accent", "good", "fair", "bad") for on in grounds]
+    pairs += [(each, f"{each}-ground") for each in ("accent", "good", "fair", "bad")] + [("on-accent", "accent")]
+
+    for text, on in pairs:
+        light, dark = sorted((luminance(named[text]), luminance(named[on])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, f"{text} on {on}"
+
+
 def test_every_file_of_the_folder_is_served_but_licences_and_the_list() -> None:
     """And nothing else is."""
     served = {STATIC / name for name, _ in FILES.values()}

@@ -8,8 +8,10 @@ const PICTURES = /^image\/(png|jpeg|gif|webp)\b/;
 
 export function Answer({ answer, problem, isBusy }) {
   const status = answer && (answer.status < 400 ? "good" : "bad");
-  return html`<div class="answer" role="status" aria-live="polite">
-    ${problem && html`<p class="problem">${problem}</p>`}
+  const said = isBusy ? "Waiting for the answer" : answer ? `Answer ${answer.status} after ${milliseconds(answer.ms)}` : "";
+  return html`<div class="answer">
+    <span class="hidden" role="status">${said}</span>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${isBusy && !answer && html`<p class="muted">Waiting for the answer…</p>`}
     ${answer && html`<div>
       <p class="facts">
@@ -34,7 +36,7 @@ function Body({ answer }) {
   const shown = value === undefined || /\n\s*\S/.test(text) ? text : indent(text);
   return html`<div>
     ${scores && html`<${Scores} scores=${scores} />`}
-    <pre class="body" tabindex="0" aria-label="The answer's body">${
+    <pre class="body" role="group" tabindex="0" aria-label="The answer's body">${
       value === undefined || shown.length > 20_000 ? shown.slice(0, MOST_SHOWN) : paint(shown)
     }</pre>
     ${(shown.length > MOST_SHOWN || !isText || answer.isCut) && html`<p class="muted">

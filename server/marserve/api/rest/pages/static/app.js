@@ -1,6 +1,6 @@
 // The page: what answers here, its models, its routes, and the key. It reads everything from the server that sent it.
 
-import { html, render, useCallback, useEffect, useRef, useState } from "./vendored/htm-preact.module.js";
+import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./vendored/htm-preact.module.js";
 import { ask, hasKey, setKey, urlOf } from "./calls.js";
 import { Model } from "./model.js";
 import { Routes } from "./routes.js";
@@ -100,9 +100,14 @@ function Key({ isWanted, onDone }) {
   </form>`;
 }
 
+// `/docs#digits` opens that model.
+function nameInAddress() {
+  try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; }
+}
+
 function Models({ models, isKeyWanted, onKeyWanted, keyRound }) {
   const [sought, setSought] = useState("");
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  const wanted = useMemo(nameInAddress, []);
   const found = (models || []).filter((each) => each.name.toLowerCase().includes(sought.toLowerCase()));
   return html`<section aria-labelledby="models">
     <div class="head"><h2 id="models">Models</h2>
@@ -111,7 +116,7 @@ function Models({ models, isKeyWanted, onKeyWanted, keyRound }) {
     ${!models && (isKeyWanted ? html`<p class="muted">The models are shown once a key is entered.</p>` : html`<p class="muted">Reading the models…</p>`)}
     ${models && !models.length && html`<p class="muted empty">No model is registered yet. <code>marserve register ARCHIVE</code> adds one to a running server.</p>`}
     ${found.map((each, index) => html`<${Model} key=${each.name} model=${each} keyRound=${keyRound} onKeyWanted=${onKeyWanted}
-      isOpen=${wanted ? wanted === each.name : index === 0 && !sought} />`)}
+      isWanted=${wanted === each.name} isOpen=${wanted ? wanted === each.name : index === 0 && !sought} />`)}
   </section>`;
 }
 

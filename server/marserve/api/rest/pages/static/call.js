@@ -85,7 +85,7 @@ function Line({ make }) {
     } catch { /* no clipboard on plain http elsewhere: the line can be selected */ }
   };
   return html`<div class="line">
-    <pre tabindex="0" aria-label="The same as a command">${line}</pre>
+    <pre role="group" tabindex="0" aria-label="The same as a command">${line}</pre>
     ${navigator.clipboard && html`<button type="button" class="quiet" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`}
   </div>`;
 }

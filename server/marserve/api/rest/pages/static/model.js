@@ -4,20 +4,22 @@ import { html, useEffect, useRef, useState } from "./vendored/htm-preact.module.
 import { bytes, useObjectUrl } from "./answer.js";
 import { Sending, useCall } from "./call.js";
 import { ask, segment } from "./calls.js";
-import { exampleOf, fieldsOf, firstValue, readField, tensorOf } from "./schema.js";
+import { exampleOf, fieldsOf, firstValue, givenBy, readField, tensorOf } from "./schema.js";
 
 const WAYS = { fields: "Fields", file: "File", json: "JSON", text: "Text", parts: "Parts" };
 
-export function Model({ model, isOpen, isOnly, onKeyWanted, keyRound }) {
+export function Model({ model, isOpen, isWanted, onKeyWanted, keyRound }) {
   const [open, setOpen] = useState(isOpen);
   const name = model.name;
-  return html`<details class="card model" id=${`model-${name}`} open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
+  const card = useRef(null);
+  useEffect(() => { if (isWanted) card.current.scrollIntoView(); }, []);
+  return html`<details ref=${card} class="card model" id=${`model-${name}`} open=${open} onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>
       <h3>${name}</h3>
       ${model.version && html`<span class="muted">version ${model.version}</span>`}
       <span class="end">${model.state ? html`<${State} state=${model.state} />` : html`<span class="muted">workflow</span>`}</span>
     </summary>
-    ${open && html`<${Try} model=${model} isOnly=${isOnly} onKeyWanted=${onKeyWanted} key=${keyRound} />`}
+    ${open && html`<${Try} model=${model} onKeyWanted=${onKeyWanted} key=${keyRound} />`}
   </details>`;
 }
 
@@ -61,7 +63,7 @@ function Try({ model, onKeyWanted }) {
         </option>`)}
       </select>
     </label>`}
-    <${Form} key=${chosen.version || ""} name=${model.name} path=${path} version=${chosen} onKeyWanted=${onKeyWanted} />
+    <${Form} key=${`${chosen.version} ${chosen.declaration ? "declared" : ""}`} name=${model.name} path=${path} version=${chosen} onKeyWanted=${onKeyWanted} />
   </div>`;
 }
 
@@ -70,6 +72,8 @@ function waysOf(version, fields) {
   const declared = version.declaration;
   if (fields) return declared.kind === "tensors" && fields.length === 1 ? ["fields", "json", "file"] : ["fields", "json"];
   const kind = declared && declared.input ? declared.input.type : version.expects;
+  if (declared && { image: 1, bytes: 1, text: 1, json: 1 }[kind])
+    return { image: ["file"], bytes: ["file", "text"], text: ["text", "file"], json: ["json", "file"] }[kind];
   if (kind === "image" || kind === "bytes") return ["file", "text", "json", "parts"];
   if (kind === "text") return ["text", "json", "file", "parts"];
   if (kind === "json") return ["json", "file", "text", "parts"];
@@ -103,6 +107,7 @@ function Form({ name, path, version, onKeyWanted }) {
   const [values, setValues] = useState(() => Object.fromEntries((fields || []).map((each) => [each.name, firstValue(each)])));
   const [parts, setParts] = useState([{ name: "data", text: "", file: null }]);
   const call = useCall(onKeyWanted);
+  const given = givenBy(version.declaration);
   const output = version.declaration && version.declaration.output;
 
   function body() {
@@ -111,7 +116,7 @@ function Form({ name, path, version, onKeyWanted }) {
       const type = /\.npy$/i.test(file.name) ? "application/x-npy" : file.type || "application/octet-stream";
       return { body: file, type, shown: { file: file.name } };
     }
-    if (way === "text") return { body: text, type: "text/plain; charset=utf-8", shown: { text } };
+    if (way === "text") return { body: text, type: "text/plain", shown: { text } };
     if (way === "json") {
       try { JSON.parse(json); } catch (error) { throw new Error(`This is not JSON: ${error.message}.`); }
       return { body: json, type: "application/json", shown: { text: json } };
@@ -135,13 +140,13 @@ function Form({ name, path, version, onKeyWanted }) {
   const id = `of-${name}`;
   return html`<form onSubmit=${(event) => event.preventDefault()}
     onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.currentTarget.querySelector("[type=submit]").click(); }}>
-    ${ways.length > 1 && html`<fieldset class="ways">
+    <fieldset class="ways">
       <legend class="hidden">How to give the input</legend>
-      ${ways.map((each) => html`<label key=${each}>
+      ${ways.length > 1 && ways.map((each) => html`<label key=${each}>
         <input type="radio" name=${`${id}-way`} checked=${way === each} onChange=${() => setWay(each)} /><span>${each === "file" && fields ? ".npy file" : WAYS[each]}</span>
       </label>`)}
-      ${!fields && EXPECTED[kind] && html`<span class="muted hint">${EXPECTED[kind]}</span>`}
-    </fieldset>`}
+      <span class="muted hint">${[!fields && EXPECTED[kind], given && `It gives ${given}.`].filter(Boolean).join(" ")}</span>
+    </fieldset>
     ${way === "fields" && fields.map((each) => html`<${Field} key=${each.name} field=${each} id=${`${id}-${each.name}`} value=${values[each.name]}
       onValue=${(value) => setValues((before) => ({ ...before, [each.name]: value }))} />`)}
     ${way === "file" && html`<${FileField} file=${file} onFile=${setFile} accept=${fields ? ".npy" : kind === "image" ? "image/*" : ""} label=${kind === "image" ? "Picture" : "File"} />`}

@@ -62,6 +62,12 @@ export function wordOf(schema, root, depth = 0) {
   return { string: "text", integer: "whole number", boolean: "true or false" }[it.type] || it.type || (it.properties ? "object" : "anything");
 }
 
+// `float32 [28, 28]`: dtype and shape of one item.
+function tensorWord(tensor) {
+  const shape = (tensor.shape || []).slice(1);
+  return shape.length ? `${tensor.dtype} [${shape.join(", ")}]` : String(tensor.dtype);
+}
+
 // What a version takes, as the form's fields; null where it declares no fields.
 export function fieldsOf(declaration) {
   if (!declaration) return null;
@@ -72,7 +78,7 @@ export function fieldsOf(declaration) {
       dtype: String(each.dtype),
       shape: (each.shape || []).slice(1),
       isOptional: !!each.optional,
-      hint: `${each.dtype} [${(each.shape || []).slice(1).join(", ")}]`,
+      hint: tensorWord(each),
     }));
   const root = declaration.input && declaration.input.schema;
   if (!root) return null;
@@ -93,6 +99,18 @@ export function fieldsOf(declaration) {
       example: exampleOf(each, root),
     };
   });
+}
+
+// What a declared model gives, in a few words; "" where nothing is declared.
+export function givenBy(declaration) {
+  if (!declaration) return "";
+  if (Array.isArray(declaration.outputs))
+    return declaration.outputs.map((each) => `${each.name}: ${tensorWord(each)}`).join(", ");
+  const { type, schema, stream } = declaration.output || {};
+  const word = { json: "JSON", text: "text", bytes: "bytes", image: "a picture", events: "a stream of events" }[type] || "";
+  const members = schema && plain(schema, schema).properties;
+  const named = members ? `JSON with ${Object.keys(members).slice(0, 12).join(", ")}` : word;
+  return stream && type !== "events" ? `a stream${named ? ` of ${named}` : ""}` : named;
 }
 
 const sizeOf = (size) => (typeof size === "number" ? size : 2); // a name stands for a size that varies
