@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from marserve.api.rest.application import build_app
+from marserve.api.rest.description import describe_once
+from marserve.api.rest.pages.router import pages_router
 from marserve.api.rest.platforms.health import health_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.errors import BadSettings
@@ -170,6 +172,7 @@ async def test_nothing_else_of_the_servers_may(house: House, pattern: str) -> No
 
 
 async def test_other_patterns_may_be_added(house: House) -> None:
-    """Also beside `/ping`."""
-    for pattern in ("reports", "ping"):
-        check_patterns(InstalledEndpoint(Told(fail, pattern), "x"), [health_router(house.registry, has_ping=True)])
+    """Also beside `/ping` and the pages."""
+    routers = [health_router(house.registry, has_ping=True), pages_router({}, describe_once())]
+    for pattern in ("reports", "ping", "docs", "openapi.json"):
+        check_patterns(InstalledEndpoint(Told(fail, pattern), "x"), routers)
