@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import declared
 import downloads
 import echo
 import eviction
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "memory": memory.measure,
     "neighbour": neighbour.measure,
     "printing": printing.measure,
+    "declared": declared.measure,
     "many_models": many_models.measure,
     "steps": steps.measure,
     "goal": goal.measure,
