@@ -6,7 +6,8 @@ MarserveError
       BodyTooLarge, BadName
       BadDesiredState                    a desired state that cannot be used; names each line
     RouteNotFound, MethodNotAllowed
-    InvalidToken                         no key, a wrong one, or one that has expired
+    InvalidToken                         no key, a wrong one, or one that has expired, in TorchServe's words
+      MissingKey, WrongKey, ExpiredKey   the same, told apart
     ManagementClosed                     a management call from another machine, while management needs no key
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
@@ -192,6 +193,36 @@ class InvalidToken(ClientError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"Token {what} failed. Token either incorrect, expired, or not provided correctly")
+
+
+class MissingKey(InvalidToken):
+    """The request has no key. `which` is what it needs, as in `the inference key`."""
+
+    def __init__(self, which: str) -> None:
+        self.args = (
+            f"This request needs {which}: send it in the header `Authorization: Bearer KEY`. The server "
+            "writes its keys into the file of its setting token_file.",
+        )
+
+
+class WrongKey(InvalidToken):
+    """The request has a key that is not the one it needs. `which` as for MissingKey."""
+
+    def __init__(self, which: str) -> None:
+        self.args = (
+            f"The key of this request is not {which}. Each start of the server makes new keys, in the file of its "
+            "setting token_file.",
+        )
+
+
+class ExpiredKey(InvalidToken):
+    """The request has the right key, whose time is over."""
+
+    def __init__(self, which: str) -> None:
+        self.args = (
+            f"The {which} key has expired: `GET /token?type={which}` on the management address, with the API key, "
+            "makes a new one.",
+        )
 
 
 class ManagementClosed(ClientError):
@@ -687,13 +718,13 @@ class OutOfMemory(RunFailed):
 class HandlerFailed(RunFailed):
     """The author's code raised, or returned something that cannot be an answer.
 
-    `code` is the status the contract gives it (503 unless the author chose another); `traceback` is for the log.
+    `code` is the status that the author, or the server, chose for it; None: that of any failing handler.
     """
 
     cause = "handler"
 
-    def __init__(self, message: str = "Prediction failed", code: int = 503, traceback: str = "") -> None:
-        self.code, self.traceback = code, traceback
+    def __init__(self, message: str = "Prediction failed", code: int | None = None) -> None:
+        self.code = code
         super().__init__(message)
 
 

@@ -9,6 +9,7 @@ import pytest
 from marserve import errors
 from marserve.api.errors import (
     BodyTooSlow,
+    ErrorRules,
     ExpectationFailed,
     HeadersTooLarge,
     HttpRefusal,
@@ -107,12 +108,21 @@ def test_retry_after_is_told_where_it_is_known_when_trying_again_may_pay() -> No
 
 def test_being_full_may_be_429_by_setting() -> None:
     """What is full or going, and nothing else."""
-    assert error_status(errors.QueueFull("m"), overload_status=429) == 429
-    assert error_status(errors.NoTicket("m"), overload_status=429) == 429
-    assert error_status(errors.Draining(), overload_status=429) == 429
-    assert error_status(errors.NoWorker("m"), overload_status=429) == 503
-    assert error_status(errors.HandlerFailed(), overload_status=429) == 503
-    assert b'"code": 429' in error_body(errors.QueueFull("m"), overload_status=429)
+    assert error_status(errors.QueueFull("m"), ErrorRules(429)) == 429
+    assert error_status(errors.NoTicket("m"), ErrorRules(429)) == 429
+    assert error_status(errors.Draining(), ErrorRules(429)) == 429
+    assert error_status(errors.NoWorker("m"), ErrorRules(429)) == 503
+    assert error_status(errors.HandlerFailed(), ErrorRules(429)) == 503
+    assert b'"code": 429' in error_body(errors.QueueFull("m"), ErrorRules(429))
+
+
+def test_a_handlers_failure_has_the_status_of_the_setting_unless_its_author_chose_one() -> None:
+    """`handler_error_status`: 503 as TorchServe, or 500, which no client sends again."""
+    rules = ErrorRules(handler_status=500)
+
+    assert error_status(errors.HandlerFailed(), rules) == 500
+    assert error_status(errors.HandlerFailed("busy", 503), rules) == 503
+    assert json.loads(error_body(errors.HandlerFailed(), rules))["code"] == 500
 
 
 @pytest.mark.parametrize("root", [errors.ClientError, errors.Unavailable, errors.BadArchive, HttpRefusal])

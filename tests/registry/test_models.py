@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from marserve import wire
-from marserve.api.errors import error_status
+from marserve.api.errors import ErrorRules, error_status
 from marserve.documents import unpack
 from marserve.errors import (
     ArchiveExists,
@@ -471,7 +471,7 @@ async def test_describe_customized_at_a_full_queue_is_a_refusal_for_overload(hou
     assert (raised.value.cause, raised.value.retry_after_s) == ("queue_full", 2.0)
     assert raised.value.message.startswith('Model "m" has no worker to serve describe request.')
     assert error_status(raised.value) == 503
-    assert error_status(raised.value, overload_status=429) == 429
+    assert error_status(raised.value, ErrorRules(429)) == 429
 
 
 async def test_describe_customized_does_not_wait_for_ever(house: House) -> None:

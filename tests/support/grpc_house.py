@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from marserve.api.byte_ledger import ByteLedger
+from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.grpc.calls import Authorize
 from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
 from marserve.api.grpc.schema import Schema
@@ -96,7 +97,7 @@ async def inference_port(
     authorize: Authorize | None = None,
     identity: Identity | None = None,
     has_open_inference: bool = False,
-    overload_status: int = 503,
+    error_rules: ErrorRules = AS_RECORDED,
     stall_timeout_s: float = 60.0,
     ledger: ByteLedger | None = None,
 ) -> AsyncIterator[GrpcListener]:
@@ -107,7 +108,7 @@ async def inference_port(
         book,
         book,
         identity=identity,
-        overload_status=overload_status,
+        error_rules=error_rules,
         stall_timeout_s=stall_timeout_s,
         ledger=ledger,
     )

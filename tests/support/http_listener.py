@@ -16,6 +16,7 @@ import uvicorn
 
 from marserve.api.browsers import BrowserRules
 from marserve.api.byte_ledger import ByteLedger
+from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.http.connection import bind_connection
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.inference import InferenceSurface
@@ -99,7 +100,7 @@ async def listening(
     app: Any = echo_app,
     has_inference: bool = True,
     response_headers: ResponseHeaders | None = None,
-    overload_status: int = 503,
+    error_rules: ErrorRules = AS_RECORDED,
     tokens: Tokens | None = None,
     browser_rules: BrowserRules | None = None,
     ledger: ByteLedger | None = None,
@@ -118,7 +119,7 @@ async def listening(
         counts,
         table,
         response_headers=response_headers,
-        overload_status=overload_status,
+        error_rules=error_rules,
         tokens=tokens,
         browser_rules=browser_rules,
     )

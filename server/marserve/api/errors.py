@@ -8,7 +8,7 @@ read) are declared here too: no lower room uses them.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -35,6 +35,7 @@ from marserve.errors import (
     DownloadFailed,
     DownloadNotFound,
     Draining,
+    ExpiredKey,
     HandlerFailed,
     InvalidToken,
     LabelNotFound,
@@ -42,6 +43,7 @@ from marserve.errors import (
     ManagementClosed,
     MarserveError,
     MethodNotAllowed,
+    MissingKey,
     ModelNotFound,
     NoDescribeRoom,
     NotEnoughDevices,
@@ -73,6 +75,7 @@ from marserve.errors import (
     WorkflowFailed,
     WorkflowNotFound,
     WouldUnload,
+    WrongKey,
     without_stop,
 )
 
@@ -224,6 +227,9 @@ _TABLE: dict[type[BaseException], tuple[int, str]] = {
     RouteNotFound: (404, "ResourceNotFoundException"),
     MethodNotAllowed: (405, "MethodNotAllowedException"),
     InvalidToken: (400, "InvalidKeyException"),
+    MissingKey: (401, "InvalidKeyException"),
+    ExpiredKey: (401, "InvalidKeyException"),
+    WrongKey: (403, "InvalidKeyException"),
     ManagementClosed: (403, "ManagementClosedException"),
     ForeignOrigin: (403, "ForeignOriginException"),
     ForeignHost: (403, "ForeignHostException"),
@@ -281,12 +287,25 @@ OVERLOAD = (
 _encoder = msgspec.json.Encoder()
 
 
-def error_status(error: BaseException, *, overload_status: int = 503) -> int:
-    """The status of an error; 500 for what marserve did not raise on purpose.
+class ErrorRules(NamedTuple):
+    """What settings say of errors' statuses, for all surfaces. The defaults are TorchServe's.
 
-    `overload_status` replaces 503 for a full or stopping server (429, for clients that retry only on that).
+    `overload_status` is that of a full or stopping server (429, for clients that retry only on that), `handler_status`
+    that of a handler that failed without a status of its author's choice.
     """
+
+    overload_status: int = 503
+    handler_status: int = 503
+
+
+AS_RECORDED: Final = ErrorRules()
+
+
+def error_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> int:
+    """The status of an error; 500 for what marserve did not raise on purpose."""
     if isinstance(error, HandlerFailed):
+        if error.code is None:
+            return rules.handler_status
         # The author chooses, but neither 1xx nor 413, which is about the request (contract §1.5).
         if error.code == 413:
             return 507
@@ -296,7 +315,7 @@ def error_status(error: BaseException, *, overload_status: int = 503) -> int:
     if isinstance(error, WorkflowFailed | ApplyFailed) and error.is_authors:
         return 400
     if isinstance(error, OVERLOAD):
-        return overload_status
+        return rules.overload_status
     return _entry(error)[0]
 
 
@@ -310,10 +329,10 @@ def error_message(error: BaseException) -> str:
     return error.message if isinstance(error, MarserveError) else "The server failed to handle the request."
 
 
-def error_body(error: BaseException, *, overload_status: int = 503) -> bytes:
+def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED) -> bytes:
     """The error object, exactly `code`, `type` and `message`, indented by two, with a line end (contract §1.5)."""
     document = {
-        "code": error_status(error, overload_status=overload_status),
+        "code": error_status(error, rules),
         "type": error_type(error),
         "message": error_message(error).encode("utf-8", "replace").decode(),
     }
@@ -335,11 +354,11 @@ def error_headers(error: BaseException) -> list[tuple[str, str]]:
     return headers
 
 
-def error_answer(error: BaseException, *, overload_status: int = 503) -> ErrorAnswer:
+def error_answer(error: BaseException, rules: ErrorRules = AS_RECORDED) -> ErrorAnswer:
     """Status, body and headers of an error at once; the content type `application/json` is among the headers."""
     return ErrorAnswer(
-        error_status(error, overload_status=overload_status),
-        error_body(error, overload_status=overload_status),
+        error_status(error, rules),
+        error_body(error, rules),
         [("content-type", "application/json"), *error_headers(error)],
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from marserve.app.building.access import grpc_identity
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
-from marserve.app.building.from_settings import grpc_limits, sequence_headers
+from marserve.app.building.from_settings import error_rules, grpc_limits, sequence_headers
 from marserve.app.building.parts import Parts
 from marserve.optional import is_the_packages, trouble
 from marserve.settings import Settings
@@ -50,7 +50,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             parts.logs.access,
             parts.metrics,
             identity=grpc_identity(settings),
-            overload_status=settings.unavailable_status,
+            error_rules=error_rules(settings),
             decoding=parts.decoding,
             ledger=parts.connections.ledger,
             request_ids=parts.request_ids,

@@ -31,7 +31,7 @@ from marserve.api.preflights import Preflights
 from marserve.api.rest.application import build_app
 from marserve.api.rest.only_here import is_here as is_loopback
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
-from marserve.app.building.from_settings import cors_headers, http_limits
+from marserve.app.building.from_settings import cors_headers, error_rules, http_limits
 from marserve.app.building.parts import Parts
 from marserve.app.building.routes import Routers, build_routes, own_access
 from marserve.settings import Address, Settings
@@ -192,7 +192,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         parts.logs.access,
         parts.metrics,
         parts.connections,
-        overload_status=settings.unavailable_status,
+        error_rules=error_rules(settings),
         large_answers=parts.large_answers,
         response_headers=ResponseHeaders(*cors_headers(settings)),
         tokens=access.inference_tokens,
@@ -204,7 +204,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         build_app(
             [router for router, _ in routers],
             title=f"marserve: {' and '.join(names)} API",
-            overload_status=settings.unavailable_status,
+            error_rules=error_rules(settings),
             guard=_guard(address, names, routers, parts, surface),
         ),
         http=connection,

@@ -808,6 +808,14 @@ class Life:
     unavailable_status: Literal[503, 429] = _own(
         INT_CHOICE, 503, "Status of a request that comes while a queue is full.", choices=("503", "429")
     )
+    handler_error_status: Literal[503, 500] = _own(
+        INT_CHOICE,
+        503,
+        "Status of a request whose handler raised, or gave an answer that cannot be sent. Clients and load balancers "
+        "send again what got a 503. gRPC: UNAVAILABLE for 503, INTERNAL for 500.",
+        marserve=500,
+        choices=("503", "500"),
+    )
     config_snapshots: bool = _own(
         BOOL,
         True,

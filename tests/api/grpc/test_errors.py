@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marserve import errors
-from marserve.api.errors import error_status
+from marserve.api.errors import ErrorRules, error_status
 from marserve.api.grpc.errors import (
     MAX_DESCRIPTION_CHARACTERS,
     ModelApiDisabled,
@@ -117,8 +117,16 @@ def test_what_only_http_knows_has_the_status_of_its_code() -> None:
 def test_a_full_server_is_unavailable_or_as_the_setting_says() -> None:
     """`unavailable_status=429` is for clients that retry on nothing else."""
     assert grpc_status(errors.QueueFull("m")).code.name == "UNAVAILABLE"
-    assert grpc_status(errors.QueueFull("m"), overload_status=429).code.name == "RESOURCE_EXHAUSTED"
-    assert grpc_status(errors.NoWorker("m"), overload_status=429).code.name == "UNAVAILABLE"
+    assert grpc_status(errors.QueueFull("m"), ErrorRules(429)).code.name == "RESOURCE_EXHAUSTED"
+    assert grpc_status(errors.NoWorker("m"), ErrorRules(429)).code.name == "UNAVAILABLE"
+
+
+def test_a_handlers_failure_is_internal_where_http_says_500() -> None:
+    """Its code derives from `handler_error_status`; a retry policy is forbidden either way."""
+    status = grpc_status(errors.HandlerFailed(), ErrorRules(handler_status=500))
+
+    assert status.code.name == "INTERNAL"
+    assert dict(status.trailers)["grpc-retry-pushback-ms"] == "-1"
 
 
 def test_cause_and_time_to_retry_travel_along() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from marserve.api.errors import ErrorRules
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.errors import HandlerFailed, ModelNotFound, QueueFull
@@ -884,7 +885,7 @@ async def test_cors_headers_stand_on_every_answer_that_lacks_them() -> None:
 
 async def test_a_full_server_may_answer_429() -> None:
     """For clients that come back only on that."""
-    async with listening(overload_status=429) as listener, listener.connect() as client:
+    async with listening(error_rules=ErrorRules(429)) as listener, listener.connect() as client:
         listener.plane.errors["full"] = QueueFull("full", retry_after_s=1)
         response = await client.ask(post(b"", "/predictions/full"))
 

@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from marserve.api.errors import ErrorRules
 from marserve.errors import DeadlinePassed, WaitTooLong
 from support.http_listener import listening
 
@@ -137,7 +138,7 @@ async def test_refused_for_its_deadline_is_503_with_retry_after_and_past_it_504(
     refusal = WaitTooLong(2.5, 0.1, retry_after_s=3.0)
     answers = []
     for status in (503, 429):
-        async with listening(overload_status=status) as listener, listener.connect() as client:
+        async with listening(error_rules=ErrorRules(status)) as listener, listener.connect() as client:
             listener.plane.errors = {"busy": refusal, "late": DeadlinePassed("queue")}
             answers.append(await client.ask(post(target="/predictions/busy")))
             late = await client.ask(post(target="/predictions/late"))

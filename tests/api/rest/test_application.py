@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
+from marserve.api.errors import ErrorRules
 from marserve.api.rest.application import PrettyJson, build_app, split_path
 from marserve.errors import DigestMismatch, DownloadFailed, NoWorker, QueueFull
 from support.management_house import client_of
@@ -85,8 +86,8 @@ async def test_what_the_framework_refuses_is_an_error_object() -> None:
 
 async def test_the_status_for_overload_is_a_setting() -> None:
     """Only for what is full or going."""
-    full = await get(app_that(QueueFull("m", retry_after_s=3.2), overload_status=429), "/fail")
-    lacking = await get(app_that(NoWorker("m"), overload_status=429), "/fail")
+    full = await get(app_that(QueueFull("m", retry_after_s=3.2), error_rules=ErrorRules(429)), "/fail")
+    lacking = await get(app_that(NoWorker("m"), error_rules=ErrorRules(429)), "/fail")
 
     assert (full.status_code, full.json()["code"]) == (429, 429)
     assert full.headers["retry-after"] in {"4", "5", "6"}

@@ -21,7 +21,7 @@ from grpc import StatusCode
 
 from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.decoding import SHORT_BYTES, Decoding
-from marserve.api.errors import NoRoomForBody
+from marserve.api.errors import AS_RECORDED, ErrorRules, NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
 from marserve.api.request_ids import CLIENT_ID, RequestIds, read_client_id
@@ -87,17 +87,17 @@ class Call:
         "_stall_timeout_s",
         "client_id",
         "deadline",
+        "error_rules",
         "id",
         "key",
         "message_bytes",
         "metadata",
-        "overload_status",
         "version_header",
         "wishes",
     )
 
     def __init__(
-        self, context: Any, request_ids: RequestIds, overload_status: int, stall_timeout_s: float, ledger: ByteLedger
+        self, context: Any, request_ids: RequestIds, error_rules: ErrorRules, stall_timeout_s: float, ledger: ByteLedger
     ) -> None:
         self._context = context
         self._ledger = ledger
@@ -108,7 +108,7 @@ class Call:
         # As those of a `Request`.
         self.client_id = client_id if client_id != self.id else ""
         self.key = request_ids.next_key() if client_id == self.id else 0
-        self.overload_status = overload_status
+        self.error_rules = error_rules
         self.deadline: float | None = None
         self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
@@ -176,7 +176,7 @@ class Calls:
         metrics: Metrics,
         authorize: Authorize | None = None,
         *,
-        overload_status: int = 503,
+        error_rules: ErrorRules = AS_RECORDED,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
@@ -190,7 +190,7 @@ class Calls:
         self._has_ids = access_log.has_ids
         self._metrics = metrics
         self._authorize = authorize
-        self._overload_status = overload_status
+        self._error_rules = error_rules
         self._request_ids = request_ids or RequestIds()
         # Calls in the middle of an answer; a dialogue that waits for its client does not count.
         self._busy = 0
@@ -313,7 +313,7 @@ class Calls:
         self, path: str, context: Any, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool = True
     ) -> bytes:
         """Run one call to its end, and count and log it."""
-        call = Call(context, self._request_ids, self._overload_status, self._stall_timeout_s, self._ledger)
+        call = Call(context, self._request_ids, self._error_rules, self._stall_timeout_s, self._ledger)
         with about_request(call.line_id):
             return await self._carry_call(path, context, call, work, is_busy=is_busy)
 
@@ -347,7 +347,7 @@ class Calls:
             if not isinstance(error, MarserveError):
                 # The outermost border: a defect of marserve in one call is answered and logged.
                 log.exception("Request %s failed: gRPC %s", call.id, path, extra=caused_by(peer_of(context.peer())))
-            code, description, trailers = grpc_status(error, overload_status=self._overload_status)
+            code, description, trailers = grpc_status(error, self._error_rules)
             self._record(path, call, context, code, began)
             if isinstance(error, StalledReader):
                 # A status cannot overtake a message that the client does not take, so the call is dropped instead.

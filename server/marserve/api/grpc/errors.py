@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from grpc import StatusCode
 
 from marserve.api.come_back import come_back_in
-from marserve.api.errors import OVERLOAD, error_message, error_status, error_type
+from marserve.api.errors import AS_RECORDED, OVERLOAD, ErrorRules, error_message, error_status, error_type
 from marserve.errors import (
     ArchiveNotFound,
     BadArchive,
@@ -25,11 +25,13 @@ from marserve.errors import (
     DefaultVersionInUse,
     DependencyFailed,
     DesiredStateDecides,
+    ExpiredKey,
     HandlerFailed,
     InvalidToken,
     LabelNotFound,
     LoadFailed,
     MarserveError,
+    MissingKey,
     ModelNotFound,
     NotEnoughDevices,
     NotEnoughMemory,
@@ -42,6 +44,7 @@ from marserve.errors import (
     VersionConflict,
     VersionInUse,
     VersionNotFound,
+    WrongKey,
 )
 
 # A description travels as a header, which clients bound at 8 KiB. A character may take three bytes.
@@ -109,6 +112,9 @@ _TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
     BodyTooLarge: (StatusCode.RESOURCE_EXHAUSTED, f"{_HTTP}RequestEntityTooLargeException"),
     MethodNotFound: (StatusCode.UNIMPLEMENTED, ""),
     InvalidToken: (StatusCode.PERMISSION_DENIED, ""),
+    MissingKey: (StatusCode.UNAUTHENTICATED, ""),
+    ExpiredKey: (StatusCode.UNAUTHENTICATED, ""),
+    WrongKey: (StatusCode.PERMISSION_DENIED, ""),
     ModelApiDisabled: (StatusCode.PERMISSION_DENIED, f"{_MODEL}ModelException"),
     ModelNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelNotFoundException"),
     VersionNotFound: (StatusCode.NOT_FOUND, f"{_MODEL}ModelVersionNotFoundException"),
@@ -154,18 +160,18 @@ _BY_HTTP_CODE = {
 _BY_HTTP_CLASS = {2: StatusCode.OK, 4: StatusCode.FAILED_PRECONDITION, 5: StatusCode.INTERNAL}
 
 
-def grpc_status(error: BaseException, *, overload_status: int = 503) -> GrpcStatus:
+def grpc_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> GrpcStatus:
     """Status, description and trailers of an error; INTERNAL for what marserve did not raise on purpose.
 
-    `overload_status` is HTTP's status for a full or stopping server; 429 becomes RESOURCE_EXHAUSTED.
+    Statuses that `rules` give are HTTP's: 429 becomes RESOURCE_EXHAUSTED, a handler's 503 UNAVAILABLE, 500 INTERNAL.
     """
     if isinstance(error, ReportedInternal):
         return grpc_status(error.error)._replace(code=StatusCode.INTERNAL)
     code, java_class = _entry(error)
     if isinstance(error, HandlerFailed):
-        code = status_of_http(error.code)
+        code = status_of_http(rules.handler_status if error.code is None else error.code)
     elif isinstance(error, OVERLOAD):
-        code = status_of_http(overload_status)
+        code = status_of_http(rules.overload_status)
     message = error_message(error)
     if len(message) > MAX_DESCRIPTION_CHARACTERS:
         message = message[:MAX_DESCRIPTION_CHARACTERS] + "…"

@@ -182,7 +182,7 @@ class GrpcInference:
         return headers, parts
 
     def _refusal(self, error: MarserveError, call: Call) -> Any:
-        code, description, trailers = grpc_status(error, overload_status=call.overload_status)
+        code, description, trailers = grpc_status(error, call.error_rules)
         response = self._response()
         response.status.code, response.status.message = code.value[0], description
         detail = error_details_pb2.ErrorInfo(reason=error_reason(error), domain="marserve", metadata=dict(trailers))

@@ -17,6 +17,7 @@ import grpc
 
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
+from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.grpc import health as grpc_health
 from marserve.api.grpc import inference as grpc_inference
 from marserve.api.grpc import management as grpc_management
@@ -149,7 +150,7 @@ class GrpcPorts:
         metrics: Metrics,
         *,
         identity: Identity | None = None,
-        overload_status: int = 503,
+        error_rules: ErrorRules = AS_RECORDED,
         stall_timeout_s: float = STALL_TIMEOUT_S,
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
@@ -165,7 +166,7 @@ class GrpcPorts:
         self._access_log = access_log
         self._metrics = metrics
         self._identity = identity
-        self._overload_status = overload_status
+        self._error_rules = error_rules
 
     def bind_inference(
         self,
@@ -209,7 +210,7 @@ class GrpcPorts:
             self._access_log,
             self._metrics,
             authorize,
-            overload_status=self._overload_status,
+            error_rules=self._error_rules,
             stall_timeout_s=self._stall_timeout_s,
             decoding=self._decoding,
             ledger=self._ledger,

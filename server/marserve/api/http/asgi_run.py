@@ -64,7 +64,7 @@ class AsgiRun:
                 raise
             if not isinstance(error, MarserveError):
                 log.exception("Request %s failed: %s", self.id, self.head.line, extra=caused_by(self._peer))
-            status, body, headers = error_answer(error, overload_status=self._listener.overload_status)
+            status, body, headers = error_answer(error, self._listener.error_rules)
             lines = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             lines.append((b"content-length", b"%d" % len(body)))
             await self._send({"type": "http.response.start", "status": status, "headers": lines, "trailers": False})

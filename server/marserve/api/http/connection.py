@@ -34,7 +34,9 @@ from marserve.api.browsers import BrowserRules
 from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold, Refusal
 from marserve.api.decoding import Decoding
 from marserve.api.errors import (
+    AS_RECORDED,
     BodyTooSlow,
+    ErrorRules,
     HeadersTooLarge,
     MalformedRequest,
     NoRoomForBody,
@@ -98,7 +100,7 @@ def bind_connection(
     connections: ConnectionTable,
     *,
     response_headers: ResponseHeaders | None = None,
-    overload_status: int = 503,
+    error_rules: ErrorRules = AS_RECORDED,
     large_answers: LargeAnswers | None = None,
     tokens: Tokens | None = None,
     browser_rules: BrowserRules | None = None,
@@ -119,7 +121,7 @@ def bind_connection(
         metrics,
         connections,
         response_headers or ResponseHeaders(),
-        overload_status,
+        error_rules,
         large_answers or LargeAnswers(ledger=connections.ledger),
         tokens,
         browser_rules,

@@ -291,12 +291,12 @@ class Exchange:
             return
         if isinstance(error, Draining):  # the client should send its next request elsewhere too
             connection.keep_open = False
-        status, body, headers = error_answer(error, overload_status=connection.listener.overload_status)
+        status, body, headers = error_answer(error, connection.listener.error_rules)
         self._answer(connection, status, phrase_of(status), headers, body)
 
     def _tell_in_stream(self, connection: WrittenConnection, error: MarserveError) -> None:
         """Write why the stream breaks off, if its content type has a form for that."""
-        _, body, _ = error_answer(error, overload_status=connection.listener.overload_status)
+        _, body, _ = error_answer(error, connection.listener.error_rules)
         frame = error_frame(self.stream_type, body)
         if frame:
             connection.stream(b"%x\r\n%b\r\n" % (len(frame), frame))

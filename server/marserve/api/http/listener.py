@@ -9,6 +9,7 @@ from typing import Final
 
 from marserve.api.browsers import BrowserRules
 from marserve.api.decoding import Decoding
+from marserve.api.errors import ErrorRules
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.inference import InferenceSurface
 from marserve.api.http.large_answers import LargeAnswers
@@ -31,6 +32,7 @@ class Listener:
         "browser_rules",
         "connections",
         "decoding",
+        "error_rules",
         "has_ids",
         "heads",
         "is_leaving",
@@ -40,7 +42,6 @@ class Listener:
         "match",
         "metrics",
         "next_id",
-        "overload_status",
         "request_ids",
         "response_headers",
         "surface",
@@ -55,7 +56,7 @@ class Listener:
         metrics: Metrics,
         connections: ConnectionTable,
         response_headers: ResponseHeaders,
-        overload_status: int,
+        error_rules: ErrorRules,
         large_answers: LargeAnswers,
         tokens: Tokens | None = None,
         browser_rules: BrowserRules | None = None,
@@ -73,7 +74,7 @@ class Listener:
         self.connections = connections
         self.ledger = connections.ledger
         self.response_headers = response_headers
-        self.overload_status = overload_status
+        self.error_rules = error_rules
         self.large_answers = large_answers
         self.decoding = decoding or Decoding()
         # The server will stop soon: every answer asks its client to connect anew, elsewhere.

@@ -23,7 +23,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marserve import __version__
-from marserve.api.errors import error_answer
+from marserve.api.errors import AS_RECORDED, ErrorRules, error_answer
 from marserve.api.http.inference import MAX_SEGMENTS
 from marserve.errors import (
     BadInput,
@@ -62,13 +62,12 @@ def build_app(
     routers: Sequence[Router],
     *,
     title: str,
-    overload_status: int = 503,
+    error_rules: ErrorRules = AS_RECORDED,
     guard: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> FastAPI:
     """The application of one listener. If routers share a path, the first one answers.
 
-    `overload_status` is the status of a full or stopping server. `guard` wraps the routes and sees every request, with
-    its path split.
+    `guard` wraps the routes and sees every request, with its path split.
     """
     app = FastAPI(
         title=title,
@@ -84,7 +83,7 @@ def build_app(
         app.router.routes.extend(router.routes)
 
     async def answer(request: Request, error: Exception) -> Response:
-        return error_response(_translate(error), overload_status)
+        return error_response(_translate(error), error_rules)
 
     for kind in (MarserveError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
@@ -147,9 +146,9 @@ def split_path(raw: bytes) -> str:
     return "/".join(quote(unquote_to_bytes(segment), safe=_PLAIN) for segment in segments) or "/"
 
 
-def error_response(error: Exception, overload_status: int = 503) -> Response:
+def error_response(error: Exception, rules: ErrorRules = AS_RECORDED) -> Response:
     """An error as the contract's error object."""
-    answer = error_answer(error, overload_status=overload_status)
+    answer = error_answer(error, rules)
     headers = dict(answer.headers)
     # Only the management API raises these; its clients may see the reason.
     tells = LoadFailed | BadWorkflow | WorkflowFailed | DownloadFailed

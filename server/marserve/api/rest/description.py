@@ -267,8 +267,11 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
             },
             "404": {"description": "No such model, version or workflow.", **error},
             "413": {"description": "The body is too large.", **error},
-            "500": {"description": "The worker died or took too long.", **error},
-            "503": {"description": "No worker, a full queue, a deadline too near, or the handler raised.", **error},
+            "500": {"description": "The handler raised, or the worker died or took too long.", **error},
+            "503": {
+                "description": "No worker, a full queue, a deadline too near; or `handler_error_status`.",
+                **error,
+            },
             "504": {"description": "The deadline passed.", **error},
             "507": {"description": "Memory ran out.", **error},
         },

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marserve.api.byte_ledger import UNBOUNDED
+from marserve.api.errors import ErrorRules
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.rest.platforms.sagemaker import Endpoint
 from marserve.archive.reading.reader import Limits
@@ -54,6 +55,11 @@ def environment_folder(settings: Settings) -> Path | None:
     except RuntimeError:
         return None
     return cache / "marserve" / "environments"
+
+
+def error_rules(settings: Settings) -> ErrorRules:
+    """The statuses of errors that settings choose."""
+    return ErrorRules(settings.unavailable_status, settings.handler_error_status)
 
 
 def cluster_options(settings: Settings) -> ClusterOptions:

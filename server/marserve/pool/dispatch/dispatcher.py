@@ -497,7 +497,7 @@ class Dispatcher:
         self.pump(now)
         self.fail_stranded(now)
         for job in live:
-            self._fail(job, _error_of(raised.kind, raised.message, raised.code, raised.traceback), now)
+            self._fail(job, _error_of(raised.kind, raised.message, raised.code), now)
         return live
 
     def died(
@@ -746,8 +746,8 @@ def _close(job: Job) -> None:
     job.flight = None
 
 
-def _error_of(kind: str, message: str, code: int, traceback: str = "") -> MarserveError:
-    """The typed error behind a kind that the worker reported."""
+def _error_of(kind: str, message: str, code: int) -> MarserveError:
+    """The typed error behind a kind that the worker reported. Only `prediction` has a code that the author chose."""
     if kind == "memory":
         return OutOfMemory(message)
-    return HandlerFailed(message, code, traceback)
+    return HandlerFailed(message, code if kind == "prediction" else None)

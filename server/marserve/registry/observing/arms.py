@@ -185,6 +185,6 @@ class ArmReceiver:
 
 def _status_of(error: MarserveError) -> int:
     """400 for the client's fault, 500 for the version's. The status that a surface sends may be another."""
-    if isinstance(error, ClientError) or (isinstance(error, HandlerFailed) and 400 <= error.code < 500):
+    if isinstance(error, ClientError) or (isinstance(error, HandlerFailed) and 400 <= (error.code or 500) < 500):
         return 400
     return 500
