@@ -22,7 +22,7 @@ from marserve.api.http.request_head import Head
 from marserve.api.rest.application import build_app
 from marserve.api.rest.guard import Guard, token_router
 from marserve.api.tokens import Access, CannotKeepTokens, Kind, Tokens, authorization_of
-from marserve.errors import InvalidToken
+from marserve.errors import ExpiredKey, InvalidToken, MissingKey, WrongKey
 from support.http_client import Cut
 from support.http_listener import listening
 from support.management_house import client_of
@@ -393,6 +393,44 @@ async def test_a_key_that_cannot_be_kept_is_said_not_to_be_replaced(
         "The key was not replaced, the old one stays in force: its file cannot be written (No space left on device)"
     )
     assert lets_in(tokens, "inference", f"Bearer {keys['inference']}")
+
+
+@pytest.mark.parametrize("said", [None, "", "Bearer", "Bearer ", "nonsense"])
+def test_a_request_without_a_key_is_told_so(tmp_path: Path, said: str | None) -> None:
+    """Where keys are told apart: 401, and how to send one."""
+    tokens = Tokens(tmp_path / "key_file.json", 3600, tells_apart=True)
+
+    with pytest.raises(MissingKey, match="needs the inference key: send it in the header `Authorization: Bearer KEY`"):
+        tokens.check("inference", said)
+
+
+def test_a_wrong_key_and_an_expired_one_are_told_apart(tmp_path: Path, clock: Clock) -> None:
+    """403 for the one that never fits, 401 for the one that a new key replaces; the way to it is named."""
+    tokens = Tokens(tmp_path / "key_file.json", 3600, clock, tells_apart=True)
+    tokens.write()
+    keys = read_keys(tmp_path)
+
+    with pytest.raises(WrongKey, match="not the management key"):
+        tokens.check("management", f"Bearer {keys['inference']}")
+    with pytest.raises(WrongKey, match="not the inference or the management key"):
+        tokens.check_either(f"Bearer {keys['API']}")
+    with pytest.raises(WrongKey, match="not the API key"):
+        tokens.renew("inference", f"Bearer {keys['inference']}")
+    clock.now += 3600
+    with pytest.raises(ExpiredKey, match="/token\\?type=inference"):
+        tokens.check("inference", f"Bearer {keys['inference']}")
+
+
+@pytest.mark.anyio
+async def test_keys_that_are_told_apart_have_the_statuses_of_http(tmp_path: Path) -> None:
+    """401 without a key, 403 with a wrong one; both name the scheme."""
+    app = application(Tokens(tmp_path / "key_file.json", 3600, tells_apart=True))
+
+    missing, wrong = await ask(app, "GET", "/models/m", None), await ask(app, "GET", "/models/m", "nonsense")
+
+    assert (missing.status_code, wrong.status_code) == (401, 403)
+    assert missing.json()["type"] == wrong.json()["type"] == "InvalidKeyException"
+    assert missing.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.anyio

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from marserve.errors import InvalidToken, Unavailable
+from marserve.errors import ExpiredKey, InvalidToken, MissingKey, Unavailable, WrongKey
 from marserve.files.atomic import replace_file
 
 log = logging.getLogger("marserve.api")
@@ -70,7 +70,8 @@ class Tokens:
 
     `lifetime_s` is how long the management and the inference key are good; the API key, which renews them, is good as
     long as the server runs. `clock` gives wall-clock time, as the file has the keys' ends. `takes_any_case`: the word
-    before a key may be written `bearer`, as in RFC 9110 (TorchServe takes only `Bearer`).
+    before a key may be written `bearer`, as in RFC 9110 (TorchServe takes only `Bearer`). `tells_apart`: a refusal says
+    whether the key was missing, wrong or expired.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Tokens:
         clock: Callable[[], float] = time.time,
         *,
         takes_any_case: bool = False,
+        tells_apart: bool = False,
     ) -> None:
         self._takes_any_case = takes_any_case
+        self._tells_apart = tells_apart
         self._file = file
         self._lifetime_s = lifetime_s
         self._clock = clock
@@ -92,15 +95,15 @@ class Tokens:
     def check(self, kind: Kind, header_value: str | bytes | None) -> None:
         """Check that a request has the key of this kind. `header_value` is that of `Authorization`.
 
-        Raises InvalidToken otherwise, in the same words and the same time whatever was wrong.
+        Raises InvalidToken otherwise, in the same time whatever was wrong.
         """
         if not self._holds(self._tokens[kind], header_value):
-            raise InvalidToken("Authorization")
+            raise self._refusal("Authorization", header_value, kind)
 
     def check_either(self, header_value: str | bytes | None) -> None:
         """Check that a request has the inference or the management key. Raises InvalidToken."""
         if not any(self._holds(self._tokens[kind], header_value) for kind in KINDS):
-            raise InvalidToken("Authorization")
+            raise self._refusal("Authorization", header_value, *KINDS)
 
     def has_expired(self, kind: Kind) -> bool:
         """Whether the key of this kind has ended; no request passes with it until it is renewed."""
@@ -116,7 +119,7 @@ class Tokens:
         The file is written first: if that fails (CannotKeepTokens) the old key stays in force. Raises InvalidToken.
         """
         if not self._holds(self._tokens[API_KEY], header_value) or kind not in KINDS:
-            raise InvalidToken("Authentication")
+            raise self._refusal("Authentication", header_value, API_KEY)
         tokens = {**self._tokens, kind: self._fresh()}
         self._write(tokens)
         self._tokens = tokens
@@ -136,11 +139,24 @@ class Tokens:
         return Token(_new_key(), min(self._clock() + self._lifetime_s, LAST_INSTANT))
 
     def _holds(self, token: Token, header_value: str | bytes | None) -> bool:
-        value = header_value.encode("utf-8", "replace") if isinstance(header_value, str) else header_value or b""
-        scheme, _, key = value.partition(b" ")
-        is_right = hmac.compare_digest(key.strip(b" "), token.key)
-        is_bearer = scheme == b"Bearer" or (self._takes_any_case and scheme.lower() == b"bearer")
-        return is_right and is_bearer and not token.is_expired(self._clock())
+        return self._is(token, header_value) and not token.is_expired(self._clock())
+
+    def _is(self, token: Token, header_value: str | bytes | None) -> bool:
+        scheme, key = _split(header_value)
+        is_right = hmac.compare_digest(key, token.key)
+        return is_right and (scheme == b"Bearer" or (self._takes_any_case and scheme.lower() == b"bearer"))
+
+    def _refusal(self, what: str, header_value: str | bytes | None, *names: str) -> InvalidToken:
+        """The error for a request that has none of the keys of these names."""
+        if not self._tells_apart:
+            return InvalidToken(what)
+        which = f"the {' or the '.join(sorted(names))} key"
+        if not _split(header_value)[1]:
+            return MissingKey(which)
+        for name in names:
+            if self._is(self._tokens[name], header_value):
+                return ExpiredKey(name)
+        return WrongKey(which)
 
     def _write(self, tokens: dict[str, Token]) -> None:
         """Write the file so that it appears whole, and only its owner can ever read it."""
@@ -168,6 +184,13 @@ def authorization_of(lines: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         if len(name) == 13 and name.lower() == b"authorization":
             return value
     return None
+
+
+def _split(header_value: str | bytes | None) -> tuple[bytes, bytes]:
+    """The word before a key, and the key; both empty without a header."""
+    value = header_value.encode("utf-8", "replace") if isinstance(header_value, str) else header_value or b""
+    scheme, _, key = value.partition(b" ")
+    return scheme, key.strip(b" ")
 
 
 def _new_key() -> bytes:

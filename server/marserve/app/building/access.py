@@ -131,7 +131,8 @@ async def prepare_access(settings: Settings) -> AccessControl:
     tokens = None
     if not settings.disable_token_authorization:
         lifetime_s = settings.token_expiration_min * 60
-        tokens = Tokens(settings.token_file, lifetime_s, takes_any_case=settings.entry == "marserve")
+        is_ours = settings.entry == "marserve"
+        tokens = Tokens(settings.token_file, lifetime_s, takes_any_case=is_ours, tells_apart=is_ours)
     identity = await asyncio.to_thread(listeners_identity, settings)
     tls = server_context(identity) if identity is not None else None
     if identity is not None:

@@ -27,7 +27,7 @@ from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.event_bodies import Body, read_body
 from marserve.api.tokens import authorization_of
 from marserve.arrivals.watches import Watches
-from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken
+from marserve.errors import BadInput, BadSettings, BodyTooLarge, InvalidToken, MissingKey, WrongKey
 from marserve.settings.stores import Secret
 from marserve.telemetry.logs.access_log import legible
 from marserve.telemetry.logs.log_limit import caused_by
@@ -63,13 +63,14 @@ class EventSecrets:
         self._environment = environment
 
     def check(self, source: str, request: Request) -> None:
-        """Let a request of this source pass. Raises InvalidToken, in the same words whatever was wrong. Blocks."""
+        """Let a request of this source pass. Raises InvalidToken. Blocks."""
         authorization = authorization_of(request.scope["headers"])
+        refusal: InvalidToken | None = None
         if self._check_key is not None:
             try:
                 self._check_key(authorization)
-            except InvalidToken:
-                pass
+            except InvalidToken as error:
+                refusal = error
             else:
                 return
         elif not self._secrets:
@@ -77,10 +78,11 @@ class EventSecrets:
         # Compared for a source without a secret too, so that the time does not show which sources there are.
         secret = self._reveal(source).encode()
         is_right = False
-        for offered in _offered(request, authorization):
+        all_offered = _offered(request, authorization)
+        for offered in all_offered:
             is_right |= hmac.compare_digest(offered, secret)
         if not is_right or not secret:
-            raise InvalidToken("Authorization")
+            raise refusal or (WrongKey if any(all_offered) else MissingKey)(f"the secret of {source}")
 
     def _reveal(self, source: str) -> str:
         """The present secret of a source; empty if it has none or it cannot be read."""
