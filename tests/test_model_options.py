@@ -42,6 +42,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("batchTolerance", "batch_tolerance", Tolerance(), {"absolute": 0}, Tolerance(1e-3, 0.0, (), True), "da"),
     ("responseTimeout", "response_timeout_s", 120.0, 7, 7.0, "ndarms"),
     ("startupTimeout", "startup_timeout_s", 120.0, 9, 9.0, "ndarms"),
+    ("invalidJson", "invalid_json", "pass", "refuse", "refuse", "das"),
     ("clientTimeoutInMills", "client_timeout_s", None, 700, 0.7, "da"),
     ("defaultPriority", "default_priority", 5, 9, 9, "da"),
     ("maxRetryTimeoutInSec", "max_retry_timeout_s", 300.0, 30, 30.0, "da"),

@@ -19,6 +19,7 @@ from marserve_handlers.support.devices.device_errors import is_out_of_memory
 
 HANDLER = "handler"
 PREDICTION = "prediction"
+BAD_INPUT = "bad_input"
 MEMORY = "memory"
 EXPIRED = "expired"
 CANCELLED = "cancelled"
@@ -87,10 +88,13 @@ class Failure(NamedTuple):
 def describe_failure(error: BaseException) -> Failure:
     """Classify what a handler raised.
 
-    PredictionException keeps its message and code; running out of host or device memory is 507, recognised by type, and
-    by the runtimes' own words where only those are left, also of a cause (`device_errors`); everything else is 503
-    `Prediction failed`.
+    BadInput is the client's fault: 400. Any other PredictionException keeps its message and code; running out of host
+    or device memory is 507, recognised by type, and by the runtimes' own words where only those are left, also of a
+    cause (`device_errors`); everything else is `Prediction failed`, with TorchServe's 503 unless the server's settings
+    give it another status.
     """
+    if isinstance(error, BadInput):
+        return Failure(BAD_INPUT, str(error.message), 400)
     if isinstance(error, PredictionException):
         return Failure(PREDICTION, str(error.message), _as_status(error.error_code))
     if is_out_of_memory(error):

@@ -63,6 +63,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class MarserveError(Exception):
@@ -715,16 +716,27 @@ class OutOfMemory(RunFailed):
         super().__init__(message)
 
 
+class Thrown(NamedTuple):
+    """An exception of the author's code as text: its class's name, its message, its traceback. Any may be empty."""
+
+    type: str
+    message: str
+    traceback: str
+
+
 class HandlerFailed(RunFailed):
     """The author's code raised, or returned something that cannot be an answer.
 
-    `code` is the status that the author, or the server, chose for it; None: that of any failing handler.
+    `code` is the status that the author, or the server, chose for it; None: that of any failing handler. `thrown` is
+    the exception behind it; None for an answer that its author meant for the client.
     """
 
     cause = "handler"
 
-    def __init__(self, message: str = "Prediction failed", code: int | None = None) -> None:
-        self.code = code
+    def __init__(
+        self, message: str = "Prediction failed", code: int | None = None, thrown: Thrown | None = None
+    ) -> None:
+        self.code, self.thrown = code, thrown
         super().__init__(message)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
-from marserve.errors import MarserveError
+from marserve.errors import MarserveError, Thrown
 from marserve.option_values import Sample, Tolerance
 
 # ---------------------------------------------------------------------------------------------- msgpack
@@ -240,7 +240,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     `is_concurrent`: it is called again while it still runs. `cpus` are the processors that the worker keeps to, empty
     for no restriction. `must_use_device`: a model that cannot compute on its device is not loaded.
     `declaration` is the archive's own, which the handler's must equal, empty if it has none. `max_rows` is how many
-    rows one request to a declared model may have.
+    rows one request to a declared model may have. With `refuses_bad_json` a value of type application/json that
+    does not parse is not passed to the handler; its request fails.
     """
 
     model: str
@@ -270,6 +271,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     must_use_device: bool = False
     declaration: bytes = b""
     max_rows: int = 1024
+    refuses_bad_json: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -458,14 +460,15 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How one item of a batch ended; its body follows the metadata.
 
     `error` is None for an answer. Otherwise it is a kind of `marserve_handlers.errors`: `handler`, `prediction`,
-    `memory`, `expired`, `cancelled`, `too_large`, `bad_header`; `reason` is then the message for the client and
-    `status` its code.
+    `bad_input`, `memory`, `expired`, `cancelled`, `too_large`, `bad_header`; `reason` is then the message for the
+    client and `status` its code, and `thrown` is the exception behind a fault of the author's code.
     """
 
     status: Status
     reason: Message
     headers: list[tuple[str, str]]
     error: str | None = None
+    thrown: Thrown | None = None
 
 
 class Results(msgspec.Struct, frozen=True, array_like=True, tag="results"):
@@ -479,7 +482,8 @@ class Results(msgspec.Struct, frozen=True, array_like=True, tag="results"):
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     """The end of a batch whose handler raised for all its items, or did not return one answer for each.
 
-    `kind` as in `Result.error`; `message` and `code` are for the client; `traceback` for the log only.
+    `kind` as in `Result.error`; `message` and `code` are for the client, `traceback` for the log. `error_type` and
+    `error_text` are the class and the message of what was raised.
     """
 
     number: int
@@ -488,6 +492,8 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     message: Message
     code: Status
     traceback: Traceback
+    error_type: str = ""
+    error_text: Message = ""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):

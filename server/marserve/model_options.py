@@ -249,6 +249,13 @@ class ModelOptions:
         otherwise=_ANY_SECONDS,
         setting="default_startup_timeout",
     )
+    invalid_json: Literal["pass", "refuse"] = _option(
+        "invalidJson",
+        words("pass", "refuse"),
+        "Whether a body of type application/json that is not JSON is refused with 400, or passed to the handler.",
+        "pass",
+        setting="invalid_json",
+    )
     client_timeout_s: float | None = _option(
         "clientTimeoutInMills", milliseconds(raised_to(0)), "How long clients wait, ms; 0: ever."
     )

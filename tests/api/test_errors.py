@@ -144,3 +144,31 @@ def test_a_model_that_does_not_fit_is_507_and_one_that_finds_no_room_now_503() -
     assert (error_status(never), error_status(now)) == (507, 503)
     assert error_headers(never) == [("x-marserve-cause", "no_memory")]
     assert [name for name, _ in error_headers(now)] == ["retry-after", "x-marserve-cause"]
+
+
+THROWN = errors.Thrown(
+    "ValueError", "no \ud800 weights", 'Traceback (most recent call last):\n  File "h.py"\nValueError\n'
+)
+
+
+def test_a_body_has_no_exception_unless_a_setting_asks_for_it() -> None:
+    """The traceback may say what clients must not read."""
+    assert set(json.loads(error_body(errors.HandlerFailed(thrown=THROWN)))) == {"code", "type", "message"}
+
+
+def test_an_exposed_exception_is_one_more_key() -> None:
+    """`expose_errors`: type and message, and with `traceback` its lines."""
+    said = json.loads(error_body(errors.HandlerFailed(thrown=THROWN), ErrorRules(exposes="message")))
+    whole = json.loads(error_body(errors.HandlerFailed(thrown=THROWN), ErrorRules(exposes="traceback")))
+
+    assert said.pop("exception") == {"type": "ValueError", "message": "no ? weights", "traceback": []}
+    assert set(said) == {"code", "type", "message"}
+    assert whole["exception"]["traceback"] == ["Traceback (most recent call last):", "  File h.py", "ValueError"]
+
+
+def test_an_answer_meant_for_the_client_exposes_nothing() -> None:
+    """An author's 4xx has no exception, nor has an error of the server's own."""
+    rules = ErrorRules(exposes="traceback")
+
+    for error in (errors.HandlerFailed("no", 422), errors.BadInput("no"), errors.WorkerDied("crash")):
+        assert set(json.loads(error_body(error, rules))) == {"code", "type", "message"}

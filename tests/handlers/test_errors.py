@@ -45,13 +45,13 @@ def test_a_bad_input_names_its_field_and_is_400() -> None:
     """The message begins with the field; otherwise it is like any answer of the author."""
     error = BadInput("expected float32 [1, 28, 28], got [1, 28, 27]", field="pixels")
 
-    assert describe_failure(error) == ("prediction", "pixels: expected float32 [1, 28, 28], got [1, 28, 27]", 400)
+    assert describe_failure(error) == ("bad_input", "pixels: expected float32 [1, 28, 28], got [1, 28, 27]", 400)
     assert error.field == "pixels"
 
 
 def test_a_bad_input_without_a_field_is_its_message() -> None:
     """There is no colon where no field is named."""
-    assert describe_failure(BadInput("two rows were expected")) == ("prediction", "two rows were expected", 400)
+    assert describe_failure(BadInput("two rows were expected")) == ("bad_input", "two rows were expected", 400)
 
 
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
@@ -81,7 +81,7 @@ def test_the_package_has_its_exceptions_and_imports_them_when_they_are_asked_for
 
 def test_a_bad_picture_is_the_clients_fault() -> None:
     """Its code is 400."""
-    assert describe_failure(BadPicture("no picture")) == ("prediction", "no picture", 400)
+    assert describe_failure(BadPicture("no picture")) == ("bad_input", "no picture", 400)
 
 
 @pytest.mark.parametrize(

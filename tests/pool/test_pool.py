@@ -405,7 +405,7 @@ async def test_a_raising_item_fails_alone_and_its_traceback_is_logged(tmp_path: 
 
         failed = ends.pop(2)
         assert isinstance(failed, HandlerFailed)
-        assert (failed.message, failed.code) == ("Prediction failed", 503)
+        assert (failed.message, failed.code) == ("Prediction failed", None)
         assert all(isinstance(end, Answer) for end in ends)
         errors = [line.text for line in running.log.lines if line.level == "ERROR"]
         assert errors[0].startswith(f"Request {sent[2].job.request.id}:")

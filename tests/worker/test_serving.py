@@ -551,6 +551,29 @@ def test_batches_of_one_frame_are_answered_one_by_one(stage: Stage) -> None:
     assert (last[0].number, last[1]) == (5, [b"c"])
 
 
+def test_an_item_that_is_not_json_fails_alone_where_such_bodies_are_refused(stage: Stage) -> None:
+    """The handler gets the others; the client gets 400 with line and column."""
+    items = [item(("body", "application/json")) for _ in range(3)]
+
+    message, bodies = stage.serve(
+        lambda rows, _: [row["body"] for row in rows], items, [b"[1]", b"[1", b"[2]"], refuses_bad_json=True
+    )
+
+    assert stage.seen == [[{"body": [1]}, {"body": [2]}]]
+    assert [result.error for result in message.results] == [None, "bad_input", None]
+    assert message.results[1].status == 400
+    assert message.results[1].reason == "the body is not JSON: Expecting ',' delimiter at line 1, column 3"
+    assert [json.loads(body) for body in (bodies[0], bodies[2])] == [[1], [2]]
+
+
+def test_a_batch_without_a_readable_item_does_not_reach_the_handler(stage: Stage) -> None:
+    """There is no row to call it with."""
+    message, _ = stage.serve(lambda rows, _: rows, [item(("body", "application/json"))], [b""], refuses_bad_json=True)
+
+    assert stage.seen == []
+    assert [result.reason for result in message.results] == ["the body is not JSON: it is empty"]
+
+
 def test_expired_and_cancelled_items_never_reach_the_handler(stage: Stage) -> None:
     """It sees the rest, numbered from 0; the answers stand where they belong."""
     stage.page.cancel(5, 2)

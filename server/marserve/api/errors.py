@@ -8,7 +8,7 @@ read) are declared here too: no lower room uses them.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -60,6 +60,7 @@ from marserve.errors import (
     ShadowNotFound,
     StoreNotWritable,
     SwapUnderWay,
+    Thrown,
     TooManyUploads,
     TrustedByName,
     Unavailable,
@@ -291,11 +292,13 @@ class ErrorRules(NamedTuple):
     """What settings say of errors' statuses, for all surfaces. The defaults are TorchServe's.
 
     `overload_status` is that of a full or stopping server (429, for clients that retry only on that), `handler_status`
-    that of a handler that failed without a status of its author's choice.
+    that of a handler that failed without a status of its author's choice. Unless `exposes` is off, the body of a
+    handler's failure has a key `exception`: what was raised, with its traceback where it says so.
     """
 
     overload_status: int = 503
     handler_status: int = 503
+    exposes: Literal["off", "message", "traceback"] = "off"
 
 
 AS_RECORDED: Final = ErrorRules()
@@ -330,13 +333,25 @@ def error_message(error: BaseException) -> str:
 
 
 def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED) -> bytes:
-    """The error object, exactly `code`, `type` and `message`, indented by two, with a line end (contract §1.5)."""
-    document = {
+    """The error object, `code`, `type` and `message`, indented by two, with a line end (contract §1.5).
+
+    With `rules.exposes` it has `exception` as well, if a handler raised one.
+    """
+    document: dict[str, Any] = {
         "code": error_status(error, rules),
         "type": error_type(error),
         "message": error_message(error).encode("utf-8", "replace").decode(),
     }
+    if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:
+        document["exception"] = _exposed(error.thrown, with_traceback=rules.exposes == "traceback")
     return msgspec.json.format(_encoder.encode(document), indent=2) + b"\n"
+
+
+def _exposed(thrown: Thrown, *, with_traceback: bool) -> dict[str, Any]:
+    """What was raised, for the body of an answer; `traceback` has its lines, or none."""
+    lines = thrown.traceback.rstrip().splitlines() if with_traceback else []
+    kind, message, *lines = [text.encode("utf-8", "replace").decode() for text in (thrown.type, thrown.message, *lines)]
+    return {"type": kind, "message": message, "traceback": lines}
 
 
 def error_headers(error: BaseException) -> list[tuple[str, str]]:

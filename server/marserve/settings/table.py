@@ -368,6 +368,14 @@ class ModelsAndWorkers:
         "Envelope around all handlers: body, json, kserve, kservev2, or a module with a class of that kind.",
     )
     decode_input_request: bool = _key(BOOL, True, "Hand JSON and text bodies to handlers decoded.")
+    invalid_json: Literal["pass", "refuse"] = _own(
+        CHOICE,
+        "pass",
+        "What becomes of an application/json body that is not JSON, where a model's `invalidJson` does not say: refuse "
+        "answers 400 with line and column, pass gives its bytes to the handler.",
+        marserve="refuse",
+        choices=("pass", "refuse"),
+    )
     limit_max_image_pixels: bool = _key(BOOL, True, "Keep Pillow's limit on the size of pictures in vision handlers.")
     install_py_dep_per_model: bool = _key(BOOL, False, "Install the requirements that archives bring.")
     default_requirements_file: str | None = _own(
@@ -807,6 +815,13 @@ class Life:
     )
     unavailable_status: Literal[503, 429] = _own(
         INT_CHOICE, 503, "Status of a request that comes while a queue is full.", choices=("503", "429")
+    )
+    expose_errors: Literal["off", "message", "traceback"] = _own(
+        CHOICE,
+        "off",
+        "What the body of a handler's failure says of the exception, under the key `exception`: type and message, or "
+        "the traceback too. Only for clients that may read the model's code.",
+        choices=("off", "message", "traceback"),
     )
     handler_error_status: Literal[503, 500] = _own(
         INT_CHOICE,

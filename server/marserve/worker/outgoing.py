@@ -18,16 +18,20 @@ from typing import Any
 
 import msgspec
 
+from marserve.errors import Thrown
 from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded, Raised
 from marserve_handlers.declared.answer import JsonAnswer
-from marserve_handlers.errors import HANDLER, describe_failure
+from marserve_handlers.errors import BAD_INPUT, HANDLER, PREDICTION, describe_failure
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 
 # In characters. Longer text is cut, which a line in it says.
 MAX_MESSAGE = 1 << 20
 MAX_TRACEBACK = 64 << 10
 MAX_NAME = 200
+MAX_SAID = 8 << 10
 MAX_SENTENCE = 2000
+# Kinds of failures with which an author answers a client, unless their status is 500 or more.
+MEANT = (PREDICTION, BAD_INPUT)
 _KINDS = ("counter", "gauge", "histogram")
 
 log = logging.getLogger("marserve.worker")
@@ -180,10 +184,23 @@ def raised(number: int, handler_s: float, error: BaseException) -> Raised:
     try:
         failure = describe_failure(error)
         message = cut(failure.message, MAX_MESSAGE)
-        return Raised(number, handler_s, failure.kind, message, failure.code, traceback_of(error))
+        name, said = name_of(error), cut(words_of(error), MAX_SAID)
+        return Raised(number, handler_s, failure.kind, message, failure.code, traceback_of(error), name, said)
     except BaseException as worse:
         text = f"{name_of(error)}, which cannot be shown:\n{traceback_of(worse)}"
-        return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text)
+        return Raised(number, handler_s, HANDLER, "Prediction failed", 503, text, name_of(error))
+
+
+def thrown_by(error: BaseException) -> Thrown | None:
+    """The exception behind the failure of one item; None for an answer that its author meant for the client."""
+    return thrown_of(raised(0, 0.0, error))
+
+
+def thrown_of(failure: Raised) -> Thrown | None:
+    """The exception behind a failure; None for an answer that its author meant for the client."""
+    if failure.kind in MEANT and failure.code < 500:
+        return None
+    return Thrown(failure.error_type, failure.error_text, failure.traceback)
 
 
 def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | None:
@@ -193,10 +210,11 @@ def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | 
         if inspect.iscoroutine(answered):
             answered.close()
             detail += ". A handler that is a coroutine needs asyncCommunication: true in the model's configuration"
-        return Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, detail)
+        return Raised(number, handler_s, HANDLER, "Invalid model predict output", 503, detail, "TypeError", detail)
     if len(answered) != rows:
         detail = f"handle() returned {len(answered)} elements for {rows} rows; it must return one a row"
-        return Raised(number, handler_s, HANDLER, "number of batch response mismatched", 503, detail)
+        said = "number of batch response mismatched"
+        return Raised(number, handler_s, HANDLER, said, 503, detail, "ValueError", detail)
     return None
 
 

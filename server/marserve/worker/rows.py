@@ -13,19 +13,45 @@ import msgspec
 
 from marserve.messages import PART_MARK, Item
 from marserve_handlers.context import Context
+from marserve_handlers.errors import BadInput
 
 Row = dict[str, Any]
 
 log = logging.getLogger("marserve.worker")
 
 
-def decode_value(body: bytearray, content_type: str) -> Any:
-    """What a handler sees of a value with this content type (contract §1.3)."""
+class InvalidJson(BadInput):
+    """A value of type application/json is not JSON. `field` is the value's name, None for the body."""
+
+    def __init__(self, field: str | None, error: Exception) -> None:
+        what = "the body" if field is None else "the value"
+        super().__init__(f"{what} is not JSON: {_what_is_wrong(error)}", field)
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        if not error.doc.strip():
+            return "it is empty"
+        return f"{error.msg} at line {error.lineno}, column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not {error.encoding.upper()}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error)  # a number of thousands of digits
+
+
+def decode_value(body: bytearray, content_type: str, *, name: str = "body", refuses_bad_json: bool = False) -> Any:
+    """What a handler sees of a value with this content type (contract §1.3).
+
+    Raises InvalidJson, with `refuses_bad_json`, for a value of type application/json that does not parse.
+    """
     essence = content_type.partition(";")[0]
     if essence == "application/json":
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
+            if refuses_bad_json:
+                raise InvalidJson(None if name == "body" else name, error) from None
             log.warning("a body of type application/json is not JSON (%s); the handler gets its bytes", error)
             return body
     if essence.startswith("text"):

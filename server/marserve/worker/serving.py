@@ -40,6 +40,8 @@ from marserve.worker.device.device_memory import give_back, taken_bytes
 from marserve.worker.lengths import FAILED, read_lengths
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import (
+    MAX_MESSAGE,
+    cut,
     encode_value,
     has_run_out,
     loss_told_by,
@@ -49,15 +51,18 @@ from marserve.worker.outgoing import (
     said_of_load,
     say,
     shown,
+    thrown_by,
+    thrown_of,
     warnings_since,
 )
 from marserve.worker.process.own_process import leave
 from marserve.worker.process.printed_lines import about, running
 from marserve.worker.rank import Leader
-from marserve.worker.rows import DistinctIds, begin_unwatched, decode_value
+from marserve.worker.rows import DistinctIds, InvalidJson, begin_unwatched, decode_value
 from marserve_handlers.context import Context
 from marserve_handlers.errors import (
     BAD_HEADER,
+    BAD_INPUT,
     CANCELLED,
     EXPIRED,
     HANDLER,
@@ -281,7 +286,7 @@ class ServedModel:
         """The live items, their rows, and for every item of the batch None, or the result with which it has ended."""
         has_cancels = self._page.has_cancels(batch.number)
         ahead_s = self._page.clock_ahead_s
-        decode_input = self._model.load.decode_input
+        decode_input, refuses_bad_json = self._model.load.decode_input, self._model.load.refuses_bad_json
         outcome: list[Result | None] = []
         live: list[Item] = []
         rows: list[dict[str, Any]] = []
@@ -295,12 +300,23 @@ class ServedModel:
             elif has_cancels and self._page.is_cancelled(batch.number, index):
                 outcome.append(WAS_CANCELLED)
             else:
-                outcome.append(None)
-                live.append(item)
                 row: dict[str, Any] = {}
+                refusal: InvalidJson | None = None
                 for (name, content_type), body in zip(item.parts, bodies[at:end], strict=True):
-                    row[name] = decode_value(body, content_type) if content_type and decode_input else body
-                rows.append(row)
+                    if not (content_type and decode_input):
+                        row[name] = body
+                        continue
+                    try:
+                        row[name] = decode_value(body, content_type, name=name, refuses_bad_json=refuses_bad_json)
+                    except InvalidJson as error:
+                        refusal = error
+                        break
+                if refusal is None:
+                    outcome.append(None)
+                    live.append(item)
+                    rows.append(row)
+                else:
+                    outcome.append(Result(refusal.error_code, cut(refusal.message, MAX_MESSAGE), [], BAD_INPUT))
             at = end
         return live, rows, outcome
 
@@ -338,7 +354,7 @@ class ServedModel:
             except BadResponse as error:
                 with about(context.batch_items[index : index + 1]):
                     log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
-                results.append(Result(503, str(error), [], BAD_HEADER))
+                results.append(Result(503, str(error), [], BAD_HEADER, thrown_by(error)))
             except SystemExit:
                 raise
             except BaseException as error:  # the author's own objects are written as text: anything may be raised
@@ -354,7 +370,8 @@ class ServedModel:
                 if has_run_out(error):
                     results.append(Result(507, "Out of resources", [], MEMORY))
                 else:
-                    results.append(Result(503, "Unsupported model output data type.", [], HANDLER))
+                    said = "Unsupported model output data type."
+                    results.append(Result(503, said, [], HANDLER, thrown_by(error)))
             else:
                 if len(body) > most:
                     text = f"The answer has {len(body)} bytes, more than max_response_size, {most}."
@@ -478,4 +495,4 @@ def _failed_alone(error: BaseException) -> Result:
     """The result for an exception that a handler returned in the place of one item's answer."""
     failure = raised(0, 0.0, error)
     say(logging.ERROR, "one item of a batch failed\n%s", failure.traceback.rstrip())
-    return Result(failure.code, failure.message, [], failure.kind)
+    return Result(failure.code, failure.message, [], failure.kind, thrown_of(failure))

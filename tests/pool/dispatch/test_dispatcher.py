@@ -342,7 +342,7 @@ def test_each_job_gets_its_own_result() -> None:
     assert clients[0].end == Answer(b"a")
     assert clients[1].end == Answer(b"b", 201, "Made", [("x", "1")])
     assert isinstance(clients[2].end, HandlerFailed)
-    assert (clients[2].end.code, clients[2].end.message) == (503, "too large")
+    assert (clients[2].end.code, clients[2].end.message) == (None, "too large")
 
 
 def test_an_item_that_ran_out_of_memory_is_told_so() -> None:
@@ -772,7 +772,8 @@ def test_a_batch_that_raises_is_split_until_the_guilty_stand_alone(guilty: set[i
     for number, client in enumerate(clients):
         if number in guilty:
             assert isinstance(client.end, HandlerFailed)
-            assert client.end.traceback == "trace"
+            assert client.end.thrown is not None
+            assert client.end.thrown.traceback == "trace"
         else:
             assert client.body == bodies[number]
     assert stage.dispatcher.is_empty

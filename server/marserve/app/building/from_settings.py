@@ -58,8 +58,8 @@ def environment_folder(settings: Settings) -> Path | None:
 
 
 def error_rules(settings: Settings) -> ErrorRules:
-    """The statuses of errors that settings choose."""
-    return ErrorRules(settings.unavailable_status, settings.handler_error_status)
+    """What settings say of errors for clients."""
+    return ErrorRules(settings.unavailable_status, settings.handler_error_status, settings.expose_errors)
 
 
 def cluster_options(settings: Settings) -> ClusterOptions:

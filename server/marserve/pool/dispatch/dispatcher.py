@@ -19,6 +19,7 @@ from typing import Literal
 
 from marserve.errors import (
     BadFrame,
+    BadInput,
     DeadlinePassed,
     Draining,
     FingerprintRefused,
@@ -29,6 +30,7 @@ from marserve.errors import (
     OutOfMemory,
     QueueFull,
     SequenceGone,
+    Thrown,
     Unavailable,
     WaitTooLong,
 )
@@ -496,8 +498,9 @@ class Dispatcher:
             live = []
         self.pump(now)
         self.fail_stranded(now)
+        thrown = Thrown(raised.error_type, raised.error_text, raised.traceback)
         for job in live:
-            self._fail(job, _error_of(raised.kind, raised.message, raised.code), now)
+            self._fail(job, _error_of(raised.kind, raised.message, raised.code, thrown), now)
         return live
 
     def died(
@@ -711,7 +714,7 @@ class Dispatcher:
             self.metrics.expired += 1
             self._fail(job, DeadlinePassed("worker"), now)
         else:
-            self._fail(job, _error_of(result.error or "", result.reason, result.status), now)
+            self._fail(job, _error_of(result.error or "", result.reason, result.status, result.thrown), now)
 
     def _fail(self, job: Job, error: MarserveError, now: float) -> None:
         """End a job with an error, unless it has ended: by its deadline, or cancelled by a receiver called before."""
@@ -746,8 +749,12 @@ def _close(job: Job) -> None:
     job.flight = None
 
 
-def _error_of(kind: str, message: str, code: int) -> MarserveError:
+def _error_of(kind: str, message: str, code: int, thrown: Thrown | None) -> MarserveError:
     """The typed error behind a kind that the worker reported. Only `prediction` has a code that the author chose."""
     if kind == "memory":
         return OutOfMemory(message)
-    return HandlerFailed(message, code if kind == "prediction" else None)
+    if kind == "bad_input":
+        return BadInput(message)
+    if kind != "prediction":
+        return HandlerFailed(message, None, thrown)
+    return HandlerFailed(message, code, thrown if code >= 500 else None)

@@ -344,7 +344,7 @@ class Life:
 
     def _log_failure(self, failed: Sequence[Request], message: Raised) -> None:
         """Log under the requests' ids why they failed, without a traceback for an error meant for the client."""
-        is_answer = message.kind == "prediction" and message.code < 500
+        is_answer = message.kind in ("prediction", "bad_input") and message.code < 500
         sentence = f"Request {', '.join(shown_id(request.id) for request in failed)}: {message.message}"
         self.output.log_failure(sentence, "" if is_answer else message.traceback, line_ids(failed))
 

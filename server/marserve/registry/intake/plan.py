@@ -282,6 +282,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         device_type="gpu" if options.gpu_ids or (options.ray is not None and options.ray.gpus) else "cpu",
         envelope=server.envelope,
         decode_input=server.decode_input,
+        refuses_bad_json=options.invalid_json == "refuse",
         limit_max_image_pixels=server.limit_max_image_pixels,
         max_answer_bytes=server.max_answer_bytes,
         threads=server.threads,
