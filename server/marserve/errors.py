@@ -62,7 +62,7 @@ MarserveError
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 
@@ -239,16 +239,18 @@ class ManagementClosed(ClientError):
 
 
 class ModelNotFound(ClientError):
-    """No model of that name is registered."""
+    """No model of that name is registered. `known` are the names of those that are, None if they are not known here."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, known: Collection[str] | None = None) -> None:
+        self.model, self.known = model, known
         super().__init__(f"Model not found: {model}")
 
 
 class VersionNotFound(ClientError):
-    """The model is registered, the version is not."""
+    """The model is registered, the version is not. `known` are its versions and labels, empty if not known here."""
 
-    def __init__(self, model: str, version: str, text: str | None = None) -> None:
+    def __init__(self, model: str, version: str, text: str | None = None, known: Collection[str] = ()) -> None:
+        self.known = known
         super().__init__(text or f"Model version: {version} does not exist for model: {model}")
 
 

@@ -147,7 +147,7 @@ def test_a_model_that_does_not_fit_is_507_and_one_that_finds_no_room_now_503() -
 
 
 THROWN = errors.Thrown(
-    "ValueError", "no \ud800 weights", 'Traceback (most recent call last):\n  File "h.py"\nValueError\n'
+    "ValueError", "no \ud800 weights", "Traceback (most recent call last):\n  File h.py\nValueError\n"
 )
 
 
@@ -172,3 +172,36 @@ def test_an_answer_meant_for_the_client_exposes_nothing() -> None:
 
     for error in (errors.HandlerFailed("no", 422), errors.BadInput("no"), errors.WorkerDied("crash")):
         assert set(json.loads(error_body(error, rules))) == {"code", "type", "message"}
+
+
+NAMED = ErrorRules(names_known=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.ModelNotFound("digts", {"cats", "digits"}), "Model not found: digts; did you mean digits?"),
+        (errors.ModelNotFound("zebra", {"cats", "digits"}), "Model not found: zebra"),
+        (errors.ModelNotFound("x" * 10_000, {"x" * 100}), f"Model not found: {'x' * 10_000}"),
+        (errors.ModelNotFound("m", ()), "Model not found: m; no model is registered"),
+        (errors.ModelNotFound("m"), "Model not found: m"),
+        (
+            errors.VersionNotFound("m", "3", known=("1.0", "2.0")),
+            "Model version: 3 does not exist for model: m; it has 1.0, 2.0",
+        ),
+        (errors.VersionNotFound("m", "3"), "Model version: 3 does not exist for model: m"),
+    ],
+)
+def test_an_error_about_a_missing_name_names_what_is_there(error: errors.MarserveError, said: str) -> None:
+    """The nearest model, a model's versions; where TorchServe's words hold they stay as recorded."""
+    assert json.loads(error_body(error, NAMED))["message"] == said
+    assert json.loads(error_body(error))["message"] == error.message
+
+
+def test_of_many_versions_a_few_are_named() -> None:
+    """An answer is no list of a registry."""
+    known = tuple(str(number) for number in range(12))
+
+    said = json.loads(error_body(errors.VersionNotFound("m", "x", known=known), NAMED))["message"]
+
+    assert said.endswith("it has 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")

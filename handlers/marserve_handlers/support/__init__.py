@@ -5,6 +5,7 @@ classes          a class by its dotted name, and those that a module defines
 labels targets   names of classes, and which class an explanation is asked for
 tokens contractions pictures     from text and pictures to what a model takes
 timing           the steps of a handler, timed
+distributions    the package that brings a module which was not found
 exported_check   looks through a `.pt2` before torch opens it
 metric_types metrics_file        kinds of metrics, errors of their cache, and the file that declares metrics
 devices/         the device of a worker, its errors, its driver; compilation; engines of language models

@@ -8,6 +8,7 @@ read) are declared here too: no lower room uses them.
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -79,8 +80,15 @@ from marserve.errors import (
     WrongKey,
     without_stop,
 )
+from marserve.files.nearest import did_you_mean
 
 INTERNAL = "InternalServerException"
+
+# Of an error about a name that is missing: how many names are compared with it, of how many characters, and how many
+# versions are named.
+MOST_COMPARED: Final = 64
+MOST_COMPARED_CHARACTERS: Final = 64
+MOST_SHOWN: Final = 10
 
 
 class HttpRefusal(MarserveError):
@@ -293,12 +301,14 @@ class ErrorRules(NamedTuple):
 
     `overload_status` is that of a full or stopping server (429, for clients that retry only on that), `handler_status`
     that of a handler that failed without a status of its author's choice. Unless `exposes` is off, the body of a
-    handler's failure has a key `exception`: what was raised, with its traceback where it says so.
+    handler's failure has a key `exception`: what was raised, with its traceback where it says so. `names_known`:
+    an error about a name that is missing names what is there.
     """
 
     overload_status: int = 503
     handler_status: int = 503
     exposes: Literal["off", "message", "traceback"] = "off"
+    names_known: bool = False
 
 
 AS_RECORDED: Final = ErrorRules()
@@ -327,9 +337,34 @@ def error_type(error: BaseException) -> str:
     return _entry(error)[1]
 
 
-def error_message(error: BaseException) -> str:
+def error_message(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """The sentence for the client. That of an unforeseen error says nothing of it: its text may hold anything."""
-    return error.message if isinstance(error, MarserveError) else "The server failed to handle the request."
+    if not isinstance(error, MarserveError):
+        return "The server failed to handle the request."
+    if rules.names_known and isinstance(error, ModelNotFound | VersionNotFound):
+        return error.message + _what_is_there(error)
+    return error.message
+
+
+def _what_is_there(error: ModelNotFound | VersionNotFound) -> str:
+    """The end of a sentence about a missing name: the name it may stand for, or a model's versions.
+
+    All models are never listed: a client of one need not learn of the others. Few names are compared, as the time of it
+    is the event loop's.
+    """
+    if isinstance(error, ModelNotFound):
+        if error.known is None:
+            return ""
+        if not error.known:
+            return "; no model is registered"
+        if len(error.model) > MOST_COMPARED_CHARACTERS:
+            return ""
+        return did_you_mean(error.model, islice(error.known, MOST_COMPARED))
+    if not error.known:
+        return ""
+    shown = list(islice(error.known, MOST_SHOWN))
+    more = f" and {len(error.known) - MOST_SHOWN} more" if len(error.known) > MOST_SHOWN else ""
+    return f"; it has {', '.join(shown)}{more}"
 
 
 def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED) -> bytes:
@@ -340,7 +375,7 @@ def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED) -> bytes:
     document: dict[str, Any] = {
         "code": error_status(error, rules),
         "type": error_type(error),
-        "message": error_message(error).encode("utf-8", "replace").decode(),
+        "message": error_message(error, rules).encode("utf-8", "replace").decode(),
     }
     if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:
         document["exception"] = _exposed(error.thrown, with_traceback=rules.exposes == "traceback")

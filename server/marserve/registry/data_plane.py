@@ -42,7 +42,7 @@ class DataPlane:
             raise Draining
         entry = self._models.get(model)
         if entry is None:
-            raise ModelNotFound(model)
+            raise ModelNotFound(model, self._models.keys())
         if not entry.is_plain or request.asked_version is not None:
             return self._submit_chosen(entry, version, request, receiver)
         pool = choose_version(model, entry.versions, entry.default, version).pool

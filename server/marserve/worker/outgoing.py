@@ -23,6 +23,7 @@ from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded
 from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.errors import BAD_INPUT, HANDLER, PREDICTION, describe_failure
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
+from marserve_handlers.support.distributions import advice_for
 
 # In characters. Longer text is cut, which a line in it says.
 MAX_MESSAGE = 1 << 20
@@ -218,10 +219,6 @@ def misfit(number: int, handler_s: float, answered: Any, rows: int) -> Raised | 
     return None
 
 
-# Packages that models need, and the extra of marserve that installs each.
-EXTRAS = {"torch": "torch", "onnxruntime": "onnx", "huggingface_hub": "hf"}
-
-
 def not_loaded(error: BaseException) -> NotLoaded:
     """The message about a failed load; the server writes the traceback to the author's log."""
     try:
@@ -242,7 +239,7 @@ def _not_loaded(error: BaseException) -> NotLoaded:
     else:
         kind = "load_failed"
     said = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-    if isinstance(error, ModuleNotFoundError) and isinstance(error.name, str) and error.name in EXTRAS:
-        extra = EXTRAS[error.name]
-        said = f"{said.rstrip('.')}. The extra {extra} of marserve brings it: pip install 'marserve[{extra}]'"
+    if isinstance(error, ModuleNotFoundError) and isinstance(error.name, str):
+        advice = advice_for(error.name)
+        said = f"{said.rstrip('.')}. {advice}" if advice else said
     return NotLoaded(kind, cut(said[:2000], 2000), traceback_of(error))

@@ -89,7 +89,7 @@ def test_weights_alone_ask_for_a_handler(arguments: list[str]) -> None:
     """Nobody can guess what to do with them."""
     result = runner.invoke(app, ["m", *arguments])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Name a handler with --handler" in result.stderr
     assert result.stdout == ""
 
@@ -125,7 +125,7 @@ def test_a_failure_is_json_for_a_script() -> None:
     """The same sentence in an object."""
     result = runner.invoke(app, ["m", "--handler", "gone.py", "--json"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Handler file does not exist: gone.py" in json.loads(result.stdout)["error"]["message"]
 
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], 
 
     result = runner.invoke(app, ["m", *arguments])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert said in result.stderr
     assert list(tmp_path.rglob("*.mar")) == []
 
@@ -226,7 +226,7 @@ def test_densenets_handler_takes_what_it_can_load(tmp_path: Path) -> None:
     bad = runner.invoke(app, ["other", "--handler", "densenet_handler", "-s", "net.onnx"])
 
     assert good.exit_code == 0, good.output
-    assert bad.exit_code == 1
+    assert bad.exit_code == 2
     assert "net.onnx is no file that densenet_handler can load: it must end in .pt, .pth." in bad.output
 
 
@@ -305,6 +305,6 @@ def test_a_source_without_a_model_is_refused(tmp_path: Path) -> None:
 
     result = runner.invoke(app, ["m.py"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "m.py has no model" in result.stderr
     assert not list(tmp_path.glob("*.mar"))

@@ -172,7 +172,7 @@ def grpc_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> GrpcSt
         code = status_of_http(rules.handler_status if error.code is None else error.code)
     elif isinstance(error, OVERLOAD):
         code = status_of_http(rules.overload_status)
-    message = error_message(error)
+    message = error_message(error, rules)
     if len(message) > MAX_DESCRIPTION_CHARACTERS:
         message = message[:MAX_DESCRIPTION_CHARACTERS] + "…"
     message = message.encode("utf-8", "replace").decode()

@@ -59,7 +59,12 @@ def environment_folder(settings: Settings) -> Path | None:
 
 def error_rules(settings: Settings) -> ErrorRules:
     """What settings say of errors for clients."""
-    return ErrorRules(settings.unavailable_status, settings.handler_error_status, settings.expose_errors)
+    return ErrorRules(
+        settings.unavailable_status,
+        settings.handler_error_status,
+        settings.expose_errors,
+        names_known=settings.entry == "marserve",
+    )
 
 
 def cluster_options(settings: Settings) -> ClusterOptions:

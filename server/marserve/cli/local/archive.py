@@ -157,6 +157,11 @@ def archive(
                 place = output_path(spec.model_name, export_path, archive_format.value)
                 _show_dry_run(output, plan, warnings, place, force)
                 return
+        except CannotArchive as error:  # what the arguments name cannot be packed, and nothing was written
+            raise WrongArguments(error.message) from error
+        except BadArchive as error:
+            raise CommandFailed(error.message) from error
+        try:
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
             raise CommandFailed(error.message) from error

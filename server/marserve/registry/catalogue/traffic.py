@@ -196,7 +196,7 @@ def choose_version(model: str, versions: Mapping[str, Version], default: str, na
     try:
         return versions[default if named is None else named]
     except KeyError:
-        raise VersionNotFound(model, str(named)) from None
+        raise VersionNotFound(model, str(named), known=tuple(versions)) from None
 
 
 class _Arm:

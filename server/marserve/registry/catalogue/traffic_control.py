@@ -60,7 +60,7 @@ class TrafficControl:
                 raise BadInput(
                     f"{name} is a label, and weights are of versions; version {entry.labels[name].target} has it."
                 )
-            raise VersionNotFound(model, name)
+            raise VersionNotFound(model, name, known=tuple(entry.versions))
         if dry_run:
             pending = [name for name, weight in traffic.weights.items() if weight and not entry.can_answer(name)]
             return {**traffic.document(), **({"pending": pending} if pending else {})}
@@ -108,7 +108,7 @@ class TrafficControl:
         if label in entry.versions or self._versions.is_held(model, label):
             raise LabelTaken(model, label)
         if version not in entry.versions:
-            raise VersionNotFound(model, version)
+            raise VersionNotFound(model, version, known=tuple(entry.versions))
         if label not in entry.labels and len(entry.labels) >= MOST_LABELS:
             raise BadInput(f"Model {model} has {MOST_LABELS} labels, as many as it may have; remove one.")
         if dry_run:

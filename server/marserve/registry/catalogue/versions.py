@@ -153,7 +153,7 @@ class Model:
             return version
         label = self.labels.get(word)
         if label is None:
-            raise VersionNotFound(self.name, word)
+            raise VersionNotFound(self.name, word, known=(*self.versions, *self.labels))
         return self.versions[self.settle(label)]
 
     def settle(self, label: Label) -> str:
@@ -207,7 +207,7 @@ class Versions:
         """A model by its name. Raises ModelNotFound."""
         model = self.models.get(name)
         if model is None:
-            raise ModelNotFound(name)
+            raise ModelNotFound(name, self.models.keys())
         return model
 
     def find(self, model: str, version: str | None) -> Version:
@@ -237,7 +237,7 @@ class Versions:
         entry = self.model(model)
         name = entry.default if version is None else version
         if name not in entry.versions:
-            raise VersionNotFound(model, name)
+            raise VersionNotFound(model, name, known=tuple(entry.versions))
         if len(entry.versions) > 1:
             if name == entry.default:
                 raise DefaultVersionInUse(model)
@@ -413,7 +413,8 @@ class Versions:
         """The version of this name; a label does not count. Raises ModelNotFound or VersionNotFound."""
         entry = self.model(model)
         if version not in entry.versions:
-            raise VersionNotFound(model, version, f"Model version {version} does not exist for model {model}")
+            text = f"Model version {version} does not exist for model {model}"
+            raise VersionNotFound(model, version, text, tuple(entry.versions))
         return entry.versions[version]
 
     def set_default(self, model: str, version: str) -> Version:

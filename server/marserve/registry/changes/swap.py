@@ -182,9 +182,10 @@ class Swapping:
 
     def _listed(self, model: str, name: str) -> Version:
         """The version of this name; labels are not swapped."""
-        version = self._versions.model(model).versions.get(name)
+        entry = self._versions.model(model)
+        version = entry.versions.get(name)
         if version is None:
-            raise VersionNotFound(model, name)
+            raise VersionNotFound(model, name, known=tuple(entry.versions))
         return version
 
     def _check_names(self, wish: SwapParameters, old: Version, name: str) -> None:
