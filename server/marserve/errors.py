@@ -678,6 +678,16 @@ class TooManyUploads(Unavailable):
         super().__init__(f"{limit} archives are being uploaded, which is as many as may be at once. Try again later.")
 
 
+class TooManyAskLogs(Unavailable):
+    """The logs are `searched` or `followed` by as many calls as may be."""
+
+    cause = "logs"
+    retry_after_s = 1.0
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"The logs are {what} by {limit} calls, which is as many as may be at once. Try again later.")
+
+
 class DeadlinePassed(MarserveError):
     """The request's deadline passed, `where` it was: `queue` or `worker`."""
 

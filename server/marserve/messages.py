@@ -370,6 +370,12 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     index: int
 
 
+class SetLevel(msgspec.Struct, frozen=True, array_like=True, tag="set_level"):
+    """Log from this level on from now on. `level` is a name of Python's logging."""
+
+    level: str
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Finish what was sent and end."""
 
@@ -591,7 +597,7 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     dropped: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
 
 
-ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | Stop | Preload | Fork
+ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | SetLevel | Stop | Preload | Fork
 ToServer = (
     Hello
     | Loaded

@@ -78,6 +78,8 @@ def a_server(
         rollouts=Recorder("rollouts", calls, stop=None),
         workflows=Recorder("workflows", calls, {"refuse_accepted": workflows_left}, drain=0),
         connections=Connections(),
+        uploads=None,
+        logs=SimpleNamespace(book=Recorder("book", calls)),
     )
     parts.registry.data_plane = Recorder("data_plane", calls, {"refuse_accepted": left}, drain=drained)
     listener: Any = Recorder("listener", calls, turn_away=None)
@@ -101,6 +103,7 @@ async def test_the_end_has_an_order() -> None:
         "workflows.refuse_new",
         "workflows.drain",
         "data_plane.drain",
+        "book.end_following",
         "listener.turn_away",
         "listener.close",
         "connection.shutdown",
@@ -125,7 +128,7 @@ async def test_a_second_signal_ends_the_wait_and_not_the_order(caplog: pytest.Lo
     calls.remove("grpc.stop")
     after = calls[calls.index("data_plane.drain") + 1 :]
     assert after[:2] == ["workflows.refuse_accepted", "data_plane.refuse_accepted"]
-    assert after[2:5] == ["listener.turn_away", "listener.close", "connection.shutdown"]
+    assert after[2:6] == ["book.end_following", "listener.turn_away", "listener.close", "connection.shutdown"]
     assert [record.message for record in caplog.records] == ["SIGINT again: stopping now"]
 
 

@@ -15,7 +15,7 @@ from support.command_line import marserve
 
 COMMANDS = ("run", "start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
 COMMANDS += ("traffic", "label", "swap", "shadow", "rollout", "unregister", "scale", "tune", "check")
-COMMANDS += ("plan", "apply", "undo", "history", "watches", "infer", "migrate", "version")
+COMMANDS += ("plan", "apply", "undo", "history", "watches", "logs", "log-level", "infer", "migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

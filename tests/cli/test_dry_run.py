@@ -18,12 +18,15 @@ from support.fake_apis import FakeApis, description, description_with_dry_runs, 
 
 # Commands that change nothing, each with why; every other one has --dry-run.
 CHANGES_NOTHING = {
+    "run": "it serves a model of this folder until it ends",
     "status": "it reads",
     "models": "it reads",
     "check": "workers answer samples, as they answer requests",
     "plan": "it is a dry run itself",
     "history": "it reads",
     "watches": "--look has a watch look now that looks by itself a moment later",
+    "logs": "it reads",
+    "log-level": "it shows a word, and sets another that the next call sets back",
     "infer": "it asks a model, as any client does",
     "migrate": "it reads a folder, or asks models",
     "version": "it reads",

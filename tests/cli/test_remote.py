@@ -175,7 +175,7 @@ def test_the_reason_that_the_server_gives_is_kept(apis: FakeApis) -> None:
 
     assert failed.value.detail["reason"] == "SyntaxError: expected ':'"
     # `make serve` has no log_location, and writes no files.
-    assert "ts_log.log in its log_location; without one, what it prints" in str(failed.value.next_step)
+    assert "`marserve logs" in str(failed.value.next_step)
 
 
 def test_a_refusal_without_words_is_told_by_its_status(apis: FakeApis) -> None:

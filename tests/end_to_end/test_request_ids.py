@@ -58,6 +58,9 @@ def test_a_clients_id_is_taken_and_stands_in_every_line(tmp_path: Path) -> None:
         lines_of(folder / "model_log.log", 5, " MODEL_LOG [order-18] - ")
         traceback = lines_of(folder / "model_log.log", 1, "ValueError: no such picture")
         [access] = lines_of(folder / "access_log.log", 1, " order-18")
+        logs = server.client.get(f"{server.management}/logs", params={"request": "order-18", "model": "m"}).json()
+    assert {line["log"] for line in logs["lines"]} == {"access", "model"}
+    assert any("ValueError: no such picture" in line["text"] for line in logs["lines"])
     assert (answer.headers["x-request-id"], answer.text) == ("order:17.a_B", "order:17.a_B")
     assert {line.rpartition(" - ")[2] for line in said} == {"printed", "to stderr", "logged", "threaded"}
     assert failed.headers["x-request-id"] == "order-18"
@@ -66,6 +69,41 @@ def test_a_clients_id_is_taken_and_stands_in_every_line(tmp_path: Path) -> None:
     assert OWN.fullmatch(strange.headers["x-request-id"])
     assert OWN.fullmatch(long.headers["x-request-id"])
     assert describe.headers["x-request-id"] == "ask-1"
+
+
+CHATTY = """
+import logging
+
+def handle(data, context):
+    logging.getLogger("mine").debug("whispered")
+    return [b"" for _ in data] if data else None
+"""
+
+
+def test_logs_are_asked_for_and_levels_changed_while_it_serves(tmp_path: Path) -> None:
+    """Without log files, too; workers that come later have the level as well."""
+    with Server(tmp_path, entry="marserve") as server:
+        make_archive(server.store / "m.mar", CHATTY)
+        assert server.register("m.mar").status_code == 200
+        logs, logging = f"{server.management}/logs", f"{server.management}/logging"
+        server.predict("m", b"x", **{"X-Request-Id": "before"})
+
+        assert server.client.put(logging, params={"level": "debug", "model": "m"}).status_code == 200
+        server.predict("m", b"x", **{"X-Request-Id": "after"})
+
+        for _ in poll(5, "the line"):
+            lines = server.client.get(logs, params={"log": "model", "model": "m", "tail": 50}).json()["lines"]
+            if any("[after] - whispered" in line["text"] for line in lines):
+                break
+        assert not any("[before]" in line["text"] for line in lines)
+        assert server.client.get(logs, params={"level": "loud"}).status_code == 400
+        with server.client.stream("GET", logs, params={"follow": "true", "request": "last", "tail": 0}) as stream:
+            pieces = stream.iter_lines()
+            assert next(pieces) == ": "
+            server.client.put(f"{server.management}/models/m", params={"min_worker": 2, "synchronous": "true"})
+            server.predict("m", b"x", **{"X-Request-Id": "last"})
+            said = json.loads(next(piece for piece in pieces if piece.startswith("data: ")).removeprefix("data: "))
+    assert "last" in said["text"]
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
@@ -81,6 +119,8 @@ def test_torchserve_makes_an_id_and_notes_the_clients_beside_it(tmp_path: Path, 
 
         said = lines_of(folder / "model_log.log", 4, "MODEL_LOG")
         [access] = lines_of(folder / "access_log.log", 1, "/predictions/m")
+        for method, path in (("GET", "/logs"), ("GET", "/logging"), ("PUT", "/logging")):
+            assert server.client.request(method, f"{server.management}{path}").status_code in (404, 405)
     assert OWN.fullmatch(own)
     if format == "text":
         assert any(line.endswith(" MODEL_LOG - printed") for line in said)

@@ -337,6 +337,32 @@ class DownloadsList(Document):
     downloads: Sequence[DownloadEntry]
 
 
+class LogLine(Document):
+    """A record of a log: a line, with the lines of its traceback."""
+
+    log: Literal["server", "model", "access"]
+    time: Annotated[str | None, Meta(description="as the log has it: local time in text, UTC in JSON")]
+    level: str
+    requestId: Annotated[str | None, Meta(description="several with commas, a client's behind the server's and a /")]
+    text: Annotated[str, Meta(description="as the log has it")]
+
+
+class LogLines(Document):
+    """The newest lines that were asked for, the oldest first."""
+
+    lines: list[LogLine]
+    complete: Annotated[bool, Meta(description="false where time or room did not suffice for all of them")]
+    since: Annotated[str | None, Meta(description="the oldest line that was looked at, if not all were")] = None
+
+
+class LoggingLevels(Document):
+    """The levels of logging."""
+
+    level: Annotated[str, Meta(description="the server log's")]
+    workers: Annotated[str, Meta(description="that of workers of models without a level of their own")]
+    models: Annotated[dict[str, str], Meta(description="those of single models' workers")]
+
+
 class UploadedArchive(Document):
     """An archive that was uploaded into the model store, or was there with the same content."""
 

@@ -105,6 +105,7 @@ async def drain(
         if left != 0:
             why = "a second signal came" if left is None else f"drain_timeout is over ({settings.drain_timeout:g} s)"
             give_up_accepted(registry.data_plane, parts.workflows, why)
+        parts.logs.book.end_following()
         await asyncio.gather(*(listener.turn_away() for listener in listeners))
         for listener in listeners:
             listener.close()

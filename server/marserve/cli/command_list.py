@@ -38,6 +38,8 @@ COMMANDS = {
     "undo": "changes.undo",
     "history": "changes.undo",
     "watches": "models.watches",
+    "logs": "server.logs",
+    "log-level": "server.log_level",
     "infer": "models.infer",
     "migrate": "torchserve.migrate",
     "version": "local.version",

@@ -6,6 +6,7 @@ what may help.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ ConfigFile = Annotated[
 
 QUICK_S = 10.0
 """The time limit of a quick request, in seconds."""
+
+STREAM_SILENCE_S = 60.0
+"""How long a stream of the server may be silent, in seconds; the server sends a comment four times in that time."""
 
 
 def find_address(which: Literal["inference", "management"], given: str | None, config: Path | None) -> str:
@@ -128,6 +132,24 @@ class Listener:
                 f"The connection to {self.address} broke during {method} {path} ({_reason(error)}).",
                 "Is it marserve that listens there, and http or https as configured?",
             ) from error
+
+    @contextlib.contextmanager
+    def stream(self, path: str, parameters: Mapping[str, str]) -> Iterator[Iterator[str]]:
+        """The lines of an answer that goes on, without their ends. Raises CommandFailed as `ask` and `refused` do."""
+        try:
+            timeout = httpx.Timeout(QUICK_S, read=STREAM_SILENCE_S)
+            with self._client.stream("GET", path, params=parameters, timeout=timeout) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise refused(answer)
+                yield answer.iter_lines()
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise CommandFailed(
+                f"No server answers at {self.address} ({_reason(error)}).",
+                f"Start one with `marserve start`, or say where it is with {self.flag}.",
+            ) from error
+        except httpx.HTTPError as error:
+            raise CommandFailed(f"The connection to {self.address} broke ({_reason(error)}).") from error
 
     def readiness(self) -> Probe:
         """Whether requests should be sent to this server, and if not, why. Both listeners have this probe."""
@@ -223,10 +245,6 @@ def model_path(model: str, version: str | None = None) -> str:
     return f"/models/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
 
 
-# A server without `log_location` writes no files and prints its logs.
-SERVER_LOG = "ts_log.log in its log_location; without one, what it prints"
-
-
 def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFailed:
     """A server's refusal in its own words, if any, with its reason.
 
@@ -254,7 +272,7 @@ def _next_step(
     if arriving := said.get("arriving"):
         return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
     if reason:
-        return f"The server's log ({SERVER_LOG}) has more, with the traceback where there is one."
+        return f"{shown_by(request_id)} more, with the traceback where there is one."
     if kind == "InvalidKeyException":
         return f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
     if kind == "MethodNotAllowedException":
@@ -262,8 +280,13 @@ def _next_step(
     if cause in _AFTER:
         return _AFTER[cause]
     if request_id and status >= 500:
-        return f"The server's log ({SERVER_LOG}) says more under request {request_id}."
+        return f"{shown_by(request_id)} what its logs say about this request."
     return None
+
+
+def shown_by(request_id: str | None) -> str:
+    """The begin of a sentence: the command that shows what the server's logs have of a request."""
+    return f"`marserve logs --request {request_id}` shows" if request_id else "`marserve logs` shows"
 
 
 # What may help, by the cause in the answer's header.
@@ -278,7 +301,7 @@ _AFTER = {
     NotInStore.cause: (
         "Copy the archive into the server's model store, or name an address that its allowed_urls let through."
     ),
-    DependencyFailed.cause: f"The server's log ({SERVER_LOG}) has what pip said last.",
+    DependencyFailed.cause: "`marserve logs --level warning` shows what pip said last.",
 }
 
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from marserve.messages import Batch, Batches, Cancel, Check, Item, Piece, Raised, Result, Results, Stop
+from marserve.messages import Batch, Batches, Cancel, Check, Item, Piece, Raised, Result, Results, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import loss_told_by, misfit, raised
-from marserve.worker.process.printed_lines import of_this_task
+from marserve.worker.process.printed_lines import of_this_task, set_level
 from marserve.worker.serving import WAS_CANCELLED, ServedModel, recover
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
@@ -96,6 +96,8 @@ class ConcurrentLoop:
                 run.cancel(message.index)
         elif type(message) is Check:
             self._served.serve_check(message, bodies)
+        elif type(message) is SetLevel:
+            set_level(message.level)
         elif type(message) is Stop:
             self._is_stopping = True
             self._stop_if_done()

@@ -15,7 +15,7 @@ from socket import socket
 from typing import NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
-from marserve.messages import AskLengths, Batch, Batches, Check, Hello, Load, Rank, Stop
+from marserve.messages import AskLengths, Batch, Batches, Check, Hello, Load, Rank, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.device.device_use import check_device_use
@@ -23,6 +23,7 @@ from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.outgoing import not_loaded
 from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import exit_status, leave, stay_on, use_threads
+from marserve.worker.process.printed_lines import set_level
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.serving import ServedModel
 
@@ -68,6 +69,8 @@ class WorkerLoop:
                         self._served.serve_check(message, bodies)
                     elif type(message) is Load:
                         self._load(message)
+                    elif type(message) is SetLevel:
+                        set_level(message.level)
                     elif type(message) is Stop:
                         leave(0)
                     if self._leader is not None:

@@ -88,7 +88,12 @@ def test_a_script_gets_any_answer_as_json(body: bytes, expected: object, picture
 
 @pytest.mark.parametrize(
     ("status", "hint"),
-    [(404, "marserve models`"), (503, "marserve models digits"), (500, "ts_log.log"), (400, "Prediction failed")],
+    [
+        (404, "marserve models`"),
+        (503, "marserve models digits"),
+        (500, "marserve logs digits"),
+        (400, "Prediction failed"),
+    ],
 )
 def test_a_refused_request_is_a_failure_with_a_next_step(status: int, hint: str, picture: Path) -> None:
     """What helps depends on what was wrong."""
@@ -120,6 +125,6 @@ def test_what_the_handler_raised_stands_in_the_model_log(picture: Path) -> None:
         ran = marserve("infer", "digits", picture, "--inference", apis.url)
 
     said = " ".join(ran.err.split())
-    assert "model log (model_log.log in its log_location; without one, what it prints) says why under request" in said
+    assert "`marserve logs --request" in said
     assert "6f1c-42" in said
     assert "traceback" not in said, "not every failure has one"

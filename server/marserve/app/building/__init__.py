@@ -12,5 +12,6 @@ stores         the fetcher of archives
 desired_state  the desired state and its reconciler
 routes         the routes of a listener, each with its key
 tasks          tasks that run as long as the server
+log_levels     the levels of logging that can be changed
 cannot_start   the error that ends a start
 """

@@ -23,6 +23,7 @@ from marserve.app.building.desired_state import FAMILIES as DESIRED_STATE_FAMILI
 from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
+from marserve.app.building.log_levels import LogLevels
 from marserve.app.building.metrics import build_metrics, declare_families
 from marserve.app.building.models import (
     build_environments,
@@ -83,6 +84,7 @@ class Parts:
     large_answers: LargeAnswers
     decoding: Decoding
     request_ids: RequestIds
+    log_levels: LogLevels
     access: AccessControl
     device_watch: DeviceWatch | None
 
@@ -179,6 +181,7 @@ async def build_parts(
         large_answers=large_answers,
         decoding=decoding,
         request_ids=RequestIds(takes_clients=settings.take_request_id),
+        log_levels=LogLevels(logs, launchers.levels),
         access=access,
         device_watch=device_watch,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from starlette.routing import Router
 
 from marserve.api.rest.description import describe_once, description_router
 from marserve.api.rest.guard import token_router
+from marserve.api.rest.logs import logs_router
 from marserve.api.rest.models.archives import archives_router
 from marserve.api.rest.models.desired_state import desired_state_router
 from marserve.api.rest.models.downloads import downloads_router
@@ -27,6 +29,7 @@ from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.tokens import Access
 from marserve.app.building.from_settings import sagemaker_endpoint
 from marserve.app.building.parts import Parts
+from marserve.errors import ModelNotFound
 
 log = logging.getLogger("marserve.app")
 
@@ -93,6 +96,16 @@ def _add_management(routers: Routers, parts: Parts) -> None:
     if parts.uploads is not None:
         routers.append((archives_router(parts.uploads, parts.access.upload_check()), "management"))
     routers.append((watches_router(parts.watches), "management"))
+    if settings.entry == "marserve":
+        data_plane = registry.data_plane
+
+        def versions_of(model: str) -> list[str]:
+            with contextlib.suppress(ModelNotFound):
+                return data_plane.version_names(model)
+            return []
+
+        logs = logs_router(parts.logs.book, parts.log_levels, versions_of, data_plane.check_exists)
+        routers.append((logs, "management"))
     # This router checks the management key, or the source's own secret, itself.
     secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)
     events = events_router(parts.watches, secrets, parts.watches.count_events)

@@ -14,7 +14,7 @@ import typer
 
 from marserve.cli.options import Version
 from marserve.cli.output import AsJson, Output, WrongArguments
-from marserve.cli.remote import SERVER_LOG, ConfigFile, Inference, InferenceAddress, find_address, refused
+from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, find_address, refused, shown_by
 
 
 def infer(
@@ -68,16 +68,12 @@ def _next_step(answer: httpx.Response, model: str) -> str | None:
         return None
     cause, request_id = answer.headers.get("x-marserve-cause"), answer.headers.get("x-request-id")
     if cause in OF_THE_HANDLER:
-        return f"The server's model log ({MODEL_LOG}) says why under request {request_id}."
-    return (
-        f"`marserve models {model}` tells how its workers are, and why one ended; so does the server's log "
-        f"({SERVER_LOG})."
-    )
+        return f"{shown_by(request_id)} why."
+    return f"`marserve models {model}` tells how its workers are, and why one ended; so does `marserve logs {model}`."
 
 
 # Causes of errors that are in the model log, mostly with a traceback: the handler raised, and its worker lives.
 OF_THE_HANDLER = ("handler", "out_of_memory")
-MODEL_LOG = "model_log.log in its log_location; without one, what it prints"
 
 
 def _plain(answer: httpx.Response) -> Any:

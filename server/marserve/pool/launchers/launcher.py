@@ -38,6 +38,7 @@ from marserve.pool.worker_end.cause_of_death import Cause, Death
 from marserve.pool.worker_end.client import WorkerClient
 from marserve.pool.worker_end.memory import watch_oom_kills
 from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
+from marserve.pool.worker_end.worker_levels import WorkerLevels
 
 __all__ = [
     "AnyLauncher",
@@ -98,6 +99,7 @@ class Launchers:
         self.leftovers = Leftovers()
         self.environment = {**environment, VARIABLE: self.leftovers.lineage}
         self.log = log
+        self.levels = WorkerLevels()
         self.devices = devices or Assigner(0)
         self.cores = cores or count_cores()
         self.first_loads = asyncio.Semaphore(most_loading or max(LEAST_LOADING, 2 * self.cores))

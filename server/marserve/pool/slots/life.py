@@ -208,6 +208,7 @@ class Life:
                     self._cgroup.add(pid)
         # A template may have loaded the model in vain, so the worker's own load gets the whole limit again.
         limit.reschedule(loop.time() + context.options.startup_timeout_s)
+        context.launchers.levels.join(context.options.model, self.client.set_level)
         if launched.needs_load:
             order = msgspec.structs.replace(context.load, gpu_id=gpu_id, threads=context.threads)
             self.client.load(launched.order(order))
@@ -482,6 +483,7 @@ class Life:
     async def finish(self) -> Death:
         """End and reap the process, and close its connection. Returns why it ended; `hand_back` must follow."""
         self.ended.set()
+        self._context.launchers.levels.leave(self.client.set_level)
         status: int | None = None
         if self.process is not None:
             was_told = self.known is not None and self.known.cause is Cause.STOPPED

@@ -35,6 +35,7 @@ from marserve.messages import (
     Piece,
     Raised,
     Results,
+    SetLevel,
     Stop,
     ToWorker,
     Warned,
@@ -206,6 +207,10 @@ class WorkerClient(asyncio.Protocol):
     def cancel(self, number: int, index: int) -> None:
         """Tell a worker that runs many batches at once that an item is no longer wanted."""
         self._send(Cancel(number, index))
+
+    def set_level(self, level: str) -> None:
+        """Have the worker log from this level on; `level` is a word such as `debug`."""
+        self._send(SetLevel(level.upper()))
 
     def stop(self) -> None:
         """Ask the worker to finish what it was sent and end."""

@@ -24,13 +24,18 @@ from marserve.names import escaped
 from marserve.telemetry.logs.access_log import AccessLog, AccessRecord, TextAccessLog
 from marserve.telemetry.logs.line_ids import TRACEBACK, ids_of
 from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
+from marserve.telemetry.logs.log_book import LogBook
 from marserve.telemetry.logs.log_limit import LIBRARIES, LogLimit
 from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.logs.recent_lines import RecentLines, ShownSink
+from marserve.telemetry.logs.search import FILES
 
 log = logging.getLogger("marserve.telemetry")
 
 LogFormat = Literal["text", "json"]
 
+# Of the lines that standard output got, so that they can be asked for where no file has them.
+KEPT_BYTES = 8 << 20
 _MAX_TEXT = 8192
 _MAX_LABEL = 80
 _STDOUT = 1
@@ -62,11 +67,13 @@ def configure_logs(
         return _JsonEncoder() if format == "json" else _TextEncoder(has_ids=has_line_ids)
 
     files: dict[str, LineWriter[LogRecord]] = {}
+    outlets: list[RecentLines] = []
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name in ("access_log", "ts_log", "model_log"):
-                sink = RollingFile(folder / f"{name}.log")
+            for log_name, name in FILES.items():
+                outlets.append(RecentLines(log_name))
+                sink = ShownSink(RollingFile(folder / f"{name}.log"), outlets[-1])
                 files[name] = _writer(f"{name}.log", sink, make_encoder())
         except OSError as error:
             for writer in files.values():
@@ -78,10 +85,17 @@ def configure_logs(
                 key="log_location",
             ) from error
     _open_metrics_files(metrics_folder or folder, has_metrics, files, make_encoder)
-    console = [_writer("stdout", DescriptorSink(stdout), make_encoder())] if to_stdout else []
+    console: list[LineWriter[LogRecord]] = []
+    if to_stdout:
+        printed: Sink = DescriptorSink(stdout)
+        if not outlets:
+            outlets.append(RecentLines(most_bytes=KEPT_BYTES))
+            printed = ShownSink(printed, outlets[-1])
+        console = [_writer("stdout", printed, make_encoder())]
     for writer in (*files.values(), *console):
         writer.start()
-    return Logs(files, console, level, make_encoder, has_request_ids=has_request_ids)
+    book = LogBook(folder, outlets)
+    return Logs(files, console, level, make_encoder, book, has_request_ids=has_request_ids)
 
 
 def _open_metrics_files(
@@ -115,7 +129,7 @@ def _open_metrics_files(
 
 
 class Logs:
-    """The open logs. Surfaces write to `access`, pools to `workers`; other parts use `logging`."""
+    """The open logs. Surfaces write to `access`, pools to `workers`; other parts use `logging`. `book` is asked."""
 
     def __init__(
         self,
@@ -123,9 +137,11 @@ class Logs:
         console: list[LineWriter[LogRecord]],
         level: str,
         make_encoder: Callable[[], _JsonEncoder | _TextEncoder],
+        book: LogBook,
         *,
         has_request_ids: bool = False,
     ) -> None:
+        self.book = book
         encoder = make_encoder()
         self._json_encoder = encoder if isinstance(encoder, _JsonEncoder) else None
 
@@ -147,7 +163,14 @@ class Logs:
         root = logging.getLogger()
         self._before = root.level, root.handlers[:]
         root.handlers[:] = [self._handler]
+        self.level = level
         root.setLevel(level.upper())
+
+    def set_level(self, level: str) -> None:
+        """Change the least level of the server log: `debug`, `info`, `warning` or `error`."""
+        logging.getLogger().setLevel(level.upper())
+        log.log(max(logging.INFO, logging.getLogger().level), "The server log has the level %s now", level)
+        self.level = level
 
     def tell_left_out(self, now: float) -> None:
         """Log how many records, caused by clients, were left out since the last report."""

@@ -142,3 +142,8 @@ def configure_output() -> None:
     logging.captureWarnings(True)
     if sys.stderr is not None:
         faulthandler.enable()  # a crash in C code prints where it was in Python, and describe shows that line
+
+
+def set_level(level: str) -> None:
+    """Log from this level on; the level of a logger that the author's code has set stays."""
+    logging.getLogger().setLevel(level)
