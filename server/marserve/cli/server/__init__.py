@@ -1,4 +1,4 @@
-"""The server of this machine: run, start, stop, status.
+"""The server of this machine: run, start, stop, status, logs.
 
 run            serve a model from a file, in this terminal
 run_screen     what that shows
@@ -10,5 +10,7 @@ foreground     run it in this process
 background     start it as a process of its own session
 stop           end it after its accepted requests
 status         whether it runs and is ready
+logs           what its logs say
+log_level      how much it logs
 pid_file       the file with the process id of the running server
 """
