@@ -13,7 +13,7 @@ import pytest
 from marserve import cli
 from support.command_line import marserve
 
-COMMANDS = ("run", "start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
+COMMANDS = ("run", "new", "start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
 COMMANDS += ("traffic", "label", "swap", "shadow", "rollout", "unregister", "scale", "tune", "check")
 COMMANDS += ("plan", "apply", "undo", "history", "watches", "logs", "log-level", "infer", "migrate", "version")
 

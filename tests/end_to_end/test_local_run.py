@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from marserve.cli.local.templates import TEMPLATES
+
 LIMIT_S = 60.0
 
 
@@ -164,3 +166,24 @@ def test_changes_are_taken_without_a_lost_request(folder: Path) -> None:
     assert {code for code, _ in answers} == {200}, answers
     assert {text for _, text in answers} <= {"QUIET", "Quiet", *(f"QUIET{number}" for number in range(10))}
     assert not list(run.temporary.iterdir())
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_is_new_answers_the_line_that_is_shown(tmp_path: Path, template: str) -> None:
+    """Each template, served and asked as its author would."""
+    if template == "onnx":
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    here = tmp_path / "here"
+    here.mkdir()
+    made = [sys.executable, "-m", "marserve.cli", "new", "mine", "--template", template]
+    subprocess.run(made, cwd=here, check=True, capture_output=True)
+    with Run(here, "mine") as run:
+        line = run.wait_for(r"(curl .*)$")[1]
+        asked = subprocess.run(
+            ["bash", "-c", f"{line} -s -f"], cwd=here, capture_output=True, timeout=LIMIT_S, check=False
+        )
+        run.interrupt()
+
+    assert asked.returncode == 0, run.lines
+    assert asked.stdout

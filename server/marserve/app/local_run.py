@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,13 @@ _LOOK_EVERY_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded: where it answers, and how long that took since the command began, in seconds."""
+    """The model is loaded: where it answers, how long that took since the command began, in seconds, and what it
+    declares, None for nothing.
+    """
 
     address: Address
     seconds: float
+    declaration: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class LocalRun:
                 failures.append(Failure(str(error), error.reason))
             if not failures:
                 address = next(each.address for each in listeners if "Inference" in each.names)
-                self._on_ready(Ready(address, time.monotonic() - self._began))
+                declaration = parts.registry.describe(self._model).get("declaration")
+                self._on_ready(Ready(address, time.monotonic() - self._began, declaration))
                 if self._reload is not None:
                     await self._follow(parts.registry, self._reload, stop.asked)
             elif not stop.asked.is_set():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from marserve.names import escaped
+from marserve.telemetry.logs.line_ids import TRACEBACK
 from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter
 from marserve.telemetry.logs.logs import WorkerLog
 
@@ -31,8 +32,9 @@ class TerminalLog(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a warning or an error of the server."""
-        self.show([record.getMessage()])
+        """Show a warning or an error of the server, with the traceback that it has of a worker."""
+        traceback = getattr(record, TRACEBACK, None)
+        self.show([record.getMessage(), *([traceback] if traceback else [])])
 
     def show(self, texts: Sequence[str]) -> None:
         """Show lines. Never blocks."""

@@ -2,7 +2,7 @@
 
     models/       one model: register, scale, infer, …
     changes/      many models at once, and the split of requests: apply, rollout, traffic, …
-    local/        without a server: archive, fetch, version
+    local/        without a server: new, archive, fetch, version
     server/       run, start, stop, status
     torchserve/   TorchServe's command lines, and `migrate`
     platforms/    what containers start, and their health check

@@ -1,5 +1,6 @@
 """Commands that need no server.
 
+new      make a folder with a model to begin with, from one of the `templates`
 archive  make a model archive
 fetch    bring archives into a folder
 version  versions of this program and its runtimes

@@ -2,6 +2,7 @@
 
 run            serve a model from a file, in this terminal
 run_screen     what that shows
+sample_request  a request that it takes, as a `curl` line
 port_holder    which process has a port
 start          bring a server up
 start_behind   start it in the background, and wait until its models are loaded

@@ -152,6 +152,12 @@ class _Model:
         assert self.planned is not None
         return sorted({path.parent for path in self.planned.plan.members.values()})
 
+    @property
+    def is_litserve(self) -> bool:
+        """Whether it is a file of LitServe."""
+        found = None if self.planned is None else self.planned.found
+        return found is not None and found.shape == "litserve"
+
     def _refuse_missing(self, planned: SourcePlan) -> None:
         for source, imported in missing_modules(planned):
             top = imported.module.partition(".")[0]
@@ -223,7 +229,7 @@ def _settings(
     }
     if "expose_errors" in KEYS and _is_loopback(address):
         further["expose_errors"] = "traceback"
-    if model.planned is not None and model.planned.found is not None and model.planned.found.shape == "litserve":
+    if model.is_litserve:
         further["predict_route"] = "/predict"
     flags |= {name: value for name, value in further.items() if name not in given}
     return load_as_typed(flags | pairs, pairs, spelling=_SPELLING, reads_file=False)
@@ -271,7 +277,17 @@ def _serve(loaded: Settings, model: _Model, output: Output, folder: Path, began:
     # Late: it imports the web framework, which takes a second that a refusal above need not cost.
     from marserve.app.local_run import LocalRun, Reload
 
-    screen = Screen(output, model.source, model.name, model.version, model.staging.root, follows=follows)
+    screen = Screen(
+        output,
+        model.source,
+        model.name,
+        model.version,
+        model.staging.root,
+        folder=None if model.planned is None else model.planned.folder,
+        follows=follows,
+        is_litserve=model.is_litserve,
+        keys=None if loaded.disable_token_authorization else loaded.token_file,
+    )
     can_follow = follows and model.planned is not None
     reload = Reload(model.folders, model.stage_again, model.staging.forget_old) if can_follow else None
     companion = LocalRun(

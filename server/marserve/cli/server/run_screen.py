@@ -4,37 +4,63 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marserve import __version__
 from marserve.cli.output import Output
+from marserve.cli.server.sample_request import curl_line
+from marserve.errors import without_stop
+from marserve.settings import Address
 
 if TYPE_CHECKING:
     from marserve.app.local_run import Failure, Ready
 
 
+_TRACEBACK = "Traceback (most recent call last):"
 _WORKER = re.compile(r"^W-\d+-\S+ ")
 
 
 class Screen:
     """The terminal of one run."""
 
-    def __init__(self, output: Output, source: str, model: str, version: str, staged: Path, *, follows: bool) -> None:
-        """`staged` is the folder of the staged models, which are shown as paths of the source."""
+    def __init__(
+        self,
+        output: Output,
+        source: str,
+        model: str,
+        version: str,
+        staged: Path,
+        *,
+        folder: Path | None,
+        follows: bool,
+        is_litserve: bool = False,
+        keys: Path | None = None,
+    ) -> None:
+        """`staged` is the folder of the staged models, which are shown as paths of the source.
+
+        `folder` is the source's, None for an archive. `keys` is the file with the keys that clients send, if they must.
+        """
         self._output, self._source = output, source
+        self._folder, self._keys, self._is_litserve = folder, keys, is_litserve
         self._staged = re.compile(re.escape(str(staged)) + r"/[^/\s]+/[^/\s]+/")
         self._model, self._version, self._follows = model, version, follows
+        self._is_ready = False
 
     def ready(self, ready: Ready) -> None:
         """The model answers."""
-        base, seconds = str(ready.address), f"{ready.seconds:.1f} s"
+        self._is_ready = True
+        base, seconds = _shown(ready.address), f"{ready.seconds:.1f} s"
+        url = f"{base}/predictions/{self._model}"
+        asked = f"{base}/predict" if self._is_litserve else url
         lines = [
             "",
             f"  marserve {__version__}: {self._model} {self._version} of {self._source}, ready in {seconds}",
             "",
-            f"  POST {base}/predictions/{self._model}",
-            f"  curl -d '{{}}' -H 'Content-Type: application/json' {base}/predictions/{self._model}",
+            f"  Ask it   {curl_line(asked, self._folder, ready.declaration)}",
+            f"  Docs     {base}/docs",
+            *([f"  Keys     {self._keys}"] if self._keys else []),
             "",
             "  Ctrl-C stops it" + (f"; changes of {self._source} are taken as they are saved" if self._follows else ""),
             "",
@@ -42,7 +68,7 @@ class Screen:
         document = {
             "model": self._model,
             "version": self._version,
-            "url": f"{base}/predictions/{self._model}",
+            "url": url,
             "seconds": round(ready.seconds, 3),
         }
         self._output.result(document, *lines)
@@ -53,13 +79,36 @@ class Screen:
 
     def failed(self, failure: Failure) -> None:
         """A first load or a change failed."""
-        self._output.note(f"  {_now()}  {failure.sentence}")
-        if failure.reason:
-            self._output.note(f"  {failure.reason}")
+        goes_on = "; what was there goes on answering" if self._is_ready else ""
+        what = f"{self._source} was not loaded: {failure.reason}" if failure.reason else failure.sentence
+        self._output.note(f"  {_now()}  {without_stop(what)}{goes_on}")
 
     def shorten(self, text: str) -> str:
-        """A line of the logs as the author knows it: their own file's name, no name of a worker."""
-        return self._staged.sub("", _WORKER.sub("", text))
+        """A text of the logs as the author knows it: the names of their own files, and their part of a traceback.
+
+        Empty for what `failed` says.
+        """
+        text = _WORKER.sub("", text)
+        if text.startswith((f"Model {self._model} version", "ended (")):
+            return ""
+        return self._staged.sub("", self._own_part(text))
+
+    def _own_part(self, text: str) -> str:
+        """A traceback without the frames above the first one of the source."""
+        if _TRACEBACK not in text:
+            return text
+        lines = text.rstrip().split("\n")
+        top = next(number for number, line in enumerate(lines) if _TRACEBACK in line)
+        own = [number for number, line in enumerate(lines) if number > top and self._staged.search(line)]
+        return "\n".join([*lines[: top + 1], *lines[own[0] if own else top + 1 :]])
+
+
+def _shown(address: Address) -> str:
+    """The beginning of URLs of this machine's clients."""
+    if address.scheme == "unix":
+        return f"--unix-socket {address.path} http://localhost"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    return str(replace(address, host=host))
 
 
 def _now() -> str:

@@ -1,0 +1,85 @@
+"""What `marserve run` shows: the line to type, a traceback's own part, what goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marserve.app.local_run import Failure, Ready
+from marserve.cli.output import Output
+from marserve.cli.server.run_screen import Screen
+from marserve.settings import Address
+
+
+def screen(*, as_json: bool = False, is_litserve: bool = False) -> Screen:
+    """The screen of `shout.py`, staged in `/srv/staged/models`."""
+    return Screen(
+        Output(as_json),
+        "shout.py",
+        "shout",
+        "1.0",
+        Path("/srv/staged/models"),
+        folder=None,
+        follows=True,
+        is_litserve=is_litserve,
+    )
+
+
+def test_a_traceback_begins_with_the_authors_own_file() -> None:
+    """Frames of the worker are left out, and paths are those of the source."""
+    text = (
+        "W-9000-shout_1.0 Traceback (most recent call last):\n"
+        '  File "/lib/marserve/worker/load.py", line 9, in load_model\n    initialize(context)\n'
+        '  File "/srv/staged/models/shout-1/shout/shout.py", line 3, in initialize\n    open("w.bin")\n'
+        "FileNotFoundError: w.bin\n"
+    )
+
+    assert screen().shorten(text) == (
+        'Traceback (most recent call last):\n  File "shout.py", line 3, in initialize\n    open("w.bin")\n'
+        "FileNotFoundError: w.bin"
+    )
+
+
+def test_what_is_said_anyway_is_not_said_twice() -> None:
+    """The end of a worker and of its load; other lines stay."""
+    shown = screen()
+
+    assert shown.shorten("W-9000-shout_1.0 ended (load_failed): no") == ""
+    assert shown.shorten("Model shout version 1.0 failed to load: no") == ""
+    assert shown.shorten("Model other version 1.0 failed to load: no") != ""
+    assert shown.shorten("printed by the author") == "printed by the author"
+
+
+def test_a_failed_change_says_that_the_one_before_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unlike a first load."""
+    shown = screen()
+
+    shown.failed(Failure("shout was not loaded", "KeyError: 'x'"))
+    shown.ready(Ready(Address("http", "0.0.0.0", 8080), 1.0, None))
+    shown.failed(Failure("shout.py, line 1: invalid syntax."))
+
+    said = capsys.readouterr()
+    first, second = said.err.splitlines()
+    assert first.endswith("shout.py was not loaded: KeyError: 'x'")
+    assert second.endswith("shout.py, line 1: invalid syntax; what was there goes on answering")
+    assert "http://127.0.0.1:8080/predictions/shout" in said.out
+    assert "http://127.0.0.1:8080/docs" in said.out
+
+
+def test_scripts_get_one_document_and_files_of_litserve_their_own_path(capsys: pytest.CaptureFixture[str]) -> None:
+    """`/predict` is where LitServe's clients ask."""
+    ready = Ready(Address("http", "127.0.0.1", 8080), 1.25, None)
+
+    screen(as_json=True).ready(ready)
+    screen(is_litserve=True).ready(ready)
+
+    document, _, text = capsys.readouterr().out.partition("\n")
+    assert json.loads(document) == {
+        "model": "shout",
+        "version": "1.0",
+        "url": "http://127.0.0.1:8080/predictions/shout",
+        "seconds": 1.25,
+    }
+    assert "-d '{}' http://127.0.0.1:8080/predict\n" in text
