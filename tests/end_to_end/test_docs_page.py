@@ -236,11 +236,35 @@ def test_every_described_route_is_shown_and_found(browser: Any, digits: Server) 
     page.click(".route summary")
     page.fill(".route input", "digits")
     page.click(".route button[type=submit]")
-    page.wait_for_selector(".route .pill.good")
+    page.wait_for_selector(".route .facts .pill.good")
     browsing.picture("management-light-390")
 
     assert '"modelName": "digits"' in page.inner_text(".route .body")
     browsing.check_calm(digits.management)
+
+
+def test_an_archive_is_uploaded_and_registered_through_the_forms(browser: Any, tmp_path: Path) -> None:
+    """A file is a body, and gives its own name to the path."""
+    make_archive(tmp_path / "echo.mar", ECHO)
+    (tmp_path / "server").mkdir()
+    with Server(tmp_path / "server", entry="marserve") as server:
+        browsing = Browsing(browser, "dark")
+        page = browsing.open(f"{server.management}/docs", ".route")
+        put = page.locator(".route:has(code:has-text('/archives/'))")
+        put.locator("summary").first.click()
+        put.locator("input[type=file]").set_input_files(tmp_path / "echo.mar")
+        put.locator("button[type=submit]").click()
+        put.locator(".facts .pill:has-text('201')").wait_for()
+        browsing.picture("upload-dark-1100")
+        post = page.locator(".route:has(.method.post):has(code:text-is('/models'))")
+        post.locator("summary").first.click()
+        post.locator(".more > summary").first.click()
+        post.locator("label:has(.label:text-matches('^url')) input").fill("echo.mar")
+        post.locator("button[type=submit]").click()
+        post.locator(".facts .pill.good").wait_for()
+        models = server.client.get(f"{server.management}/models").json()["models"]
+
+    assert [each["modelName"] for each in models] == ["echo"]
 
 
 @pytest.fixture

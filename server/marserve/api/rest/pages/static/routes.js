@@ -62,6 +62,8 @@ function Operation({ route, root, onKeyWanted }) {
   const parameters = (operation.parameters || []).map((each) => resolve(each, root)).filter((each) => ["path", "query", "header"].includes(each.in));
   const content = operation.requestBody ? resolve(operation.requestBody, root).content || {} : null;
   const jsonSchema = content && content["application/json"] && content["application/json"].schema;
+  const takesFile = !!content && ("*/*" in content || "application/octet-stream" in content);
+  const takesText = !!content && !("application/octet-stream" in content);
   const [values, setValues] = useState({});
   const [text, setText] = useState(() => (jsonSchema && resolve(operation.requestBody, root).required ? JSON.stringify(exampleOf(jsonSchema, root), null, 2) : ""));
   const [file, setFile] = useState(null);
@@ -73,7 +75,7 @@ function Operation({ route, root, onKeyWanted }) {
     const query = [];
     const headers = {};
     for (const each of parameters) {
-      const value = values[keyOf(each)] || "";
+      const value = values[keyOf(each)] || (each.in === "path" && each.name === "file" && file ? file.name : "");
       if (each.in === "path") {
         if (!value) throw new Error(`${each.name} is empty.`);
         filled = filled.replace(`{${each.name}}`, () => segment(value));
@@ -85,7 +87,8 @@ function Operation({ route, root, onKeyWanted }) {
     const request = { method, path: filled, query, headers };
     if (content && file) return { request: { ...request, headers: { ...headers, "content-type": file.type || "application/octet-stream" }, body: file }, shown: { file: file.name } };
     if (content && text) {
-      const type = jsonSchema || /^\s*[[{]/.test(text) ? "application/json" : "text/plain; charset=utf-8";
+      const isJson = /^\s*[[{]/.test(text) || (jsonSchema && !content["application/yaml"]);
+      const type = isJson ? "application/json" : content["application/yaml"] ? "application/yaml" : "text/plain";
       return { request: { ...request, headers: { ...headers, "content-type": type }, body: text }, shown: { text } };
     }
     return { request };
@@ -101,9 +104,9 @@ function Operation({ route, root, onKeyWanted }) {
       return where === "path" ? inputs : html`<details class="more"><summary>${title}: ${of.length}</summary>${inputs}</details>`;
     })}
     ${content && html`<div>
-      <label class="field"><span class="label">Body${jsonSchema ? html` <span class="muted">JSON</span>` : ""}</span>
-        <textarea class="code" rows=${text.split("\n").length > 3 ? 8 : 3} spellcheck=${false} value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea></label>
-      ${content["*/*"] && html`<${FileField} file=${file} onFile=${setFile} />`}
+      ${takesText && html`<label class="field"><span class="label">Body${jsonSchema ? html` <span class="muted">${content["application/yaml"] ? "YAML or JSON" : "JSON"}</span>` : ""}</span>
+        <textarea class="code" rows=${text.split("\n").length > 3 ? 8 : 3} spellcheck=${false} value=${text} onInput=${(event) => setText(event.currentTarget.value)}></textarea></label>`}
+      ${takesFile && html`<${FileField} file=${file} onFile=${setFile} />`}
       ${jsonSchema && html`<details class="more"><summary>What it holds</summary><${Schema} schema=${jsonSchema} root=${root} /></details>`}
     </div>`}
     <${Sending} call=${call} make=${make} label=${`Send ${method}`} isDangerous=${method === "DELETE"} />
