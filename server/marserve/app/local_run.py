@@ -69,6 +69,8 @@ class Reload:
 class LocalRun:
     """The companion of one `marserve run`. The callbacks print."""
 
+    shows_tracebacks = True
+
     def __init__(
         self,
         model: str,

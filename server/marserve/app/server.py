@@ -88,7 +88,7 @@ def run(settings: Settings, watch: StartWatch | None = None, companion: Companio
     )
     if companion is not None:
         terminal = TerminalLog(companion.shorten)
-        logs.workers = ShownWorkerLog(logs.workers, terminal)
+        logs.workers = ShownWorkerLog(logs.workers, terminal, shows_tracebacks=companion.shows_tracebacks)
         logging.getLogger().addHandler(terminal)
     last_resort = LastResort(longest_stop_s(settings) + LAST_RESORT_AFTER_S)
     server = Server(settings, logs, last_resort, watch, companion)
@@ -136,6 +136,8 @@ class Companion(Protocol):
 
     binds_grpc: bool
     """Whether the gRPC ports are bound."""
+    shows_tracebacks: bool
+    """Whether the terminal is shown tracebacks of failed requests whole."""
 
     def shorten(self, text: str) -> str:
         """What a terminal is shown of a line of the logs; empty for nothing."""

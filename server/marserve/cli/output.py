@@ -138,6 +138,18 @@ class Output:
             self._notes.print(escaped(text, keep="\n\t"), markup=False, soft_wrap=True)
 
     @property
+    def has_colours(self) -> bool:
+        """Whether results go to a terminal that shows colours."""
+        return self._results.is_terminal and not self._results.no_color and self._results.color_system is not None
+
+    def lines(self, document: Any, lines: Sequence[str]) -> None:
+        """As `result`, for lines that are finished: escaped, and perhaps with colours."""
+        if self.as_json:
+            self.result(document)
+        else:
+            typer.echo("\n".join(lines), color=self.has_colours)
+
+    @property
     def can_ask(self) -> bool:
         """Whether a person can be asked: input and output are a terminal, and no JSON is wanted."""
         return self.shows_progress and sys.stdin is not None and sys.stdin.isatty()

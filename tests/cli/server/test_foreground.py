@@ -55,7 +55,7 @@ def test_the_servers_status_is_returned_and_its_file_is_there_while_it_runs(
     pid_file = PidFile(tmp_path / "server.pid", WORD)
     seen: list[tuple[int | None, list[str]]] = []
 
-    def run(given: Settings, watch: object) -> int:
+    def run(given: Settings, watch: object, companion: object) -> int:
         assert given is settings
         seen.append((pid_file.written_pid(), list(titles)))
         return status
@@ -74,7 +74,7 @@ def test_a_server_that_breaks_takes_its_file_with_it(
     """The next start need not remove an orphan."""
     pid_file = PidFile(tmp_path / "server.pid", WORD)
 
-    def run(given: Settings, watch: object) -> int:
+    def run(given: Settings, watch: object, companion: object) -> int:
         raise ZeroDivisionError
 
     monkeypatch.setattr("marserve.app.server.run", run)
@@ -89,7 +89,7 @@ def test_signals_that_were_blocked_reach_the_server(
 ) -> None:
     """SIGTERM never ended a server whose starter had blocked it; this process has its own mask again afterwards."""
 
-    def run(given: Settings, watch: object) -> int:
+    def run(given: Settings, watch: object, companion: object) -> int:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("went on")
@@ -115,7 +115,7 @@ def test_a_signal_before_the_server_listens_ends_it_well(
     pid_file = PidFile(tmp_path / "server.pid", WORD)
     before = signal.getsignal(number)
 
-    def run(given: Settings, watch: object) -> int:
+    def run(given: Settings, watch: object, companion: object) -> int:
         signal.raise_signal(number)
         raise AssertionError("went on")
 

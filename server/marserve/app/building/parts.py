@@ -87,6 +87,7 @@ class Parts:
     log_levels: LogLevels
     access: AccessControl
     device_watch: DeviceWatch | None
+    machine: Machine
 
 
 async def build_parts(
@@ -184,4 +185,5 @@ async def build_parts(
         log_levels=LogLevels(logs, launchers.levels),
         access=access,
         device_watch=device_watch,
+        machine=machine,
     )

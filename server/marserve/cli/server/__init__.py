@@ -5,6 +5,7 @@ run_screen     what that shows
 sample_request  a request that it takes, as a `curl` line
 port_holder    which process has a port
 start          bring a server up
+start_block    what a start shows on a terminal
 start_behind   start it in the background, and wait until its models are loaded
 start_dry_run  say what a start would do
 foreground     run it in this process

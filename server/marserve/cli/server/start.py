@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +16,11 @@ import typer
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.cli.server.foreground import serve
-from marserve.cli.server.pid_file import AlreadyRunning, marserve_pid_file
+from marserve.cli.server.pid_file import AlreadyRunning, PidFile, marserve_pid_file
 from marserve.cli.typed_settings import FLAGS, load_as_typed
 from marserve.errors import BadSettings
 from marserve.machine.start_watch import StartWatch
-from marserve.settings import KEYS
+from marserve.settings import KEYS, Settings
 
 
 def start(
@@ -64,10 +68,14 @@ def start(
     timeout: Annotated[
         float, typer.Option("--timeout", min=0, help="In the background: how long to wait for the models, in s.")
     ] = 300.0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --foreground: print the logs here; also what is set where.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a server. It goes into the background, and this command ends when the models are loaded."""
+    began = time.monotonic()
     with Output(as_json) as output, contextlib.closing(StartWatch()) as watch:
         flags: dict[str, object] = {
             "ts_config": _text(ts_config),
@@ -92,17 +100,31 @@ def start(
                 show_dry_run_of_start(loaded, pid_file, output)
                 return
             if foreground:
-                raise typer.Exit(serve(loaded, pid_file, watch))
+                raise typer.Exit(_serve_here(loaded, pid_file, watch, began, verbose=verbose))
             # Late: a server in the foreground needs no HTTP client, and starts sooner without one.
             from marserve.cli.server.start_behind import start_behind
 
-            start_behind(loaded, _as_arguments(flags, pairs), pid_file, timeout, output)
+            start_behind(loaded, _as_arguments(flags, pairs), pid_file, timeout, output, is_verbose=verbose)
         except AlreadyRunning as error:
             raise CommandFailed(
                 f"A server runs already at {loaded.management_address}, as process {error.pid}.",
                 "Stop it with `marserve stop`, or start this one on other addresses.",
                 pid=error.pid,
             ) from error
+
+
+def _serve_here(loaded: Settings, pid_file: PidFile, watch: StartWatch, began: float, *, verbose: bool) -> int:
+    """Serve in this process. A terminal gets one block and what asks for something; anything else gets the logs."""
+    if verbose or loaded.log_format != "text" or not sys.stdout.isatty():
+        return serve(loaded, pid_file, watch)
+    # Late: a server whose output no person reads needs no block.
+    from marserve.cli.server.start_block import StartScreen, coloured, plain
+
+    logs = loaded.log_location or loaded.working_directory / "logs"
+    has_colours = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    shown = os.path.relpath(logs, loaded.working_directory)
+    screen = StartScreen(print, began, shown, coloured if has_colours else plain)
+    return serve(dataclasses.replace(loaded, log_location=logs), pid_file, watch, screen)
 
 
 def _text(path: Path | None) -> str | None:

@@ -16,7 +16,8 @@ from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
 from marserve.cli.remote import Inference, Management
 from marserve.cli.server.background import start_server
 from marserve.cli.server.pid_file import MARSERVE_WORD, AlreadyRunning, PidFile
-from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of, versions_table
+from marserve.cli.server.start_block import Started, block, coloured, listening_at, name_of, plain
+from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of
 from marserve.errors import BadSettings, without_stop
 from marserve.settings import Settings
 from marserve.settings.report import sources_report
@@ -31,12 +32,18 @@ NOT_READY, MOST_MISSED = 503, 10
 
 
 def start_behind(
-    settings: Settings, arguments: Sequence[str], pid_file: PidFile, timeout_s: float, output: Output
+    settings: Settings,
+    arguments: Sequence[str],
+    pid_file: PidFile,
+    timeout_s: float,
+    output: Output,
+    *,
+    is_verbose: bool = False,
 ) -> None:
     """Start the server as a process of its own, and wait until its models are loaded or one of them cannot be.
 
-    `arguments` are those of a `marserve start` with these settings. Raises AlreadyRunning, BadSettings, CommandFailed
-    and, if the wait is interrupted, Interrupted.
+    `arguments` are those of a `marserve start` with these settings. With `is_verbose` it says what is set where.
+    Raises AlreadyRunning, BadSettings, CommandFailed and, if the wait is interrupted, Interrupted.
     """
     running = pid_file.running_pid()
     if running is not None:
@@ -56,7 +63,7 @@ def start_behind(
         for warning in warnings:
             output.note(f"Warning: {warning}")
         sources = sources_report(settings)
-        for line in sources:
+        for line in sources if is_verbose else ():
             output.note(line)
         began = time.time()
         process = _spawn(arguments, logs)
@@ -65,7 +72,9 @@ def start_behind(
         with contextlib.suppress(AlreadyRunning, BadSettings):
             pid_file.claim(process.pid)
         try:
-            versions = _wait_until_settled(process, front, back, time.monotonic() + timeout_s, output, logs, began)
+            seconds: dict[str, float] = {}
+            until = time.monotonic() + timeout_s
+            versions = _wait_until_settled(process, front, back, until, output, logs, began, seconds)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"The server goes on as process {process.pid}; `marserve stop` ends it.", pid=process.pid
@@ -100,10 +109,18 @@ def start_behind(
                 f"More stands in {logs / SERVER_LOG}. `marserve stop` ends the server.",
                 **document,
             )
-        output.result(
+        output.lines(
             document,
-            f"marserve answers at {front.address} (management {back.address}, process {process.pid}).",
-            versions_table(versions) if versions else "No model is loaded; `marserve register ARCHIVE` adds one.",
+            block(
+                Started(
+                    listening_at([(["Inference"], front.address), (["Management"], back.address)], []),
+                    versions,
+                    front.address,
+                    seconds=seconds,
+                    ending=f"Process {process.pid}; logs are in {logs}. `marserve stop` ends the server.",
+                ),
+                coloured if output.has_colours else plain,
+            ),
         )
 
 
@@ -139,10 +156,12 @@ def _wait_until_settled(
     output: Output,
     logs: Path,
     began: float,
+    seconds: dict[str, float],
 ) -> list[Description]:
     """Wait until each version has loaded or failed; returns the versions as they then are. `deadline` is monotonic.
 
-    `began` is when the process was started, in seconds since the epoch. Raises CommandFailed if the server ends, or if
+    `began` is when the process was started, in seconds since the epoch; `seconds` gets how long each version took, by
+    `name_of`. Raises CommandFailed if the server ends, or if
     the time is up; then it goes on loading.
     """
     with output.progress() as progress:
@@ -157,6 +176,9 @@ def _wait_until_settled(
                     missed = _missed(failure, missed)
                 else:
                     missed = 0
+                    for version in versions:
+                        if is_ready(version):
+                            seconds.setdefault(name_of(version), time.time() - began)
                     lines.show([progress_of(version) for version in versions] or [Step("Reading the models")])
                     if startup.is_well and all(is_ready(version) or has_failed(version) for version in versions):
                         return versions

@@ -1,0 +1,315 @@
+"""What a start shows on a terminal: one block with what listens where, the models and a command to try the first.
+
+`block` and what it calls are pure. `StartScreen` is the companion of a server in front: it shows the block when the
+models are loaded or a few seconds have passed, and a line for each model that is later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from marserve import __version__
+from marserve.cli.versions import Description, has_failed, is_ready, last_death, ready_workers
+from marserve.names import escaped
+
+if TYPE_CHECKING:
+    from marserve.app.building.parts import Parts
+    from marserve.app.draining import Stop
+    from marserve.app.listeners import Listener
+
+# The block comes after so long, though models are still loading.
+LATEST_S = 3.0
+LOOK_EVERY_S = 0.1
+# In the block: ready models beyond these are counted; models that failed are all named.
+MOST_READY = 12
+MOST_REASON = 160
+# Numbers in the sample input of a command; a larger one is made by Python.
+MOST_NUMBERS = 16
+
+Style = Literal["bold", "green", "red", "yellow", "dim"]
+Paint = Callable[[str, Style], str]
+_CODES: dict[Style, str] = {"bold": "1", "green": "32", "red": "31", "yellow": "33", "dim": "2"}
+
+
+def plain(text: str, style: Style) -> str:
+    """The text without colours."""
+    return text
+
+
+def coloured(text: str, style: Style) -> str:
+    """The text in the colours of a terminal."""
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A start as it stands. `listening` are (what, where); `seconds` says how long a model took, by `name version`."""
+
+    listening: Sequence[tuple[str, str]]
+    models: Sequence[Description]
+    inference: str
+    device: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    failures: Sequence[str] = ()
+    ending: str = ""
+
+
+def block(started: Started, paint: Paint = plain) -> list[str]:
+    """The lines of the block."""
+    head = f"  {paint(f'marserve {__version__}', 'bold')}"
+    lines = ["", f"{head}   {started.device}" if started.device else head, ""]
+    width = max((len(what) for what, _ in started.listening), default=0)
+    lines += [f"  {what:<{width}}   {where}" for what, where in started.listening]
+    lines += ["", *_models(started, paint)]
+    lines += [f"  {paint('failed', 'red')}  {_short(sentence)}" for sentence in started.failures]
+    first = next((version for version in started.models if ready_workers(version)), None)
+    if first is not None:
+        lines += ["", f"  {try_it(first, started.inference)}"]
+    return [*lines, *(["", f"  {paint(started.ending, 'dim')}"] if started.ending else []), ""]
+
+
+def _models(started: Started, paint: Paint) -> list[str]:
+    models = list(started.models)
+    if not models:
+        return [] if started.failures else ["  no model is loaded; `marserve register ARCHIVE` adds one"]
+    width = max(len(name_of(version)) for version in models)
+    lines, ready = [], 0
+    for version in models:
+        if is_ready(version):
+            ready += 1
+            if ready > MOST_READY:
+                continue
+        lines.append(model_line(version, started.seconds.get(name_of(version)), paint, width))
+    if ready > MOST_READY:
+        lines.append(f"  … and {ready - MOST_READY} more that are ready; `marserve models` lists all")
+    return lines
+
+
+def model_line(version: Description, seconds: float | None, paint: Paint = plain, width: int = 0) -> str:
+    """A model with its state, and how long it took or why it failed."""
+    name = f"  {name_of(version):<{width}}   "
+    if is_ready(version):
+        workers = ready_workers(version)
+        took = "" if seconds is None else f" in {seconds:.1f} s"
+        if not workers:
+            return f"{name}{paint('asleep', 'dim')}   no worker until a request comes"
+        return f"{name}{paint('ready', 'green')}{took}   {workers} worker{'' if workers == 1 else 's'}"
+    if has_failed(version):
+        reason = _short(last_death(version) or "no worker is left")
+        return f"{name}{paint('failed', 'red')}   {reason}; `marserve models {version['modelName']}` shows all of it"
+    return f"{name}{paint('loading', 'yellow')}"
+
+
+def name_of(version: Description) -> str:
+    """`digits 1.0`."""
+    return f"{version['modelName']} {version['modelVersion']}"
+
+
+def _short(text: str) -> str:
+    text = escaped(text)
+    return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
+
+
+# ------------------------------------------------------------------------------------------- a command to try it
+
+
+def try_it(version: Description, inference: str) -> str:
+    """A command that asks the model: with its declared input where it is known, else with a file."""
+    socket = inference.removeprefix("unix:") if inference.startswith("unix:") else ""
+    base = "http://localhost" if socket else inference
+    url = shlex.quote(f"{base}/predictions/{version['modelName']}")
+    curl = f"curl --unix-socket {shlex.quote(socket)}" if socket else "curl"
+    said = sample_of(version.get("declaration") or {})
+    if said is None:
+        return f"{curl} -T FILE {url}"
+    kind, text = said
+    header = f" -H 'Content-Type: {kind}'"
+    if len(text) > 400:
+        return f"python3 -c {shlex.quote(_program_for(version['declaration']))} | {curl} -d @-{header} {url}"
+    return f"{curl} -d {shlex.quote(text)}{header} {url}"
+
+
+def sample_of(declaration: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The content type and the text of an input that fits a declaration; None if it declares no such thing."""
+    if declaration.get("kind") == "tensors":
+        return "application/json", json.dumps(
+            {one["name"]: _zeros(one["dtype"], _shape(one)) for one in declaration.get("inputs", ())}
+        )
+    item = declaration.get("input") or {}
+    if item.get("type") in ("str", "text"):
+        return "text/plain", "hello"
+    schema = item.get("schema")
+    if isinstance(schema, dict):
+        return "application/json", json.dumps(_fitting(schema, schema.get("$defs") or {}, 0))
+    return None
+
+
+def _shape(one: Mapping[str, Any]) -> list[int]:
+    shape = list(one.get("shape") or ())
+    if shape and shape[0] == "batch":
+        shape = shape[1:]
+    return [size if isinstance(size, int) else 1 for size in shape]
+
+
+def _zeros(dtype: str, shape: Sequence[int]) -> Any:
+    if not shape:
+        return False if dtype == "bool" else "" if dtype in ("str", "bytes") else 0.0 if "float" in dtype else 0
+    return [_zeros(dtype, shape[1:]) for _ in range(shape[0])] if _count(shape) <= 1_000_000 else []
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _program_for(declaration: Mapping[str, Any]) -> str:
+    """A line of Python that prints the sample of a declaration of tensors."""
+    fields = ", ".join(f"{json.dumps(one['name'])}: z({_shape(one)})" for one in declaration.get("inputs", ()))
+    return f"import json; z = lambda s: [z(s[1:])] * s[0] if s else 0; print(json.dumps({{{fields}}}))"
+
+
+def _fitting(schema: Mapping[str, Any], named: Mapping[str, Any], depth: int) -> Any:
+    """A small value that fits a JSON schema."""
+    if depth > 6:
+        return None
+    if "$ref" in schema:
+        return _fitting(named.get(str(schema["$ref"]).rpartition("/")[2], {}), named, depth + 1)
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return _fitting(schema[key][0], named, depth + 1)
+    kind = schema.get("type")
+    if kind == "object" or "properties" in schema:
+        required = schema.get("required", ())
+        fields = schema.get("properties", {})
+        return {name: _fitting(one, named, depth + 1) for name, one in fields.items() if name in required}
+    if kind == "array":
+        return [_fitting(schema.get("items") or {}, named, depth + 1)] * max(1, int(schema.get("minItems", 1)))
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
+    return {"string": "hello"[: schema.get("maxLength", 5)], "boolean": True}.get(str(kind))
+
+
+# ------------------------------------------------------------------------------------------- in front
+
+
+_WORKER = re.compile(r"^W-\d+-(\S+) ")
+# What the block says of a load that failed.
+_OF_LOADS = re.compile(r"^(W-\d+-\S+ ended \(|Model \S+ version \S+ failed to load)")
+
+
+class StartScreen:
+    """The companion of `marserve start --foreground` on a terminal."""
+
+    binds_grpc = True
+    shows_tracebacks = False
+
+    def __init__(self, show: Callable[[str], None], began: float, logs: str, paint: Paint = plain) -> None:
+        """`show` prints a line; `began` is when the command began, by `time.monotonic`; `logs` is the logs' folder."""
+        self._show, self._began, self._logs, self._paint = show, began, logs, paint
+        self._seconds: dict[str, float] = {}
+        self._is_shown = False
+
+    def shorten(self, text: str) -> str:
+        """A line of the logs without the name of a worker's process.
+
+        Empty for what the block says, and for the traceback of a worker that ended, which describe has.
+        """
+        if (not self._is_shown and _OF_LOADS.match(text)) or text.startswith("Traceback "):
+            return ""
+        return _WORKER.sub(r"\1 ", text)
+
+    async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
+        """Show the block, then a line for each model that was still loading."""
+        until = time.monotonic() + LATEST_S
+        models = self._look(parts)
+        while time.monotonic() < until and not (reading.done() and all(map(_is_settled, models))):
+            await asyncio.sleep(LOOK_EVERY_S)
+            models = self._look(parts)
+        started = Started(
+            listening_at([(each.names, str(each.address)) for each in listeners], _grpc_of(parts)),
+            models,
+            next(str(each.address) for each in listeners if "Inference" in each.names),
+            device_of(parts, models),
+            self._seconds,
+            parts.registry.startup_failures,
+            f"Logs are in {self._logs}; --verbose shows them here. Ctrl-C stops the server.",
+        )
+        await self._say(*block(started, self._paint))
+        self._is_shown = True
+        await self._tell_late(parts, reading, started)
+
+    async def _tell_late(self, parts: Parts, reading: asyncio.Task[Any], started: Started) -> None:
+        told = {name_of(version) for version in started.models if _is_settled(version)}
+        has_command = any(map(ready_workers, started.models))
+        failures = len(started.failures)
+        while not (reading.done() and all(name_of(version) in told for version in self._look(parts))):
+            await asyncio.sleep(LOOK_EVERY_S)
+            for version in self._look(parts):
+                if name_of(version) in told or not _is_settled(version):
+                    continue
+                told.add(name_of(version))
+                await self._say(model_line(version, self._seconds.get(name_of(version)), self._paint))
+                if not has_command and ready_workers(version):
+                    has_command = True
+                    await self._say(f"  {try_it(version, started.inference)}")
+        for sentence in parts.registry.startup_failures[failures:]:
+            await self._say(f"  {self._paint('failed', 'red')}  {_short(sentence)}")
+
+    async def _say(self, *lines: str) -> None:
+        await asyncio.to_thread(self._show, "\n".join(lines))  # a terminal may be stopped
+
+    def _look(self, parts: Parts) -> list[Description]:
+        models = [
+            version
+            for model, _ in parts.registry.list_models().models
+            for version in parts.registry.describe_all(model)
+        ]
+        for version in models:
+            if is_ready(version):
+                self._seconds.setdefault(name_of(version), time.monotonic() - self._began)
+        return models
+
+
+def _is_settled(version: Description) -> bool:
+    return is_ready(version) or has_failed(version)
+
+
+def listening_at(http: Sequence[tuple[Sequence[str], str]], grpc: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What listens where, as the block has it."""
+    return [(" and ".join(names).capitalize(), escaped(address)) for names, address in http] + list(grpc)
+
+
+def _grpc_of(parts: Parts) -> list[tuple[str, str]]:
+    settings = parts.settings
+    if sys.modules.get("grpc") is None:
+        return []
+    inference = f"{settings.grpc_inference_address}:{settings.grpc_inference_port}"
+    management = f"{settings.grpc_management_address}:{settings.grpc_management_port}"
+    return [("gRPC", f"{inference}   management {management}")]
+
+
+def device_of(parts: Parts, models: Sequence[Description]) -> str:
+    """The device and the threads: `CPU, 2 cores, 1 thread a worker`."""
+    machine = parts.machine
+    names = sorted({each.name or "accelerator" for each in machine.devices})
+    device = f"{len(machine.devices)} × {', '.join(names)}" if machine.devices else "CPU"
+    workers = max((int(version["maxWorkers"]) for version in models), default=0) or machine.cores
+    threads = max(1, machine.cores // workers)
+    plural = "" if threads == 1 else "s"
+    return f"{device}, {machine.cores} core{'' if machine.cores == 1 else 's'}, {threads} thread{plural} a worker"
