@@ -174,7 +174,24 @@ def test_an_answer_meant_for_the_client_exposes_nothing() -> None:
         assert set(json.loads(error_body(error, rules))) == {"code", "type", "message"}
 
 
-NAMED = ErrorRules(names_known=True)
+OURS = ErrorRules(as_recorded=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "type_"),
+    [
+        (400, "BadRequestException"),
+        (422, "BadRequestException"),
+        (500, "InternalServerException"),
+        (None, "InternalServerException"),
+    ],
+)
+def test_a_handlers_status_for_a_clients_mistake_has_its_type(code: int | None, type_: str) -> None:
+    """A client that reads the type does not take its own mistake for the server's; TorchServe has one type."""
+    error = errors.HandlerFailed("pixels: got 3", code)
+
+    assert json.loads(error_body(error, OURS))["type"] == type_
+    assert json.loads(error_body(error))["type"] == "InternalServerException"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +211,7 @@ NAMED = ErrorRules(names_known=True)
 )
 def test_an_error_about_a_missing_name_names_what_is_there(error: errors.MarserveError, said: str) -> None:
     """The nearest model, a model's versions; where TorchServe's words hold they stay as recorded."""
-    assert json.loads(error_body(error, NAMED))["message"] == said
+    assert json.loads(error_body(error, OURS))["message"] == said
     assert json.loads(error_body(error))["message"] == error.message
 
 
@@ -202,6 +219,6 @@ def test_of_many_versions_a_few_are_named() -> None:
     """An answer is no list of a registry."""
     known = tuple(str(number) for number in range(12))
 
-    said = json.loads(error_body(errors.VersionNotFound("m", "x", known=known), NAMED))["message"]
+    said = json.loads(error_body(errors.VersionNotFound("m", "x", known=known), OURS))["message"]
 
     assert said.endswith("it has 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")

@@ -301,14 +301,15 @@ class ErrorRules(NamedTuple):
 
     `overload_status` is that of a full or stopping server (429, for clients that retry only on that), `handler_status`
     that of a handler that failed without a status of its author's choice. Unless `exposes` is off, the body of a
-    handler's failure has a key `exception`: what was raised, with its traceback where it says so. `names_known`:
-    an error about a name that is missing names what is there.
+    handler's failure has a key `exception`: what was raised, with its traceback where it says so. Unless
+    `as_recorded`, an error about a name that is missing names what is there, and the type of a handler's 4xx is that
+    of a client's mistake.
     """
 
     overload_status: int = 503
     handler_status: int = 503
     exposes: Literal["off", "message", "traceback"] = "off"
-    names_known: bool = False
+    as_recorded: bool = True
 
 
 AS_RECORDED: Final = ErrorRules()
@@ -332,8 +333,10 @@ def error_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> int:
     return _entry(error)[0]
 
 
-def error_type(error: BaseException) -> str:
+def error_type(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """TorchServe's word for the kind of error."""
+    if not rules.as_recorded and isinstance(error, HandlerFailed) and 400 <= error_status(error, rules) < 500:
+        return _entry(BadInput(error.message))[1]
     return _entry(error)[1]
 
 
@@ -341,7 +344,7 @@ def error_message(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """The sentence for the client. That of an unforeseen error says nothing of it: its text may hold anything."""
     if not isinstance(error, MarserveError):
         return "The server failed to handle the request."
-    if rules.names_known and isinstance(error, ModelNotFound | VersionNotFound):
+    if not rules.as_recorded and isinstance(error, ModelNotFound | VersionNotFound):
         return error.message + _what_is_there(error)
     return error.message
 
@@ -374,7 +377,7 @@ def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED) -> bytes:
     """
     document: dict[str, Any] = {
         "code": error_status(error, rules),
-        "type": error_type(error),
+        "type": error_type(error, rules),
         "message": error_message(error, rules).encode("utf-8", "replace").decode(),
     }
     if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:

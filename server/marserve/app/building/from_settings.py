@@ -63,7 +63,7 @@ def error_rules(settings: Settings) -> ErrorRules:
         settings.unavailable_status,
         settings.handler_error_status,
         settings.expose_errors,
-        names_known=settings.entry == "marserve",
+        as_recorded=settings.entry == "torchserve",
     )
 
 
