@@ -15,6 +15,7 @@ from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.grpc.calls import Authorize
 from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
 from marserve.api.grpc.schema import Schema
+from marserve.api.request_ids import RequestIds
 from marserve.api.tls import Identity
 from marserve.registry.catalogue.readiness import Readiness
 from support.fake_data_plane import FakeDataPlane
@@ -100,6 +101,7 @@ async def inference_port(
     error_rules: ErrorRules = AS_RECORDED,
     stall_timeout_s: float = 60.0,
     ledger: ByteLedger | None = None,
+    request_ids: RequestIds | None = None,
 ) -> AsyncIterator[GrpcListener]:
     """An inference port that accepts calls; stopped in the end."""
     book = book or Book()
@@ -111,6 +113,7 @@ async def inference_port(
         error_rules=error_rules,
         stall_timeout_s=stall_timeout_s,
         ledger=ledger,
+        request_ids=request_ids,
     )
     listener = ports.bind_inference(HERE, limits or GrpcLimits(), authorize, has_open_inference=has_open_inference)
     async with _accepting(listener):

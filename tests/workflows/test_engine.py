@@ -97,6 +97,7 @@ async def test_one_id_one_deadline_one_priority_and_the_clients_headers_go_throu
             True,
             "1.0",
         )
+    assert len({job.request.key for job in plane.submitted} - {0}) == 4  # what tells them apart
 
 
 @pytest.mark.anyio

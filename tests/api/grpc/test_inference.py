@@ -19,6 +19,7 @@ from marserve.api.grpc.calls import Call, Calls
 from marserve.api.grpc.inference import SERVICE
 from marserve.api.grpc.listener import GrpcLimits
 from marserve.api.grpc.schema import INFERENCE
+from marserve.api.request_ids import RequestIds
 from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 
@@ -89,6 +90,28 @@ async def test_the_request_id_travels_behind_every_answer() -> None:
 
     assert ids == [job.request.id for job in registry.submitted]
     assert all(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", word) for word in ids)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("given", ["order-17", "a b", "x" * 129])
+async def test_a_clients_id_comes_with_the_metadata(given: str, takes: bool) -> None:
+    """As over HTTP: it is the call's where the server takes it, and else stands beside it; other texts are no ids."""
+    registry, book = FakeRegistry(), Book()
+    ids = RequestIds(takes_clients=takes)
+    async with inference_port(registry, book=book, request_ids=ids) as port, client_of(port) as client:
+        call = predict(client, "echo", metadata=(("x-request-id", given),))
+        await call
+        back = dict(await call.trailing_metadata())["x-request-id"]
+        twice = predict(client, "echo", metadata=(("x-request-id", "a"), ("x-request-id", "b")))
+        await twice
+        own = dict(await twice.trailing_metadata())["x-request-id"]
+
+    request = registry.submitted[0].request
+    is_id = given == "order-17"
+    assert (back == given) is (takes and is_id)
+    assert (request.id, request.client_id) == (back, given if is_id and not takes else "")
+    assert (request.key != 0) is (takes and is_id)
+    assert own not in ("a", "b")
 
 
 async def test_a_call_without_a_model_is_refused() -> None:

@@ -167,6 +167,7 @@ def test_what_a_connection_needs_to_know_is_in_the_header() -> None:
     last = read(keep_alive=False)
     assert (last.is_plain, last.is_repeatable) == (False, False)
     assert not read(route=None).is_repeatable
+    assert not read((b"X-Request-Id", b"a")).is_repeatable
     assert not read((b"Transfer-Encoding", b"chunked")).is_repeatable
     assert not read((b"Content-Length", b"5"), (b"Expect", b"100-continue")).is_repeatable
 
@@ -323,3 +324,20 @@ def test_the_health_check_alone_may_come_without_a_host(target: bytes, passes: b
     else:
         with pytest.raises(MalformedRequest, match="exactly one Host"):
             read(method=b"GET", target=target, host=False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "client_id"),
+    [
+        ([(b"X-Request-Id", b"order-17")], "order-17"),
+        ([(b"x-ReQuest-ID", b"order-17")], "order-17"),
+        ([(b"X-Request-Id", b"a b")], ""),
+        ([(b"X-Request-Id", b"x" * 10_000)], ""),
+        ([(b"X-Request-Id", b"a"), (b"X-Request-Id", b"b")], ""),
+        ([(b"X-Request-Id", b"a"), (b"X-Request-Id", b"")], ""),
+        ([], ""),
+    ],
+)
+def test_a_clients_id_is_read_if_there_is_one(lines: list[tuple[bytes, bytes]], client_id: str) -> None:
+    """Of several none is taken; one that cannot be taken refuses nothing."""
+    assert read(*lines).client_id == client_id

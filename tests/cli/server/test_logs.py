@@ -49,10 +49,11 @@ def test_scripts_get_the_document() -> None:
 
 def test_an_unknown_level_is_refused_at_once() -> None:
     """Naming those that there are; no server is asked."""
-    ran = marserve("logs", "--level", "loud", "--management", "http://127.0.0.1:9")
+    for command in (("logs", "--level", "loud"), ("log-level", "loud")):
+        ran = marserve(*command, "--management", "http://127.0.0.1:9")
 
-    assert ran.status == 2
-    assert "debug, info, warning, error" in ran.err
+        assert ran.status == 2
+        assert "debug, info, warning, error" in ran.err
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -78,6 +78,20 @@ def test_a_request_without_an_id_begins_a_sequence_of_its_own() -> None:
     assert told["ts_request_sequence_start"] == "true"
 
 
+def test_two_requests_with_one_clients_id_begin_two_sequences() -> None:
+    """Clients choose ids as they like; the server's key tells their requests apart."""
+    stage = stage_of()
+    stage.open("v")
+    stage.open("w")
+
+    stage.submit("one", key=1)
+    stage.submit("two", key=2)
+    flights = [flight for flights in stage.flights.values() for flight in flights]
+    told = [dict(job.request.server_headers)["ts_request_sequence_id"] for flight in flights for job in flight.jobs]
+
+    assert sorted(each.rpartition("-")[2] for each in told) == ["1", "2"]
+
+
 def test_the_header_counts_in_any_case_and_the_handler_finds_it_under_its_own_name() -> None:
     """HTTP does not tell cases apart; a handler's dict does."""
     stage = stage_of(id_header="X-Conversation")

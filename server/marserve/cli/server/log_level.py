@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.output import AsJson, Output
+from marserve.cli.output import AsJson, Output, WrongArguments
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
-from marserve.cli.server.logs import asked_for_logs
+from marserve.cli.server.logs import LEVELS, asked_for_logs
 
 
 def log_level(
@@ -21,6 +21,9 @@ def log_level(
     as_json: AsJson = False,
 ) -> None:
     """Show or change the level of a server's log and of its workers' logging, until the server ends."""
+    if level is not None and level.lower() not in LEVELS:
+        with Output(as_json):
+            raise WrongArguments(f"The level is {level!r}; it must be one of {', '.join(LEVELS)}.")
     with (
         Output(as_json) as output,
         Management(find_address("management", management, config)) as server,

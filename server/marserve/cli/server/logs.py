@@ -36,7 +36,7 @@ def logs(
     """Show the newest lines of a server's logs: its own, its models' and the access log."""
     if level is not None and level.lower() not in LEVELS:
         with Output(as_json):
-            raise WrongArguments(f"--level is {level!r}; it must be one of {', '.join(LEVELS)}.")
+            raise WrongArguments(f"The level is {level!r}; it must be one of {', '.join(LEVELS)}.")
     given = {"model": model, "request": request, "level": level, "log": log, "tail": str(tail)}
     asked = {name: value for name, value in given.items() if value is not None}
     with (
