@@ -12,6 +12,7 @@ from marserve_handlers.declared.item_context import ItemContext
 from marserve_handlers.declared.items import Decode, encode_item
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
 from marserve_handlers.declared.running import Runner
+from marserve_handlers.support.line_owner import about
 
 
 class ItemModel:
@@ -51,13 +52,15 @@ class ItemModel:
 
     def _one(self, row: dict[str, Any], context: Context, place: int) -> Any:
         try:
-            return self._encode(self.predict(**self.arguments(row, context, place)), context, place)
+            with about(context.batch_items[place : place + 1]):
+                return self._encode(self.predict(**self.arguments(row, context, place)), context, place)
         except Exception as error:
             return error
 
     async def _one_async(self, row: dict[str, Any], context: Context, place: int) -> Any:
         try:
-            return self._encode(await self.predict(**self.arguments(row, context, place)), context, place)
+            with about(context.batch_items[place : place + 1]):
+                return self._encode(await self.predict(**self.arguments(row, context, place)), context, place)
         except Exception as error:
             return error
 

@@ -18,6 +18,7 @@ from marserve_handlers.declared.item_context import accepts
 from marserve_handlers.declared.items import encode_item
 from marserve_handlers.declared.single import ItemModel
 from marserve_handlers.errors import PREDICTION, describe_failure
+from marserve_handlers.support.line_owner import about
 
 JSON_LINES = "application/x-ndjson"
 
@@ -87,6 +88,7 @@ class _Stream:
         self.place = place
         self.has_ended = False
         self.last: Any = b""
+        self._items = context.batch_items[place : place + 1]
         self._pieces = pieces
         self._words = words
         self._context = context
@@ -102,7 +104,8 @@ class _Stream:
             if self._failure is not None:
                 raise self._failure
             pieces: Iterator[Any] = self._pieces
-            return self._encode(next(pieces))
+            with about(self._items):
+                return self._encode(next(pieces))
         except StopIteration:
             return self._end()
         except Exception as error:
@@ -116,7 +119,8 @@ class _Stream:
             if self._failure is not None:
                 raise self._failure
             pieces: AsyncIterator[Any] = self._pieces
-            return self._encode(await anext(pieces))
+            with about(self._items):
+                return self._encode(await anext(pieces))
         except StopAsyncIteration:
             return self._end()
         except Exception as error:

@@ -20,11 +20,12 @@ from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import loss_told_by, misfit, raised
-from marserve.worker.process.printed_lines import of_this_task, set_level
+from marserve.worker.process.printed_lines import set_level
 from marserve.worker.serving import WAS_CANCELLED, ServedModel, recover
 from marserve_handlers.context import Context
 from marserve_handlers.errors import NobodyWaits
 from marserve_handlers.metrics import MetricsCache
+from marserve_handlers.support.line_owner import of_this_task
 
 _ids: ContextVar[Mapping[int, str]] = ContextVar("request_ids", default={})  # noqa: B039 - never changed
 

@@ -56,7 +56,7 @@ from marserve.worker.outgoing import (
     warnings_since,
 )
 from marserve.worker.process.own_process import leave
-from marserve.worker.process.printed_lines import about, running
+from marserve.worker.process.printed_lines import running
 from marserve.worker.rank import Leader
 from marserve.worker.rows import DistinctIds, InvalidJson, begin_unwatched, decode_value
 from marserve_handlers.context import Context
@@ -72,6 +72,7 @@ from marserve_handlers.errors import (
     NobodyWaits,
 )
 from marserve_handlers.metrics import MetricsCache
+from marserve_handlers.support.line_owner import about
 
 HAS_EXPIRED = Result(504, "", [], EXPIRED)
 WAS_CANCELLED = Result(499, "", [], CANCELLED)

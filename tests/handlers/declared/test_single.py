@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from marserve_handlers import BadInput, model
 from marserve_handlers.declared.declaration import DeclarationError
 from marserve_handlers.declared.item_context import ItemContext
+from marserve_handlers.support.line_owner import of_this_task
 from support.declared_models import Opening
 from support.model_context import FakeItem
 
@@ -128,6 +130,26 @@ def test_an_exception_is_its_items_alone() -> None:
     assert isinstance(bad, ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         served.only({"by": 0})
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_an_item_logs_belongs_to_its_request_alone(is_async: bool) -> None:
+    """Though others are in the batch, which no line of a single one concerns."""
+
+    def owners() -> str:
+        return ",".join(item.id for item in of_this_task.get() or ())
+
+    async def ask_async(text: str) -> str:
+        await asyncio.sleep(0)
+        return owners()
+
+    def ask(text: str) -> str:
+        return owners()
+
+    served = Opening(model(ask_async if is_async else ask))
+
+    assert served.answer(b"1", b"2", b"3") == [b"id-0", b"id-1", b"id-2"]
+    assert owners() == ""
 
 
 # ------------------------------------------------------------------------------------------- what fits

@@ -10,6 +10,7 @@ import pytest
 from marserve_handlers import BadInput, Event, model
 from marserve_handlers.declared.declaration import DeclarationError
 from marserve_handlers.errors import NobodyWaits
+from marserve_handlers.support.line_owner import of_this_task
 from support.declared_models import Opening
 from support.model_context import FakeItem
 
@@ -219,3 +220,16 @@ def test_a_stream_without_a_yield_is_refused() -> None:
     """At load, by its annotation."""
     with pytest.raises(DeclarationError, match="_no_yield is annotated as a stream, and has no yield"):
         Opening(model(_no_yield))
+
+
+def test_what_a_stream_logs_belongs_to_its_request_alone() -> None:
+    """At each of its pieces."""
+
+    @model
+    def owners(item: str) -> Iterator[str]:
+        for _ in range(2):
+            yield ",".join(each.id for each in of_this_task.get() or ())
+
+    sending = Sending(owners, b"a", b"b")
+
+    assert [b"".join(pieces) for pieces in sending.sent] == [b"00", b"11"]

@@ -19,11 +19,10 @@ from marserve.worker.process import printed_lines
 from marserve.worker.process.printed_lines import (
     MarkedStream,
     MarkFormatter,
-    about,
     configure_output,
-    of_this_task,
     running,
 )
+from marserve_handlers.support.line_owner import about, of_this_task
 
 A, B = Item("a", [], b"", None, 1), Item("b~2", [], b"", None, 2, "theirs")
 

@@ -15,12 +15,11 @@ import faulthandler
 import io
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import TextIO
 
 from marserve.messages import Named, line_ids
+from marserve_handlers.support.line_owner import of_this_task
 
 MARK = "\x1e"
 _LEVELS = frozenset(("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"))
@@ -52,17 +51,6 @@ class Running:
 
 
 running = Running()
-of_this_task: ContextVar[Sequence[Named] | None] = ContextVar("of_this_task", default=None)
-
-
-@contextmanager
-def about(items: Sequence[Named]) -> Iterator[None]:
-    """What is printed inside belongs to these requests alone."""
-    token = of_this_task.set(items)
-    try:
-        yield
-    finally:
-        of_this_task.reset(token)
 
 
 class MarkFormatter(logging.Formatter):
