@@ -40,7 +40,7 @@ COMMANDS = {
     "history": "changes.undo",
     "watches": "models.watches",
     "logs": "server.logs",
-    "log-level": "server.log_level",
+    "log-level": "server.logs",
     "infer": "models.infer",
     "migrate": "torchserve.migrate",
     "version": "local.version",

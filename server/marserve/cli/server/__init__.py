@@ -12,7 +12,6 @@ foreground     run it in this process
 background     start it as a process of its own session
 stop           end it after its accepted requests
 status         whether it runs and is ready
-logs           what its logs say
-log_level      how much it logs
+logs           what its logs say, and how much it logs
 pid_file       the file with the process id of the running server
 """

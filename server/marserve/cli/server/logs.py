@@ -1,4 +1,4 @@
-"""`marserve logs`: what a server's logs say about a model, a request or a level; and what comes."""
+"""`marserve logs` and `marserve log-level`: what a server's logs say, what comes, and how much it logs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def logs(
     with (
         Output(as_json) as output,
         Management(find_address("management", management, config)) as server,
-        asked_for_logs(),
+        _asked_for_logs(),
     ):
         if follow:
             with server.stream("/logs", {**asked, "follow": "true"}) as lines:
@@ -60,8 +60,35 @@ def logs(
             output.note("There are more lines than could be looked through; ask for fewer, or look into the log files.")
 
 
+def log_level(
+    level: Annotated[
+        str | None, typer.Argument(help="debug, info, warning or error; without one the levels are shown.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Only the workers of this model.")] = None,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show or change the level of a server's log and of its workers' logging, until the server ends."""
+    if level is not None and level.lower() not in LEVELS:
+        with Output(as_json):
+            raise WrongArguments(f"The level is {level!r}; it must be one of {', '.join(LEVELS)}.")
+    with (
+        Output(as_json) as output,
+        Management(find_address("management", management, config)) as server,
+        _asked_for_logs(),
+    ):
+        if level is None:
+            levels = server.order("GET", "/logging")
+        else:
+            asked = {"level": level, **({"model": model} if model else {})}
+            levels = server.order("PUT", "/logging", asked)
+        own = [f"workers of {name}: {word}" for name, word in levels["models"].items()]
+        output.result(levels, f"server log: {levels['level']}", f"workers: {levels['workers']}", *own)
+
+
 @contextlib.contextmanager
-def asked_for_logs() -> Iterator[None]:
+def _asked_for_logs() -> Iterator[None]:
     """Says of a server without the routes which one has none."""
     try:
         yield
