@@ -15,7 +15,7 @@ from marserve.api.errors import ForeignHost, ForeignOrigin
 from marserve.api.tls import Identity, make_up_identity
 from marserve.app.building.access import grpc_identity, listeners_identity, prepare_access
 from marserve.app.building.cannot_start import CannotStart
-from marserve.errors import BadSettings, InvalidToken
+from marserve.errors import BadSettings, InvalidToken, UploadsClosed
 from marserve.settings import Address, Settings, load_settings
 from marserve.settings.table import Entry
 
@@ -200,6 +200,31 @@ async def test_a_page_of_a_server_behind_tls_is_its_own_only_where_it_speaks_tls
 
     origin = {"Origin": "https://localhost:8443"}
     assert [takes(rules, b"localhost:8443", "POST", **origin) for rules in (tls, plain)] == [True, False]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("lines", "client", "origin", "error"),
+    [
+        ("", "127.0.0.1", "", None),
+        ("", "10.0.0.7", "", UploadsClosed),
+        ("allow_uploads=true\n", "10.0.0.7", "", None),
+        ("allow_uploads=true\n", "10.0.0.7", "https://ui.example", ForeignOrigin),
+        ("cors_allowed_origin=*\n", "127.0.0.1", "https://ui.example", ForeignOrigin),
+        ("disable_token_authorization=false\n", "10.0.0.7", "https://ui.example", None),
+    ],
+)
+async def test_uploads_without_keys_are_this_machines_and_no_other_pages(
+    tmp_path: Path, lines: str, client: str, origin: str, error: type[Exception] | None
+) -> None:
+    """Whatever `cors_allowed_origin` says; where there are keys, these were checked before."""
+    (tmp_path / "config.properties").write_text(f"model_store=.\ndisable_token_authorization=true\n{lines}")
+    access = await prepare_access(load_settings("marserve", {}, {}, tmp_path))
+    headers = [(b"host", b"localhost:8081"), *([(b"origin", origin.encode())] if origin else [])]
+    scope = {"type": "http", "method": "PUT", "path": "/archives/m.mar", "headers": headers, "client": (client, 1)}
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        access.upload_check()(scope)
 
 
 @pytest.mark.anyio

@@ -9,13 +9,16 @@ import pytest
 from marserve.app.building.from_settings import (
     cors_headers,
     environment_folder,
+    http_limits,
     registry_options,
     sagemaker_endpoint,
     sequence_headers,
+    takes_uploads,
     worker_environment,
 )
 from marserve.machine.describe import describe_machine
 from marserve.settings import Settings, load_settings
+from marserve.settings.table import Entry
 
 
 def load(here: Path, lines: str) -> Settings:
@@ -55,6 +58,30 @@ def test_several_origins_are_a_list_and_a_star_among_them_is_all(tmp_path: Path)
     assert told[0][1] == ["https://a.example", "https://b.example"]
     assert told[1] == ([("Access-Control-Allow-Origin", "*")], [])
     assert told[2] == ([("Access-Control-Allow-Origin", "https://a.example")], [])
+
+
+@pytest.mark.parametrize(
+    ("entry", "lines", "limit"),
+    [
+        ("marserve", "", 16 << 30),
+        ("marserve", "max_upload_size=2MiB\n", 2 << 20),
+        ("marserve", "allow_uploads=false\n", 0),
+        ("marserve", "enable_model_api=false\n", 0),
+        ("torchserve", "", 0),
+        ("torchserve", "enable_model_api=true\n", 0),
+        ("torchserve", "enable_model_api=true\nallow_uploads=protected\n", 16 << 30),
+    ],
+)
+def test_archives_may_be_uploaded_where_they_may_be_registered(
+    tmp_path: Path, entry: Entry, lines: str, limit: int
+) -> None:
+    """And under `torchserve` only where a setting says so; never at an address without management."""
+    (tmp_path / "config.properties").write_text(f"model_store=.\n{lines}")
+    settings = load_settings(entry, {}, {}, tmp_path)
+
+    assert takes_uploads(settings) is (limit > 0)
+    assert http_limits(settings, has_management=True).upload_bytes == limit
+    assert http_limits(settings).upload_bytes == 0
 
 
 @pytest.mark.parametrize("variable", ["SAGEMAKER_MULTI_MODE", "SAGEMAKER_MULTI_MODEL"])
