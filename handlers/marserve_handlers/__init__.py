@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from marserve_handlers.calling import CallFailed as CallFailed
+    from marserve_handlers.calling import ModelAnswer as ModelAnswer
     from marserve_handlers.context import send_intermediate_predict_response as send_intermediate_predict_response
     from marserve_handlers.declared.declaration import Tensor as Tensor
     from marserve_handlers.declared.decorator import model as model
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 # The module of each name. `import marserve_handlers` alone imports none of them.
 _EXPORTED: Final = {
     "BadInput": "marserve_handlers.errors",
+    "CallFailed": "marserve_handlers.calling",
     "Event": "marserve_handlers.declared.events",
+    "ModelAnswer": "marserve_handlers.calling",
     "PredictionException": "marserve_handlers.errors",
     "Tensor": "marserve_handlers.declared.declaration",
     "model": "marserve_handlers.declared.decorator",

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from marserve_handlers.errors import BadResponse, PredictionException
+
+if TYPE_CHECKING:
+    from marserve_handlers.calling import ModelAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +158,9 @@ class Context:
 
     ask_cancelled: Callable[[int], bool] | None = None
     """Says whether the client of item i has gone. Set by the loop; None outside a worker."""
+
+    send_call: Callable[..., Awaitable[ModelAnswer]] | None = None
+    """Calls another model for the request at a place of the batch. Set by the loop; None outside a worker."""
 
     begin_call: Callable[[], None] | None = None
     """Says that a further call of a batch begins, which has the whole time limit again. None where none is kept."""
@@ -339,6 +345,26 @@ class Context:
         """Whether the client of request `idx` has gone, so that working on it is in vain."""
         ask = self.ask_cancelled
         return False if ask is None else ask(idx)
+
+    async def call(
+        self,
+        model: str,
+        body: Any = b"",
+        *,
+        content_type: str | None = None,
+        version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        idx: int = 0,
+    ) -> ModelAnswer:
+        """Call another model of this server for request `idx`, and wait for its answer.
+
+        `body` is bytes, text, an array (sent as `.npy`), or what JSON can say. The call has the request's id, and ends
+        no later than that. Raises CallFailed, which an author may pass on: it is answered with the other
+        model's status. RuntimeError outside a server.
+        """
+        if self.send_call is None:
+            raise RuntimeError("There is no server to call: set context.send_call to a coroutine in its place.")
+        return await self.send_call(idx, model, body, content_type, version, headers)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Context) and self._comparable() == other._comparable()

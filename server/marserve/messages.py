@@ -81,7 +81,7 @@ class Request(msgspec.Struct, frozen=True):
     workflow), so it is accepted while the server drains, and not counted again. `asked_version` is the version, or a
     label, that the client asks for beside the path. `metadata` came with the request and is not shown to handlers; a
     sticky key is looked for there, too. `is_rescued`: another version takes the request if this one cannot, so it does
-    not wait for a worker that may not come.
+    not wait for a worker that may not come. `depth` counts the models whose handlers wait for it.
 
     `id` is what the client sees. Where `key` is 0 the server made it, and no other request has it. Otherwise the client
     chose it, or parts of one request share it; then `key` alone tells them apart. `client_id` is a client's id that
@@ -101,6 +101,7 @@ class Request(msgspec.Struct, frozen=True):
     asked_version: str | None = None
     metadata: Sequence[tuple[bytes, bytes]] = ()
     is_rescued: bool = False
+    depth: int = 0
     key: int = 0
     client_id: str = ""
 
@@ -376,6 +377,15 @@ class SetLevel(msgspec.Struct, frozen=True, array_like=True, tag="set_level"):
     level: str
 
 
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
+    """The answer to `Called` with the same `call`; its body follows. With a `failure`, words for the client, none."""
+
+    call: int
+    status: Status
+    headers: list[tuple[str, str]]
+    failure: str = ""
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Finish what was sent and end."""
 
@@ -509,6 +519,21 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     results: list[Result]
 
 
+class Called(msgspec.Struct, frozen=True, array_like=True, tag="called"):
+    """While it answers item `index` of running batch `number`, the handler calls another model; the body follows.
+
+    `call` counts from 1 for each worker. Without a `version` the model's default one answers.
+    """
+
+    number: int
+    index: Count
+    call: int
+    model: Sentence
+    version: Sentence | None
+    content_type: Sentence | None
+    headers: Annotated[list[tuple[str, str]], msgspec.Meta(max_length=100)] = []
+
+
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     """The end of a `Check`: as `marserve_handlers.batch_check.Verdict`, bounded in size.
 
@@ -597,7 +622,7 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     dropped: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
 
 
-ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | SetLevel | Stop | Preload | Fork
+ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | SetLevel | Returned | Stop | Preload | Fork
 ToServer = (
     Hello
     | Loaded
@@ -608,6 +633,7 @@ ToServer = (
     | Results
     | Raised
     | Piece
+    | Called
     | Lengths
     | Checked
     | OutOfStep

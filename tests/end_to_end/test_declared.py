@@ -18,7 +18,7 @@ SUMS_DECLARED = (
     '{"version": 1, "kind": "tensors", "inputs": [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}],'
     ' "outputs": [{"name": "sum", "dtype": "float32", "shape": ["batch"]}]}'
 )
-SUMS, GREET, TOKENS = (block(PAGE, name) for name in ("sums", "greet", "tokens"))
+SUMS, GREET, TOKENS, PIPE = (block(PAGE, name) for name in ("sums", "greet", "tokens", "pipe"))
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_archive(store / "sums.mar", SUMS, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "greet.mar", GREET)
     make_archive(store / "tokens.mar", TOKENS)
+    make_archive(store / "pipe.mar", PIPE)
     for name, declaration in (("other", SUMS_DECLARED.replace("float32", "int8", 1)), ("same", SUMS_DECLARED)):
         make_archive(store / f"{name}.mar", SUMS, name=name)
         with zipfile.ZipFile(store / f"{name}.mar", "a") as archive:
@@ -38,6 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.register("sums.mar").raise_for_status()
         server.register("greet.mar").raise_for_status()
         server.register("tokens.mar").raise_for_status()
+        server.register("pipe.mar").raise_for_status()
         yield server
 
 
@@ -74,6 +76,11 @@ def test_describe_shows_the_declaration(server: Server) -> None:
 
     assert sums["inputs"] == [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}]
     assert greet["input"]["schema"]["required"] == ["name", "age"]
+
+
+def test_a_handler_asks_other_models(server: Server) -> None:
+    """Two at a time, while it answers one request."""
+    assert server.predict("pipe", b"Ada").json() == {"text": "Ada is 36", "sum": 3.0}
 
 
 def test_events_are_streamed(server: Server) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from marserve_handlers.context import Context
+
+if TYPE_CHECKING:
+    from marserve_handlers.calling import ModelAnswer
 
 
 def accepts(context: Context, place: int, content_type: str) -> bool:
@@ -45,6 +50,10 @@ class ItemContext:
     def is_cancelled(self) -> bool:
         """Whether the client has gone, so that working on the request is in vain."""
         return self.model.is_cancelled(self._place)
+
+    async def call(self, model: str, body: Any = b"", **how: Any) -> ModelAnswer:
+        """Call another model of this server for this request, as `Context.call`."""
+        return await self.model.call(model, body, idx=self._place, **how)
 
     def set_status(self, code: int, phrase: str = "") -> None:
         """Set the answer's status."""

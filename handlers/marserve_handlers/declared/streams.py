@@ -17,7 +17,7 @@ from marserve_handlers.declared.events import END, EVENT_STREAM, Event, error_fr
 from marserve_handlers.declared.item_context import accepts
 from marserve_handlers.declared.items import encode_item
 from marserve_handlers.declared.single import ItemModel
-from marserve_handlers.errors import PREDICTION, describe_failure
+from marserve_handlers.errors import BAD_INPUT, PREDICTION, describe_failure
 from marserve_handlers.support.line_owner import about
 
 JSON_LINES = "application/x-ndjson"
@@ -174,10 +174,11 @@ class _Stream:
             return error
         # The status has gone out, so the stream's last event says what happened.
         failure = describe_failure(error)
-        if failure.kind != PREDICTION:
+        is_for_client = failure.kind in (PREDICTION, BAD_INPUT)
+        if not is_for_client:
             request = self._context.get_request_id(self.place)
             log.error("the stream of request %s failed after %d events", request, self._count, exc_info=error)
-        return error_frame(failure.code if failure.kind == PREDICTION else 500, failure.message)
+        return error_frame(failure.code if is_for_client else 500, failure.message)
 
 
 def _send(pieces: list[Any], context: Context) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
-from marserve.messages import Answer, Checked, Load, Metrics, Part, Receiver, Request
+from marserve.messages import Answer, Called, Checked, Load, Metrics, Part, Receiver, Request, Returned
 from marserve.option_values import Tolerance
 from marserve.pool.changes import Changes
 from marserve.pool.checks.certifier import Certifier
@@ -46,6 +46,13 @@ __all__ = ["DeathView", "Pool", "WorkerView"]
 log = logging.getLogger("marserve.pool")
 
 
+OnCalled = Callable[[Request, Called, bytes, Callable[[Returned, bytes], None]], None]
+
+
+def _refuse_call(request: Request, message: Called, body: bytes, reply: Callable[[Returned, bytes], None]) -> None:
+    reply(Returned(message.call, 501, [], "Other models cannot be called here."), b"")
+
+
 class Pool:
     """The workers of one model version. Built by the registry; all methods belong to the event loop's thread."""
 
@@ -57,10 +64,13 @@ class Pool:
         worker_log: WorkerLog,
         *,
         on_measured: Callable[[Metrics], None] | None = None,
+        on_called: OnCalled | None = None,
         on_failed: Callable[[str], None] | None = None,
         reservations: Reservations | None = None,
     ) -> None:
-        """`on_measured` takes what handlers measure; `on_failed` the reason, when a crash is to end the server.
+        """`on_measured` takes what handlers measure, `on_called` their calls of other models.
+
+        `on_failed` takes the reason, when a crash is to end the server.
 
         `reservations` reserve memory; without them memory has no bound.
         """
@@ -92,6 +102,7 @@ class Pool:
             changed=self._slot_changed,
             batch_ended=self._batch_ended,
             measured=on_measured or _ignore,
+            called=on_called or _refuse_call,
             no_memory=self._no_memory,
             crashed=self._crashed,
             due=self._due,

@@ -19,9 +19,17 @@ class Connection:
         self._sock = sock
         self._decoder = decoder or wire.worker_decoder()
         self._sock.setblocking(True)
+        self._kept: list[tuple[Any, list[Any]]] = []
+
+    def keep(self, message: Any, bodies: list[Any]) -> None:
+        """Have `receive` return this message next: it came while the handler ran."""
+        self._kept.append((message, bodies))
 
     def receive(self) -> list[tuple[Any, list[Any]]]:
         """Wait for the next messages. Raises EOFError when the other end is gone."""
+        if self._kept:
+            kept, self._kept = self._kept, []
+            return kept
         while True:
             messages = self.receive_some()
             if messages:

@@ -15,7 +15,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from marserve.messages import Batch, Batches, Cancel, Check, Item, Piece, Raised, Result, Results, SetLevel, Stop
+from marserve.messages import (
+    Batch,
+    Batches,
+    Cancel,
+    Check,
+    Item,
+    Piece,
+    Raised,
+    Result,
+    Results,
+    Returned,
+    SetLevel,
+    Stop,
+)
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
@@ -95,6 +108,8 @@ class ConcurrentLoop:
             run = self._running.get(message.number)
             if run is not None:
                 run.cancel(message.index)
+        elif type(message) is Returned:
+            self._served.calls.returned(message, bodies[0] if bodies else b"")
         elif type(message) is Check:
             self._served.serve_check(message, bodies)
         elif type(message) is SetLevel:
@@ -123,6 +138,7 @@ class ConcurrentLoop:
         if isinstance(context.metrics, MetricsCache):  # not if the author has put another object there
             context.metrics.request_ids = IdsOfThisTask()
         run = self._running[batch.number] = _Run(batch.number, context, outcome, self._send_pieces)
+        context.send_call = lambda place, *what: self._served.calls.call(batch.number, run.positions[place], *what)
         run.items, run.named = live, named
         task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
         run.task = task
@@ -204,7 +220,7 @@ class _Run:
         self.task: asyncio.Task[None] | None = None
         self.items: list[Item] = []
         self.named: Sequence[Item] = ()
-        self._positions = [position for position, result in enumerate(outcome) if result is None]
+        self.positions = [position for position, result in enumerate(outcome) if result is None]
         self._gone: set[int] = set()
         self._has_begun = False
         self._send = send
@@ -213,7 +229,7 @@ class _Run:
 
     def is_cancelled(self, index: int) -> bool:
         """Whether the client of live item `index` has gone."""
-        return self._positions[index] in self._gone
+        return self.positions[index] in self._gone
 
     def begin(self) -> bool:
         """The handler is about to be called; False if all clients have gone."""
@@ -228,12 +244,12 @@ class _Run:
 
     @property
     def _is_in_vain(self) -> bool:
-        return self._gone.issuperset(self._positions)
+        return self._gone.issuperset(self.positions)
 
     def send_pieces(self, pieces: Sequence[Any]) -> None:
         """Send one piece of a stream for each live item."""
-        if not isinstance(pieces, list) or len(pieces) != len(self._positions):
-            raise ValueError(f"an intermediate answer needs a list of {len(self._positions)} pieces, one for each row")
+        if not isinstance(pieces, list) or len(pieces) != len(self.positions):
+            raise ValueError(f"an intermediate answer needs a list of {len(self.positions)} pieces, one for each row")
         if self._is_in_vain:
             raise NobodyWaits
         self._send(self, pieces)

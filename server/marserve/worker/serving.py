@@ -33,6 +33,7 @@ from marserve.messages import (
 )
 from marserve.option_values import Sample
 from marserve.shared_page import Page
+from marserve.worker.calls import Calls
 from marserve.worker.connection import Connection
 from marserve.worker.continuous_batching import begin_step, say_what_follows
 from marserve.worker.device.device_loss import find_loss
@@ -59,6 +60,7 @@ from marserve.worker.process.own_process import leave
 from marserve.worker.process.printed_lines import running
 from marserve.worker.rank import Leader
 from marserve.worker.rows import DistinctIds, InvalidJson, begin_unwatched, decode_value
+from marserve_handlers.calling import ModelAnswer
 from marserve_handlers.context import Context
 from marserve_handlers.errors import (
     BAD_HEADER,
@@ -99,8 +101,11 @@ class ServedModel:
         self._most_rows = 0
         self._taken_bytes = 0
         self.distinct_ids = DistinctIds(most_kept=MAX_KEPT_IDS if model.load.is_continuous else 0)
+        self.calls = Calls(connection, model.load.max_answer_bytes, reads=not model.load.is_concurrent)
+        self._outcome: list[Result | None] | None = None  # while a batch of requests runs
         if not model.load.is_concurrent:
             model.context.begin_call = self._begin_call
+            model.context.send_call = self._send_call
         self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
@@ -180,6 +185,7 @@ class ServedModel:
         context.send_pieces = lambda pieces: self._send_piece(pieces, outcome)
         context.ask_cancelled = lambda index: self._is_cancelled(index, outcome)
         answered: Sequence[Any] | None = None
+        self._outcome = outcome
         failure: Raised | None = None
         handler_began = time.monotonic()
         try:
@@ -192,6 +198,7 @@ class ServedModel:
             self.failed.append(loss_told_by(error))
             failure = raised(number, time.monotonic() - handler_began, error)
         handler_s = time.monotonic() - handler_began
+        self._outcome = None
         if failure is None and (type(answered) is not list or len(answered) != len(rows)):
             failure = misfit(number, handler_s, answered, len(rows))
         if failure is None and is_continuous:
@@ -212,6 +219,13 @@ class ServedModel:
         self.send_results(Results(number, handler_s, results), out)
         if len(rows) > self._most_rows:
             self.note_peak(len(rows))
+
+    async def _send_call(self, place: int, *what: Any) -> ModelAnswer:
+        """Call another model on behalf of live item `place` of the running batch."""
+        if self._outcome is None or self._leader is not None:
+            raise RuntimeError("other models are called while a request is answered, and by workers of one process")
+        positions = [position for position, result in enumerate(self._outcome) if result is None]
+        return await self.calls.call(self._number, positions[place], *what)
 
     def _begin_call(self) -> None:
         """A handler that cuts its batch into several calls begins the next one: the response limit begins anew."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from marserve.registry.catalogue.versions import PoolFactory
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.uploads import Uploads
+from marserve.registry.model_calls import ModelCalls
 from marserve.registry.models import Registry
 from marserve.rollout.records import Records
 from marserve.rollout.rollouts import Rollouts
@@ -150,8 +152,12 @@ def pool_maker(
     host: HostMemory | None,
     device_memory: DeviceMemory | None,
     on_failed: Callable[[str], None],
+    calls: ModelCalls,
 ) -> PoolFactory:
-    """Makes the pool of a version, with its reservations of memory. `on_failed`: see `onCrash: fail`."""
+    """Makes the pool of a version, with its reservations of memory. `on_failed`: see `onCrash: fail`.
+
+    `calls` takes what its handlers ask of other models.
+    """
 
     def make_pool(options: PoolOptions, load: Load) -> Pool:
         if settings.metrics_config is not None:
@@ -164,6 +170,9 @@ def pool_maker(
                 launchers,
                 worker_log,
                 on_measured=lambda measured: metrics.update_custom(options.model, measured.values, measured.dropped),
+                on_called=lambda request, message, body, reply: calls.take(
+                    options.model, request, message, body, time.monotonic(), options.response_timeout_s, reply
+                ),
                 on_failed=on_failed,
                 reservations=reservations,
             )

@@ -52,6 +52,7 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
 from marserve.registry.intake.scratch import Scratch, remove_orphans
 from marserve.registry.intake.uploads import Uploads
+from marserve.registry.model_calls import ModelCalls
 from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
@@ -128,12 +129,13 @@ async def build_parts(
     line = build_waiting_line(settings, machine, device_watch)
     host = build_host_memory(settings, line, launchers, metrics, stack)
     device_memory = await build_device_memory(settings, line, device_watch, launchers.devices, metrics, stack)
+    calls = ModelCalls(settings.handler_error_status)
     registry = build_registry(
         settings,
         machine,
         devices,
         scratch.path,
-        pool_maker(settings, launchers, worker_log, metrics, host, device_memory, on_crash),
+        pool_maker(settings, launchers, worker_log, metrics, host, device_memory, on_crash, calls),
         metrics,
         environments,
         fetcher,
@@ -141,6 +143,7 @@ async def build_parts(
         archives,
         hooks_of(host, device_memory),
     )
+    calls.open(registry.data_plane)
     uploads = build_uploads(settings, registry, stack)
     reconciler = desired.build(registry)
     stack.push_async_callback(reconciler.stop)

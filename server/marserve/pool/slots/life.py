@@ -24,6 +24,7 @@ from marserve.errors import BadFrame
 from marserve.machine.limits import explain
 from marserve.messages import (
     MAX_WARNINGS,
+    Called,
     Checked,
     DeviceLost,
     DevicePeak,
@@ -37,6 +38,7 @@ from marserve.messages import (
     Raised,
     Request,
     Results,
+    Returned,
     Warned,
     line_ids,
     shown_id,
@@ -70,7 +72,8 @@ TERM_GRACE_S = 0.25
 class LifeContext:
     """What every worker of a version uses, and what it reports to.
 
-    `batch_ended` is called after a batch or a check, `measured` with what a handler measured. `declaration` is what the
+    `batch_ended` is called after a batch or a check, `measured` with what a handler measured,
+    `called` when it calls another model, with what takes the answer. `declaration` is what the
     model declares, by the worker that loaded it last; None for nothing.
     """
 
@@ -86,6 +89,7 @@ class LifeContext:
     reservations: Reservations
     batch_ended: Callable[[], None]
     measured: Callable[[Metrics], None]
+    called: Callable[[Request, Called, bytes, Callable[[Returned, bytes], None]], None]
     declaration: Mapping[str, Any] | None = None
 
 
@@ -361,6 +365,15 @@ class Life:
         """A piece of a stream has come: the response limit begins anew."""
         now = self._limit.heard_at = time.monotonic()
         self._context.dispatcher.piece(self.key, message.number, message.results, bodies, now)
+
+    def on_called(self, message: Called, bodies: list[Body]) -> None:
+        """The handler calls another model, for a request that the worker has. Raises BadFrame if it has no such one."""
+        flights = self._context.dispatcher.flights(self.key)
+        flight = next((each for each in flights if each.number == message.number), None)
+        if flight is None or message.index >= len(flight.jobs) or len(bodies) != 1:
+            raise BadFrame(f"it calls a model for item {message.index} of batch {message.number}, which does not run")
+        request = flight.jobs[message.index].request
+        self._context.called(request, message, bytes(bodies[0]), self.client.answer_call)
 
     def _check_ended(self, number: int) -> None:
         """Raise BadFrame for an answer to a batch that, by the shared page, the worker has not run yet."""

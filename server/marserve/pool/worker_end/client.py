@@ -19,6 +19,7 @@ from marserve.messages import (
     AskLengths,
     Batch,
     Batches,
+    Called,
     Cancel,
     Check,
     Checked,
@@ -35,6 +36,7 @@ from marserve.messages import (
     Piece,
     Raised,
     Results,
+    Returned,
     SetLevel,
     Stop,
     ToWorker,
@@ -64,6 +66,9 @@ class Peer(Protocol):
 
     def on_piece(self, message: Piece, bodies: list[wire.Body]) -> None:
         """A piece of a running batch's streams has come."""
+
+    def on_called(self, message: Called, bodies: list[wire.Body]) -> None:
+        """The handler calls another model."""
 
     def on_checked(self, message: Checked) -> None:
         """A check has ended."""
@@ -200,6 +205,10 @@ class WorkerClient(asyncio.Protocol):
         """Have the worker check something; the peer gets the outcome."""
         self._send(check, list(bodies))
 
+    def answer_call(self, returned: Returned, body: wire.Body) -> None:
+        """Give the worker the answer to a call of another model."""
+        self._send(returned, [body])
+
     def take_frames_of(self, max_frame_bytes: int) -> None:
         """Accept frames of up to so many bytes, if that is more than so far."""
         self._decoder.max_frame_bytes = max(self._decoder.max_frame_bytes, max_frame_bytes)
@@ -284,6 +293,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_raised(cast("Raised", message))
                 elif kind is Piece:
                     peer.on_piece(cast("Piece", message), bodies)
+                elif kind is Called:
+                    peer.on_called(cast("Called", message), bodies)
                 elif kind is Lengths:
                     peer.on_lengths(cast("Lengths", message))
                 elif kind is OutOfStep:
