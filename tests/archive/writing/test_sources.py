@@ -17,7 +17,7 @@ from marserve.archive.writing.sources import (
     plan_source,
     split_source,
 )
-from marserve.archive.writing.writer import write_archive
+from marserve.archive.writing.writer import BUILT_IN_HANDLERS, write_archive
 from marserve.errors import CannotArchive
 
 HANDLER = "def handle(data, context):\n    return data\n"
@@ -208,3 +208,29 @@ def test_archives_are_told_by_their_names_and_manifests(tmp_path: Path) -> None:
         True,
         False,
     ]
+
+
+@pytest.mark.skipif("transformers" not in BUILT_IN_HANDLERS, reason="this marserve has no handler for transformers")
+def test_a_folder_of_transformers_goes_whole_with_its_task(tmp_path: Path) -> None:
+    """The task takes precedence over that of a configuration, whose other keys stay."""
+    folder = tmp_path / "sentiment"
+    write(folder, {"config.json": '{"architectures": ["X"]}', "model.safetensors": "w", "tokenizer.json": "{}"})
+    (folder / "model-config.yaml").write_text("batchSize: 4\nhandler: {task: fill-mask, top_k: 2}\n")
+
+    plan = plan_source(str(folder), Wishes(task="text-classification")).plan
+
+    assert (plan.spec.model_name, plan.spec.handler) == ("sentiment", "transformers")
+    assert set(plan.members) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert yaml.safe_load(plan.made["model-config.yaml"]) == {
+        "batchSize": 4,
+        "handler": {"task": "text-classification", "top_k": 2},
+    }
+    assert not plan_source(str(folder)).plan.made
+
+
+def test_a_task_is_for_folders_of_transformers_alone(tmp_path: Path) -> None:
+    """A folder with code of its own is that code's."""
+    write(tmp_path, {"m/model.py": HANDLER, "m/config.json": '{"model_type": "x"}'})
+
+    with pytest.raises(CannotArchive, match="--task is for the folder of a model of transformers"):
+        plan_source(f"{tmp_path}/m", Wishes(task="fill-mask"))

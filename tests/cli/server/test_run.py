@@ -134,3 +134,17 @@ def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path
         model.stage_again()
     (folder / "m.py").write_text(HANDLER + "# even more\n")
     assert model.stage_again() == "m-3"
+
+
+@pytest.mark.parametrize(
+    ("host", "exposed"), [(None, "traceback"), ("localhost", "traceback"), ("::1", "traceback"), ("0.0.0.0", "off")]
+)
+def test_tracebacks_are_for_clients_of_this_machine_alone(folder: Path, host: str | None, exposed: str) -> None:
+    """Management on an open address answers callers of this machine alone."""
+    private = folder.parent / "tmp"
+    model = _Model("m.py", Wishes(), Staging(private / "models"))
+
+    settings = _settings(model, model.stage_first(), host, 7003, [], private)
+
+    assert settings.expose_errors == exposed
+    assert settings.management_is_kept_here

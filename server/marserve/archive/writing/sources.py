@@ -2,6 +2,7 @@
 
     a Python file        the file, the modules beside it that it imports, the files beside it that it names
     .onnx, .pt2, .pt     the program, which `base_handler` runs
+    of transformers      a folder that `save_pretrained` wrote, with its task
     a folder             all that is in it; its model is in the file of `MODEL_FILES`, else in its only one
 
 A `model-config.yaml` and a `requirements.txt` beside a file go along. `marserve archive` writes the plan as an archive
@@ -11,6 +12,7 @@ and `marserve run` as a folder, so that both have the same members. Reads files,
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -36,6 +38,7 @@ MODEL_FILES = ("model.py", "handler.py")
 PROGRAMS = (".onnx", ".pt2", ".pt")
 _WEIGHTS = (".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".joblib")
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
+_TRANSFORMERS, _TRANSFORMERS_CONFIG = "transformers", "config.json"
 _TENSOR_HANDLER = "base_handler"
 _OBJECT = re.compile(r"[^\W\d]\w*")
 # Where an export keeps weights that are too large for the ONNX file.
@@ -51,6 +54,7 @@ class Wishes:
     """What is asked beyond the source.
 
     `options` are keys of a model's configuration, which take precedence over its file. `name` may be the source's own.
+    `task` is what a model of transformers does, None where its folder says that.
     """
 
     name: str | None = None
@@ -60,6 +64,7 @@ class Wishes:
     requirements_file: Path | None = None
     config_file: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,8 @@ def plan_source(word: str, wishes: Wishes | None = None) -> SourcePlan:
     """Find the model of a source and every file of its archive. Raises CannotArchive."""
     wishes = wishes or Wishes()
     path, name = split_source(word)
+    if wishes.task is not None and not (path.is_dir() and is_of_transformers(path)):
+        raise CannotArchive(f"--task is for the folder of a model of transformers, and {path} is none.")
     if not os.path.lexists(path):
         raise CannotArchive(f"There is no file or folder {path}{_like(path)}")
     if path.is_dir():
@@ -275,7 +282,42 @@ def is_program(path: Path) -> bool:
 # ---------------------------------------------------------------------------------------------------- a folder
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Whether a folder is one that `save_pretrained` wrote, without code of its own."""
+    try:
+        document = json.loads((folder / _TRANSFORMERS_CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(document, dict) or document.keys().isdisjoint(("architectures", "model_type")):
+        return False
+    return not any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def _plan_transformers(folder: Path, wishes: Wishes) -> SourcePlan:
+    """The files of the folder at the archive's top, and the task in the configuration."""
+    members = dict(walk_model(folder))
+    config = wishes.config_file or _beside(folder, CONFIG_NAME)
+    further = {} if wishes.task is None else {"handler": {"task": wishes.task}}
+    made = _merged_config(config, further, wishes.options)
+    if made is not None:
+        config = Path(CONFIG_NAME) if config is None else config
+        members.pop(config.name, None)
+    spec = ArchiveSpec(
+        wishes.name or _as_name(folder.resolve().name),
+        wishes.version,
+        _TRANSFORMERS,
+        extra_files=wishes.extra_files,
+        requirements_file=wishes.requirements_file,
+        config_file=config,
+        keeps_folders=True,
+    )
+    own = {} if made is None or config is None else {config.name: made}
+    return SourcePlan(plan_archive(spec, members, own), folder)
+
+
 def _plan_folder(folder: Path, name: str | None, wishes: Wishes) -> SourcePlan:
+    if name is None and is_of_transformers(folder):
+        return _plan_transformers(folder, wishes)
     path = _model_of(folder, name)
     members = {member: file for member, file in walk_model(folder) if member != MANIFEST_PATH}
     members.pop(path.name, None)
@@ -409,6 +451,8 @@ def _merged_config(config: Path | None, further: Mapping[str, Any], options: Map
             raise CannotArchive(f"{config} cannot be used: {parsed.defect}.")
         document = dict(parsed.document)
     merged = {**further, **document, **options}
+    if isinstance(further.get("handler"), dict) and isinstance(document.get("handler"), dict):
+        merged["handler"] = {**document["handler"], **further["handler"]}
     if merged == document and config is not None:
         return None
     return yaml.safe_dump(merged, sort_keys=True, allow_unicode=True).encode()

@@ -71,6 +71,9 @@ def archive(
             "program (.onnx, .pt2, TorchScript), or a folder.",
         ),
     ],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Of a folder of transformers, where its files do not say: its task.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Of a source: the model's name, where its own does not suit.")
     ] = None,
@@ -130,7 +133,7 @@ def archive(
         try:
             extra = tuple(extra_files or ())
             if handler is None and model_file is None and is_source(what):
-                wishes = Wishes(name, version, extra, serialized_file, requirements_file, config_file)
+                wishes = Wishes(name, version, extra, serialized_file, requirements_file, config_file, task=task)
                 plan = plan_source(what, wishes).plan
             else:
                 if name is not None:

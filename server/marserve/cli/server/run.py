@@ -79,6 +79,9 @@ def run(
     config_file: Annotated[
         Path | None, typer.Option("--config-file", "-c", help="model-config.yaml beside the source if not given.")
     ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Of a folder of transformers, where its files do not say: its task.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of config.properties; may be repeated."),
@@ -89,7 +92,7 @@ def run(
     began = time.monotonic()
     with Output(as_json) as output:
         options = _options(batch_size, max_batch_delay, workers, device)
-        wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options)
+        wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options, task)
         scratch = Scratch(None)
         try:
             model = _Model(source, wishes, Staging(scratch.path / "models"))
@@ -151,6 +154,13 @@ class _Model:
         """The folders of the source's files."""
         assert self.planned is not None
         return sorted({path.parent for path in self.planned.plan.members.values()})
+
+    @property
+    def example(self) -> str:
+        """A request for a model that does not declare what it takes."""
+        if self.planned is not None and self.planned.plan.spec.handler == "transformers":
+            return '{"text": "a good film"}'
+        return '{"input": 1.0}' if self.is_litserve else "{}"
 
     @property
     def is_litserve(self) -> bool:
@@ -286,6 +296,7 @@ def _serve(loaded: Settings, model: _Model, output: Output, folder: Path, began:
         folder=None if model.planned is None else model.planned.folder,
         follows=follows,
         is_litserve=model.is_litserve,
+        example=model.example,
         keys=None if loaded.disable_token_authorization else loaded.token_file,
     )
     can_follow = follows and model.planned is not None

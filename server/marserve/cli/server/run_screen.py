@@ -36,14 +36,17 @@ class Screen:
         folder: Path | None,
         follows: bool,
         is_litserve: bool = False,
+        example: str = "{}",
         keys: Path | None = None,
     ) -> None:
         """`staged` is the folder of the staged models, which are shown as paths of the source.
 
         `folder` is the source's, None for an archive. `keys` is the file with the keys that clients send, if they must.
+        `example` is a request of a model that declares nothing.
         """
         self._output, self._source = output, source
         self._folder, self._keys, self._is_litserve = folder, keys, is_litserve
+        self._example = example
         self._staged = re.compile(re.escape(str(staged)) + r"/[^/\s]+/[^/\s]+/")
         self._model, self._version, self._follows = model, version, follows
         self._is_ready = False
@@ -58,7 +61,7 @@ class Screen:
             "",
             f"  marserve {__version__}: {self._model} {self._version} of {self._source}, ready in {seconds}",
             "",
-            f"  Ask it   {curl_line(asked, self._folder, ready.declaration)}",
+            f"  Ask it   {curl_line(asked, self._folder, ready.declaration, self._example)}",
             f"  Docs     {base}/docs",
             *([f"  Keys     {self._keys}"] if self._keys else []),
             "",

@@ -20,13 +20,16 @@ _JSON = "application/json"
 _MOST_DEPTH = 4
 
 
-def curl_line(url: str, folder: Path | None, declaration: Mapping[str, Any] | None) -> str:
-    """The line to type. `folder` is the model's, None for an archive; `declaration` is what the model declares."""
+def curl_line(url: str, folder: Path | None, declaration: Mapping[str, Any] | None, example: str = "{}") -> str:
+    """The line to type. `folder` is the model's, None for an archive; `declaration` is what the model declares.
+
+    `example` is the JSON for a model that declares nothing.
+    """
     file = _request_beside(folder)
     if file is not None:
         said = f"-H 'Content-Type: {_JSON}' " if file.suffix == ".json" else ""
         return f"curl {said}-T {shlex.quote(os.path.relpath(file))} {url}"
-    content_type, body = _fitting(declaration)
+    content_type, body = (_JSON, example) if declaration is None else _fitting(declaration)
     if body is None:
         return f"curl -T FILE {url}"
     return f"curl -H 'Content-Type: {content_type}' -d {shlex.quote(body)} {url}"
@@ -38,18 +41,17 @@ def _request_beside(folder: Path | None) -> Path | None:
     return found[0] if found and found[0].is_file() else None
 
 
-def _fitting(declaration: Mapping[str, Any] | None) -> tuple[str, str | None]:
+def _fitting(declaration: Mapping[str, Any]) -> tuple[str, str | None]:
     """The content type and body of a request; no body where only a file will do."""
     samples = draw_samples(declaration)
     if samples:
         body = (samples[0].body or b"").decode()
         return _JSON, body if len(body) <= _LONGEST else None
-    document = declaration or {}
-    item = document.get("input") if isinstance(document.get("input"), Mapping) else {}
+    item = declaration.get("input")
     kind = item.get("type") if isinstance(item, Mapping) else None
     if kind == "text":
         return "text/plain", "hello"
-    if kind in ("image", "bytes") or document.get("kind") == "tensors":
+    if kind in ("image", "bytes") or declaration.get("kind") == "tensors":
         return "", None
     schema = item.get("schema") if isinstance(item, Mapping) else None
     body = json.dumps(_example(schema, schema, 0)) if isinstance(schema, Mapping) else "{}"
