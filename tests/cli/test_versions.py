@@ -123,6 +123,20 @@ def test_the_table_of_versions_marks_the_default_one() -> None:
     assert rows[2] == ["digits", "2.0", "loading", "0", "of", "1", "to", "3", "1", "0", "digits.mar"]
 
 
+def test_the_table_of_versions_shows_the_last_minute_where_it_is_known() -> None:
+    """Requests a second, the 95th percentile, and how full batches were; no column before the first sample."""
+    busy = {"requestsPerSecond": 12.345, "p95Milliseconds": 41.27, "meanBatch": 3.21}
+    versions = [description(batchSize=8, lastMinute=busy), description("b", lastMinute={"requestsPerSecond": 0.0})]
+
+    rows = drawn(versions_table([*versions, description("c")]))
+
+    assert rows[0][4:8] == ["batch", "req/s", "p95", "queued"]
+    assert rows[1][7:12] == ["8", "(3.21)", "12.3", "41.3", "ms"]
+    assert rows[2][7:10] == ["1", "0", "-"]
+    assert rows[3][7:10] == ["1", "-", "-"]
+    assert "req/s" not in drawn(versions_table([description()]))[0]
+
+
 def test_the_table_of_versions_shows_memory_where_it_is_counted() -> None:
     """What a version holds, or in brackets what it would take; no column where nobody counts."""
     held = {"residentBytes": 412 << 20, "neededBytes": 400 << 20}

@@ -206,6 +206,14 @@ class NotThere(ErrorBody):
     arriving: list[Arriving] | None = None
 
 
+class LastMinute(Document):
+    """Figures of the last minute, or since the version was registered."""
+
+    requestsPerSecond: float
+    p95Milliseconds: Annotated[float | None, Meta(description="95 % of the answers took at most so long")] = None
+    meanBatch: Annotated[float | None, Meta(description="requests in a batch, on average")] = None
+
+
 class ModelDescription(Document, kw_only=True):
     """One version of a model: the values it runs with, and its workers."""
 
@@ -246,6 +254,7 @@ class ModelDescription(Document, kw_only=True):
         Literal["ready", "degraded", "loading", "failed", "idle"],
         Meta(description="`degraded`: serves, but dead workers are missing; `failed`: given up for a while"),
     ]
+    lastMinute: LastMinute | None = None
     runningRequests: Annotated[int, Meta(description="requests that workers have now")]
     defaultPriority: Annotated[int, Meta(description="priority of requests that name none, 0 (most urgent) to 9")]
     jobQueueSize: Annotated[int, Meta(description="requests that may wait")]

@@ -48,6 +48,7 @@ from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.logs.log_limit import TELL_EVERY_S
 from marserve.telemetry.logs.logs import Logs, configure_logs
+from marserve.telemetry.metrics.recent import SAMPLE_EVERY_S
 
 log = logging.getLogger("marserve.app")
 
@@ -146,6 +147,13 @@ class Companion(Protocol):
         """Called when connections are accepted; cancelled after the server has drained. `reading` reads the models."""
 
 
+async def sample_figures(registry: Registry) -> None:
+    """Sample the counts of all versions regularly; never returns."""
+    while True:
+        registry.sample_figures(time.monotonic())
+        await asyncio.sleep(SAMPLE_EVERY_S)
+
+
 class Server:
     """One server process, from start to end."""
 
@@ -228,6 +236,7 @@ class Server:
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
         keep(stack, tell_left_out(self._logs))
+        keep(stack, sample_figures(parts.registry))
         await access.write_tokens(stack)
         preemption.start()
         if not settings.disable_system_metrics:

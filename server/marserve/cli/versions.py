@@ -98,6 +98,7 @@ def versions_table(versions: Iterable[Description]) -> Table:
     """One row a version; a star marks the default version."""
     versions = list(versions)
     counts_memory = any("memory" in version for version in versions)
+    has_figures = any("lastMinute" in version for version in versions)
     has_traffic = any("trafficShare" in version or "labels" in version for version in versions)
     rows = [
         (
@@ -107,21 +108,40 @@ def versions_table(versions: Iterable[Description]) -> Table:
             *([_traffic(version)] if has_traffic else []),
             _worker_counts(version),
             *([_memory(version)] if counts_memory else []),
-            str(version["batchSize"]),
+            _batch(version),
+            *(_last_minute(version) if has_figures else []),
             str(version["jobQueueStatus"]["pendingRequests"]),
             version["modelUrl"],
         )
         for version in versions
     ]
     memory = ["memory"] if counts_memory else []
+    figures = ["req/s", "p95"] if has_figures else []
     traffic = ["traffic"] if has_traffic else []
-    return table(("model", "version", "state", *traffic, "workers", *memory, "batch", "queued", "archive"), rows)
+    return table(
+        ("model", "version", "state", *traffic, "workers", *memory, "batch", *figures, "queued", "archive"), rows
+    )
 
 
 def _traffic(version: Description) -> str:
     """The version's labels, and its share if its model has weights."""
     share = [f"{100 * version['trafficShare']:.4g} %"] if "trafficShare" in version else []
     return ", ".join([*share, *version.get("labels", [])])
+
+
+def _batch(version: Description) -> str:
+    """The most requests in a batch, and how many there were on average in the last minute: `8 (3.2)`."""
+    mean = (version.get("lastMinute") or {}).get("meanBatch")
+    return str(version["batchSize"]) if mean is None else f"{version['batchSize']} ({mean:.3g})"
+
+
+def _last_minute(version: Description) -> list[str]:
+    """Requests a second, and the time that 95 % of the answers took at most, of the last minute."""
+    figures = version.get("lastMinute")
+    if not figures:
+        return ["-", "-"]
+    p95 = figures.get("p95Milliseconds")
+    return [f"{figures['requestsPerSecond']:.3g}", "-" if p95 is None else f"{p95:.3g} ms"]
 
 
 def _memory(version: Description) -> str:

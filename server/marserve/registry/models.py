@@ -326,6 +326,12 @@ class Registry:
         """The progress of fetches that may become this version of a model; the model need not exist yet."""
         return self.coming.of(model, version)
 
+    def sample_figures(self, now: float) -> None:
+        """Keep each version's counts as they are now (monotonic), for its figures of the last minute in describe."""
+        for version in self._versions.all():
+            metrics = version.pool.metrics
+            metrics.recent.sample(now, metrics.total_seconds, metrics.batch_sizes)
+
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""
         defaults = ((name, entry.versions[entry.default].facts) for name, entry in self._versions.models.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from marserve.messages import Load
 from marserve.model_options import ModelOptions
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts, describe_version
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.fake_pool import Behaviour, FakePool, a_death, a_worker
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +75,21 @@ async def test_torchserve_s_members_come_first_in_its_order() -> None:
     assert list(described)[: len(MEMBERS)] == MEMBERS
     assert (described["maxBatchDelay"], described["clientTimeoutInMills"]) == (77, 250)
     assert (described["responseTimeout"], type(described["responseTimeout"])) == (120, int)
+
+
+async def test_the_last_minute_is_described_after_the_first_sample() -> None:
+    """A rate needs two points in time."""
+    metrics = VersionMetrics("m", "1.0")
+    fresh = describe(PoolOptions("m", "1.0", 1, 1), metrics=metrics)
+    metrics.recent.sample(monotonic() - 10, metrics.total_seconds, metrics.batch_sizes)
+    metrics.total_seconds.observe(0.01, times=50)
+    metrics.batch_sizes.observe(2, times=25)
+
+    described = describe(PoolOptions("m", "1.0", 1, 1), metrics=metrics)
+
+    assert "lastMinute" not in fresh
+    assert described["lastMinute"]["requestsPerSecond"] == pytest.approx(5.0, rel=0.2)
+    assert described["lastMinute"]["meanBatch"] == 2.0
 
 
 async def test_a_worker_without_a_process_has_no_pid() -> None:

@@ -9,11 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from marserve.answers.management import Death, Worker, WorkerRank
+from marserve.answers.management import Death, LastMinute, Worker, WorkerRank
 from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
 from marserve.store.addresses.fetch_guard import hide_query
@@ -105,6 +106,16 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
+    metrics = pool.metrics
+    recent = metrics.recent.figures(monotonic(), metrics.total_seconds, metrics.batch_sizes)
+    if recent is not None:
+        described["lastMinute"] = to_builtins(
+            LastMinute(
+                round(recent.requests_per_s, 3),
+                None if recent.p95_s is None else round(1000 * recent.p95_s, 3),
+                None if recent.mean_batch is None else round(recent.mean_batch, 2),
+            )
+        )
     if facts.resolved_url is not None:
         described["resolvedUrl"] = hide_query(facts.resolved_url)
     if facts.declared is not None:

@@ -4,6 +4,7 @@ counts              `VersionMetrics`, to which pools add; the Prometheus page
 measurements        events of requests, as TorchServe's metrics
 metric_definitions  the metrics, TorchServe's list or the operator's
 series              a family of the page that is fed update by update
+recent              figures of the last minute
 histogram           counts values between bounds
 handler_metrics     decides which values of handlers are kept
 printed_metrics     metrics in what workers print

@@ -37,6 +37,7 @@ from marserve.telemetry.metrics.measurements import (
     Tap,
 )
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
+from marserve.telemetry.metrics.recent import Recent
 from marserve.telemetry.metrics.series import Series, labels
 from marserve.telemetry.metrics.series import escape as _escape
 from marserve.telemetry.metrics.series import number as _number
@@ -87,7 +88,7 @@ class VersionMetrics:
     queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
     total_seconds       arrival to answer; `named_total_s` as above
-    batch_sizes         requests a batch
+    batch_sizes         requests a batch; `recent` samples some of these counts
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
@@ -128,6 +129,7 @@ class VersionMetrics:
     named_queue_s: float = 0.0
     named_total_s: float = 0.0
     batch_sizes: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
+    recent: Recent = field(default_factory=Recent)
     worker_starts: int = 0
     worker_restarts: int = 0
     worker_deaths: dict[str, int] = field(default_factory=_counts)
