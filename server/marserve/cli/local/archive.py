@@ -156,15 +156,15 @@ def archive(
             spec = plan.spec
             _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]
-            if dry_run:
-                place = output_path(spec.model_name, export_path, archive_format.value)
-                _show_dry_run(output, plan, warnings, place, force)
-                return
         except CannotArchive as error:  # what the arguments name cannot be packed, and nothing was written
             raise WrongArguments(error.message) from error
         except BadArchive as error:
             raise CommandFailed(error.message) from error
         try:
+            if dry_run:
+                place = output_path(spec.model_name, export_path, archive_format.value)
+                _show_dry_run(output, plan, warnings, place, force)
+                return
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
             raise CommandFailed(error.message) from error
