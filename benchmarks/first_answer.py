@@ -230,6 +230,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options.add_argument("--environments", type=Path)
     given = options.parse_args(words)
     asked = given.only.split(",")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended, and the folder removed
     with tempfile.TemporaryDirectory(prefix="first-answer-") as folder:
         programs = {}
         for way in WAYS:
