@@ -187,3 +187,20 @@ def test_what_is_new_answers_the_line_that_is_shown(tmp_path: Path, template: st
 
     assert asked.returncode == 0, run.lines
     assert asked.stdout
+
+
+@pytest.mark.system
+def test_the_model_on_the_first_screen_of_the_readme_answers(tmp_path: Path) -> None:
+    """As it stands there, in one command."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    block = re.search(r"(?:^    .*\n|^\n(?=    ))+", readme[readme.index("    # digits.py") :], re.MULTILINE)
+    assert block is not None
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "digits.py").write_text(re.sub(r"^    ", "", block[0], flags=re.MULTILINE))
+
+    with Run(here, "digits.py") as run:
+        answer = httpx.post(run.url, json={"pixels": [1, 2, 3, 4]})
+        run.interrupt()
+
+    assert answer.json() == {"scores": [2.0, 4.0, 6.0, 8.0]}

@@ -250,7 +250,7 @@ def test_the_readme_can_be_followed_with_the_wheel(wheel: Path, tmp_path: Path) 
     ports = free_ports(5)
     serve = re.search(r"^serve:.*\n\t\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert serve
-    (python_program,) = (each for each in readme_blocks() if "import" in each)
+    (python_program,) = (each for each in readme_blocks() if "import httpx" in each)
     torch = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert torch
 
@@ -259,8 +259,8 @@ def test_the_readme_can_be_followed_with_the_wheel(wheel: Path, tmp_path: Path) 
         with serving(programs, tmp_path, ports, serve[1]):
             wait_until_ready(ports[0])
             said = ""
-            # `make serve` is above, images have tests of their own, and /path/to is somebody's TorchServe.
-            others = ("make ", "docker ", "{", "from ", "torchserve ")
+            # `make serve` is above, images and `marserve run` have tests of their own, and /path/to is a TorchServe.
+            others = ("make ", "docker ", "{", "from ", "# digits.py", "torchserve ")
             typed = [each for each in readme_blocks() if not each.startswith(others) and "/path/to/" not in each]
             for each in typed:
                 line = each.replace(".venv/bin/", "").replace(":8080", f":{ports[0]}")
