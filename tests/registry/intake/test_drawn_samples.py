@@ -27,10 +27,13 @@ def declaration(**tensors: Tensor) -> dict[str, Any]:
         {"kind": "tensors", "inputs": [{"name": "x"}]},
         {"kind": "tensors", "inputs": 3},
         declaration(x=Tensor("float32", ["batch", 1024, 1024])),
+        declaration(x=Tensor("float32", ["batch", 1 << 40, 0])),
+        declaration(x=Tensor("float32", ["batch", 1 << 40, -1])),
+        declaration(x=Tensor("float32", ["batch", *[1] * 20_000])),
     ],
 )
 def test_what_cannot_be_drawn_gives_no_samples(document: Any) -> None:
-    """Items, what is no declaration, and tensors that are too large to keep."""
+    """Items, what is no declaration, and tensors that are too large to keep, or have no numbers but long lists."""
     assert draw_samples(document) == ()
 
 

@@ -15,6 +15,7 @@ from marserve.option_values import Sample
 # Two that differ, so that swapped answers are seen; small enough to keep.
 COUNT = 2
 MOST_NUMBERS = 1 << 18
+MOST_DIMENSIONS = 64  # numpy's
 # What stands for a size that varies.
 SIZE = 4
 _FLOATS = (0.0, 0.5, -0.5, 0.25, 1.0, -0.25, 0.75)
@@ -25,7 +26,7 @@ def draw_samples(document: Mapping[str, Any] | None) -> tuple[Sample, ...]:
     try:
         inputs = [] if document is None or document.get("kind") != "tensors" else list(document["inputs"])
         shapes = [[size if isinstance(size, int) else SIZE for size in each["shape"][1:]] for each in inputs]
-        if not inputs or sum(_count(shape) for shape in shapes) > MOST_NUMBERS:
+        if not inputs or not all(map(_can_be_drawn, shapes)) or sum(map(_count, shapes)) > MOST_NUMBERS:
             return ()
         return tuple(
             Sample(
@@ -41,6 +42,11 @@ def draw_samples(document: Mapping[str, Any] | None) -> tuple[Sample, ...]:
         )
     except (KeyError, TypeError, IndexError):  # the worker will say what is wrong with it
         return ()
+
+
+def _can_be_drawn(shape: Sequence[int]) -> bool:
+    """Whether the shape has numbers at all: of one with a size of 0, the other sizes may be of any length."""
+    return len(shape) <= MOST_DIMENSIONS and all(size > 0 for size in shape)
 
 
 def _count(shape: Sequence[int]) -> int:
