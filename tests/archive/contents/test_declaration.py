@@ -31,6 +31,9 @@ def written(folder: Path, text: bytes) -> Path:
         (b'{"version":1}', "is no declaration"),
         (b'{"version":2,"kind":"item"}', "has the version 2, and this server reads version 1"),
         (b'{"version":1,"kind":"item","input":' + b"[" * 70 + b"]" * 70 + b"}", "nested more than 64 deep"),
+        (b'{"version":1,"kind":"item","input":{"schema":{"default":NaN}}}', "is not JSON"),
+        (b'{"version":1,"kind":"item","input":{"schema":{"default":-Infinity}}}', "is not JSON"),
+        (b'{"version":1,"kind":"item","input":{"schema":{"default":1e999}}}', "is not JSON"),
         (b" " * (MAX_DECLARATION_BYTES + 1), "more than 65536 bytes"),
     ],
 )

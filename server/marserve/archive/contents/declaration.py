@@ -6,6 +6,7 @@ A worker compares it with what the handler declares. The server shows it, and ru
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def parse_declaration(text: bytes) -> Declared:
     if len(text) > MAX_DECLARATION_BYTES:
         raise BadArchive(f"{DECLARATION_PATH} has more than {MAX_DECLARATION_BYTES} bytes: {again}.")
     try:
-        document = json.loads(text.decode())
+        document = json.loads(text.decode(), parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise BadArchive(f"{DECLARATION_PATH} is not JSON: {again}.") from None
     if not isinstance(document, dict) or document.get("kind") not in ("tensors", "item"):
@@ -62,6 +63,17 @@ def parse_declaration(text: bytes) -> Declared:
         )
     _refuse_depth(document)
     return Declared(text, document)
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(word)  # NaN and Infinity, which describe could not say again
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(digits)
+    return number
 
 
 def _refuse_depth(document: object) -> None:
