@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ import msgspec
 from marserve_handlers.errors import BadInput
 
 MAX_SHOWN: Final = 80
+
+# The escape of half a character beyond U+FFFF; one alone is no text, and could not be answered.
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 _decode = msgspec.json.decode
 
@@ -44,11 +48,17 @@ def read_json_slowly(body: Body) -> Any:
     if not body.strip():
         raise BadInput("expected JSON, got an empty body")
     try:
-        return json.loads(bytes(body).decode("utf-8-sig"))
+        text = bytes(body).decode("utf-8-sig")
+        value = json.loads(text)
+        if _HALF.search(text):  # may be a pair of halves as well
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
         raise BadInput(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"the body is not JSON: byte {error.start} is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise BadInput("the body is not JSON that can be read: it holds half of a surrogate pair") from None
     except RecursionError:
         raise BadInput("the body is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits

@@ -69,6 +69,7 @@ def npy(array: Any) -> bytes:
         (b"", "expected JSON, got an empty body"),
         (b'{"x": [1,\n 2', "the body is not JSON: Expecting ',' delimiter at line 2, column 3"),
         (b"\xff", "the body is not JSON: byte 0 is not UTF-8"),
+        (b'{"\\ud800": 1}', "the body is not JSON that can be read: it holds half of a surrogate pair"),
         (npy(np.zeros(3)), "x: expected float32 [2], got [3]"),
         (npy(np.array(["a"])), "x: expected float32 [2], got .npy of <U1"),
         (npy(np.zeros(2))[:-1], "x: expected float32 [2], got .npy of 15 bytes, and its shape [2] needs 16"),
@@ -243,6 +244,47 @@ def test_unequal_sizes_are_padded_and_cut_back() -> None:
         {"same": [4], "count": 1},
         {"same": [[5, 6], [7, 8]], "count": [2, 2]},
     ]
+
+
+@model(
+    inputs={"x": Tensor("float32", ["batch", "h", "w"], pad=0)},
+    outputs={"y": Tensor("float32", ["batch"])},
+)
+class Shapes:
+    """Keeps the shapes of its calls."""
+
+    shapes: list[tuple[int, ...]]
+
+    def load(self, context: Any) -> None:
+        """Nothing was called."""
+        self.shapes = []
+
+    def predict(self, x: Any) -> Any:
+        """How much each item holds."""
+        self.shapes.append(x.shape)
+        return {"y": x.sum(axis=(1, 2))}
+
+
+@pytest.mark.parametrize("tall", [np.ones((5000, 1), np.float32), np.ones((1, 5000, 0), np.float32)])
+def test_short_requests_are_not_filled_up_to_gigabytes(tall: Any) -> None:
+    """Two requests whose sizes make a large array only together run in calls of their own, and so does what follows."""
+    wide = np.ones((1, 5000), np.float32)
+    served = opened(Shapes)
+
+    answers = served.answer(npy(tall), npy(wide), npy(wide[:, :4999]))
+
+    assert [answer["y"] for answer in answers] == [5000 if tall.size else [0], 5000, 4999]
+    assert [len(shape) for shape in served.opened.instance.shapes] == [3, 3]
+    assert max(map(np.prod, served.opened.instance.shapes)) == 10000
+
+
+def test_large_requests_share_a_call_if_little_is_filled_up() -> None:
+    """What came bounds what is filled up, so large inputs of like sizes stay together."""
+    served = opened(Shapes)
+
+    served.answer(npy(np.ones((3000, 3000), np.float32)), npy(np.ones((2999, 3000), np.float32)))
+
+    assert served.opened.instance.shapes == [(2, 3000, 3000)]
 
 
 def test_without_a_pad_only_equal_shapes_share_a_call() -> None:
