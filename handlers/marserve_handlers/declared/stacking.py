@@ -6,8 +6,9 @@ where they fit into a call, and cut where they do not; their rows come back in o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from marserve_handlers.declared.arrays import Array, Slot
 from marserve_handlers.declared.bodies import read_json
 from marserve_handlers.declared.declaration import Tensor
 from marserve_handlers.errors import BadInput
+
+# Filled up, the tensors of a call have at most so many numbers, or so many times those that came.
+FILLED_FREELY: Final = 1 << 24
+MOST_TIMES_FILLED: Final = 4
 
 
 class Rows:
@@ -151,8 +156,8 @@ class Inputs:
 
     def calls(self, requests: Sequence[tuple[int, Rows]], most: int) -> Iterator[list[Span]]:
         """The rows of each call of `predict`: at most `most`, of requests that may share it, in order of arrival."""
+        groups: dict[tuple[Any, ...], list[tuple[int, Rows]]] = {}
         if self._equal or self.has_optional:
-            groups: dict[tuple[Any, ...], list[tuple[int, Rows]]] = {}
             for request in requests:
                 rows = request[1]
                 key = (
@@ -161,10 +166,37 @@ class Inputs:
                     else tuple(rows.sizes.get(size) for size in self._equal)
                 )
                 groups.setdefault(key, []).append(request)
-            for group in groups.values():
-                yield from _cut(group, most)
         else:
-            yield from _cut(requests, most)
+            groups = {(): list(requests)}
+        for group in groups.values():
+            for call in _cut(group, most):
+                yield from self._bounded(call) if self.padded and len(call) > 1 else [call]
+
+    def _bounded(self, call: Sequence[Span]) -> Iterator[list[Span]]:
+        """The call, or parts of it, so that its tensors, filled up, are not far larger than what came."""
+        begin = rows = came = 0
+        widest: dict[str, int] = {}
+        for index, span in enumerate(call):
+            sizes, count = span.rows.sizes, span.end - span.begin
+            own = count * self._padded_numbers(sizes)
+            wider = {size: max(number, widest.get(size, 0)) for size, number in sizes.items()}
+            filled = (rows + count) * self._padded_numbers(wider)
+            if rows and filled > max(FILLED_FREELY, MOST_TIMES_FILLED * (came + own)):
+                yield list(call[begin:index])
+                begin, rows, came, wider = index, 0, 0, sizes
+            rows, came, widest = rows + count, came + own, wider
+        yield list(call[begin:])
+
+    def _padded_numbers(self, sizes: Mapping[str, int]) -> int:
+        """How many numbers one item of these sizes has in the tensors that are filled up.
+
+        A size of 0 counts as 1: filled up, it is as large as its mates'.
+        """
+        return sum(
+            math.prod(size if isinstance(size, int) else max(1, sizes.get(size, 1)) for size in slot.tensor.item_shape)
+            for slot in self.slots.values()
+            if slot.tensor.pad is not None
+        )
 
     def stack(self, spans: Sequence[Span]) -> dict[str, Array | None]:
         """The stacked arrays of a call, by name; None for optional inputs that did not come."""
