@@ -106,7 +106,7 @@ def other(tmp_path: Path) -> bytes:
         "m\x00.mar",
         "\u202emar.exe.mar",
         "a\u2215..\uff0fm.mar",
-        "m\ud800.mar",
+        "m\ufffd.mar",
         f"{'m' * 300}.mar",
         f"{'m' * 197}.mar",
         "m",
@@ -431,6 +431,23 @@ async def test_a_folder_of_the_name_stays(place: Place, data: bytes) -> None:
         await place.take("m.mar", data, replaces=True)
 
     assert (place.store / "m.mar").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+async def test_what_is_no_file_stays(place: Place, data: bytes, kind: str) -> None:
+    """A pipe is not opened, and of a link that leads nowhere nothing is read; neither is the server's failure."""
+    at = place.store / "m.mar"
+    if kind == "pipe":
+        os.mkfifo(at)
+    else:
+        at.symlink_to(place.store / "nowhere")
+
+    with pytest.raises(OtherArchiveThere):
+        await place.take("m.mar", data, sha256=hashlib.sha256(data).hexdigest())
+    with pytest.raises(ArchiveInUse):
+        await place.take("m.mar", data, replaces=True)
+
+    assert place.left == ["m.mar"]
 
 
 async def test_a_file_is_replaced_if_that_is_wanted_and_no_version_uses_it(

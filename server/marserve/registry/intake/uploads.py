@@ -85,6 +85,8 @@ def check_archive_name(name: str) -> None:
         raise _bad_name(name, "it is hidden, as it begins with a dot")
     if ".." in name:
         raise _bad_name(name, "no registration finds a name with '..'")
+    if "\ufffd" in name:  # two names would become one
+        raise _bad_name(name, "it is not UTF-8")
     if fault := name_fault("archive", name):
         raise BadName(f"{fault[0].upper()}{fault[1:]}; choose another.")
     if not name.lower().endswith(ARCHIVE_ENDINGS):
@@ -305,8 +307,8 @@ class _Upload:
         return store
 
     def _found(self, target: Path) -> str:
-        """The digest of the store's file; empty for a folder."""
-        return "" if target.is_dir() else self._intake.digest_of(target)
+        """The digest of the store's file; empty for what is none: a folder, a pipe, a link that leads nowhere."""
+        return self._intake.digest_of(target) if target.is_file() else ""
 
     def _could_be(self, target: Path) -> bool:
         """Whether the store's entry could be what comes, by what is known of that."""
