@@ -125,3 +125,26 @@ def test_what_standard_output_got_can_be_searched(tmp_path: Path) -> None:
     assert search_bytes(data, True, Wanted(), 10).is_complete
     assert not search_bytes(data, False, Wanted(), 10).is_complete
     assert search_bytes(data, False, Wanted(request="q"), 10).since == line(0, "")[:23]
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+def test_what_is_held_is_bounded_by_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rolled: bool
+) -> None:
+    """The newest records that fit stay, however many are asked for, and the answer says that it is not complete."""
+    monkeypatch.setattr(search, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(search, "MAX_FOUND_BYTES", 4096)
+    content = "".join(f"{line(second, f'{second}' + 'x' * 500)}\n" for second in range(60))
+    held: list[int] = []
+    length = search._length
+    monkeypatch.setattr(search, "_length", lambda records: held.append(length(records)) or held[-1])
+    if is_rolled:
+        pack(tmp_path, "model_log.30-Jan.log.gz", content, 100)
+    else:
+        (tmp_path / "model_log.log").write_text(content)
+
+    found = search_files(tmp_path, Wanted(), 10_000, NEVER)
+
+    assert not found.is_complete
+    assert found.records[-1].text.endswith("59" + "x" * 500)
+    assert max(held) < 4 * 4096

@@ -12,7 +12,7 @@ import os
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -96,23 +96,32 @@ def _search_log(
         for block in blocks:
             found = _wanted_of(block, log, wanted) + found
             oldest = _first_time(block, log) or oldest
-            if len(found) >= tail or clock() >= end:
+            if len(found) >= tail or clock() >= end or _length(found) > MAX_FOUND_BYTES:
                 return found[-tail:], len(found) >= tail, oldest
     for _, file in rolled:
         newest: deque[Record] = deque(maxlen=tail - len(found))
+        is_cut = False
         try:
             with gzip.open(file, "rb") as packed:
                 for index, block in enumerate(_blocks_forwards(packed)):
                     newest += _wanted_of(block, log, wanted)
+                    length = _length(newest)
+                    while length > MAX_FOUND_BYTES and len(newest) > 1:
+                        length -= len(newest.popleft().text)
+                        is_cut = True
                     oldest = oldest if index else _first_time(block, log) or oldest
                     if clock() >= end:
                         return [*newest, *found], False, oldest
         except (OSError, EOFError, zlib.error):
             continue  # deleted meanwhile, or damaged
         found = [*newest, *found]
-        if len(found) >= tail:
-            return found, True, oldest
+        if is_cut or len(found) >= tail or _length(found) > MAX_FOUND_BYTES:
+            return found, not is_cut and len(found) >= tail, oldest
     return found, True, ""
+
+
+def _length(records: Iterable[Record]) -> int:
+    return sum(len(record.text) for record in records)
 
 
 def _rolled(path: Path) -> list[tuple[int, Path]]:
