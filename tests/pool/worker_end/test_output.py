@@ -147,6 +147,16 @@ async def test_the_newest_lines_are_kept(pipes: Pipes) -> None:
     assert pipes.output.last_lines == [f"line {number}" for number in range(100 - KEPT_LINES, 100)]
 
 
+async def test_what_stands_before_a_crashs_stack_is_kept(pipes: Pipes) -> None:
+    """C++ says why it ends, and then Python prints up to a hundred frames."""
+    frames = b"".join(b"  File x, line %d\n" % number for number in range(100))
+    await write(pipes.err, b"what():  std::bad_alloc\n" + frames)
+    await pipes.close()
+
+    assert pipes.output.last_errors[0] == "what():  std::bad_alloc"
+    assert len(pipes.output.last_lines) == KEPT_LINES
+
+
 async def test_a_burst_arrives_whole_and_in_bounded_pieces(pipes: Pipes) -> None:
     """As a model prints while it loads: more than the pipe holds, in pieces of a turn each."""
     line = b"z" * 99 + b"\n"

@@ -24,7 +24,7 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import error_answers
-from marserve.errors import BadInput, ClientGone
+from marserve.errors import BadInput, ClientGone, without_stop
 from marserve.telemetry.logs.log_book import Following, LogBook
 from marserve.telemetry.logs.records import LEVELS, LOGS, LogName, Record, Wanted
 
@@ -139,7 +139,7 @@ def read_wanted(values: Mapping[str, str], versions_of: Callable[[str], Sequence
     """The records that a query asks for, how many at most, and whether to follow. Raises BadInput."""
     given = QueryParameters(values, ("model", "request", "level", "tail", "log", "follow"))
     if given.warnings:
-        raise BadInput(f"{given.warnings[0]}.")
+        raise BadInput(f"{without_stop(given.warnings[0])}.")
     does_follow = given.flag("follow", default=False)
     tail = given.whole("tail")
     tail = DEFAULT_TAIL if tail is None else tail

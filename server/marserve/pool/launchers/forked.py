@@ -165,7 +165,7 @@ class Template:
                 raise StartFailed(death_of_load(answer), answer.traceback)
             if self._broken is not None:
                 raise StartFailed(self._broken)
-            death = classify_exit(status, evidence=Evidence(self._output.last_lines))
+            death = classify_exit(status, evidence=Evidence(self._output.last_errors))
             tail = " | ".join(self._output.last_lines[-3:])
             raise StartFailed(Death(death.cause, f"{death.detail}{': ' + tail if tail else ''}", death.exit_code))
         except BaseException:

@@ -525,7 +525,7 @@ class Life:
         was_here = self.process is None or not self.process.node  # on other nodes the agent sees kills for memory
         was_counted = was_killed and was_here and self._context.launchers.oom_kills.claim(time.monotonic())
         return Evidence(
-            last_lines=self.output.last_lines,
+            last_lines=self.output.last_errors,
             was_killed_for_memory=in_own_group or was_counted,
             memory_limit_bytes=self._context.options.max_worker_memory_bytes,
         )

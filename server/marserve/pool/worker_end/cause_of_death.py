@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,8 +68,9 @@ class Death:
 class Evidence:
     """What is known beside the exit status.
 
-    `last_lines` are the last that the worker printed. `was_killed_for_memory`: the kernel counted a kill for want of
-    memory at that time. `memory_limit_bytes` is the worker's own limit, 0 for none.
+    `last_lines` are the last that the worker printed to standard error, with the stack that Python prints of a crash
+    and what stands before it. `was_killed_for_memory`: the kernel counted a kill for want of memory at that time.
+    `memory_limit_bytes` is the worker's own limit, 0 for none.
     """
 
     last_lines: Sequence[str] = ()
@@ -79,6 +80,7 @@ class Evidence:
 
 _NO_EVIDENCE = Evidence()
 # What allocators write last when they get no more memory.
+_LAST_OF_PYTHON = 20
 _MEMORY_WORDS = ("std::bad_alloc", "terminate called after throwing an instance of 'std::bad_array_new_length'")
 # What C++ prints when an error of CUDA or HIP ends the process.
 _LOST_WORDS = re.compile(
@@ -111,9 +113,14 @@ def classify_exit(status: int | None, *, known: Death | None = None, evidence: E
     return Death(Cause.EXIT, f"the worker's process ended by itself with exit status {code}", code)
 
 
-def ran_out_of_memory(last_lines: Iterable[str]) -> bool:
-    """Whether a process's last lines are those of an allocation that failed."""
-    return any(line.startswith("MemoryError") or any(words in line for words in _MEMORY_WORDS) for line in last_lines)
+def ran_out_of_memory(last_lines: Sequence[str]) -> bool:
+    """Whether a process's last lines are those of an allocation that failed.
+
+    A MemoryError of Python's is looked for in the very last ones: an earlier one may have been caught.
+    """
+    return any(line.startswith("MemoryError") for line in last_lines[-_LAST_OF_PYTHON:]) or any(
+        words in line for line in last_lines for words in _MEMORY_WORDS
+    )
 
 
 def death_of_load(failure: NotLoaded) -> Death:

@@ -29,6 +29,8 @@ from marserve.pool.worker_end.output_lines import (
 from marserve.telemetry.logs.output_budget import CUT_S, OutputBudget, Turns
 
 KEPT_LINES = 20
+# Python prints at most 100 frames of a thread that crashed.
+ERROR_LINES, MAX_ERROR_LENGTH = 160, 400
 # How many turns a pipe gets at its end, without rests: enough for twice what it holds and what was read last.
 LAST_TURNS = 32
 _ERRORS_A_TURN = 16
@@ -66,6 +68,7 @@ class WorkerOutput:
         self._model, self._version, self._worker_id, self._log = model, version, worker_id, log
         self._allowance = log.budget.allowance()
         self._kept: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
+        self._errors: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=ERROR_LINES))
         self.teller = 0
         self._pipes: list[_Pipe] = []
         self._closed: list[asyncio.Future[None]] = []
@@ -75,6 +78,14 @@ class WorkerOutput:
     def last_lines(self) -> list[str]:
         """The newest lines, oldest first; in a group those of the rank `teller`, which ended first."""
         return list(self._kept[self.teller])
+
+    @property
+    def last_errors(self) -> list[str]:
+        """The newest lines of standard error, oldest first and cut short: more than `last_lines` has.
+
+        What C++ says of its end stands before the stack that Python prints of it.
+        """
+        return list(self._errors[self.teller])
 
     async def open(self, rank: int = 0) -> tuple[int, int]:
         """Make the two pipes and begin to read; the caller gets, and must close, their write ends.
@@ -150,7 +161,7 @@ class WorkerOutput:
         size = sum(map(len, texts))
         if self._allowance.cut_until or not self._admits(len(texts), size):
             self._allowance.leave_out(len(texts), size)
-            self._keep(texts, 0)
+            self._keep(stream, texts, 0)
         else:
             self._write(stream, level, texts, 0, fit_ids(ids))
 
@@ -200,7 +211,7 @@ class WorkerOutput:
         if lines:
             self._allowance.leave_out(lines, size)
         for said in read_lines(skipped.last(KEPT_LINES), _level_of(stream)):
-            self._keep(said.texts, rank)
+            self._keep(stream, said.texts, rank)
 
     def _read(self, cutter: LineCutter, lines: Sequence[bytes], stream: Stream, rank: int) -> None:
         if lines:
@@ -211,12 +222,15 @@ class WorkerOutput:
         for level, ids, texts in cutter.records.end():
             self._write(stream, level, texts, rank, ids)
 
-    def _keep(self, texts: Sequence[str], rank: int) -> None:
+    def _keep(self, stream: Stream, texts: Sequence[str], rank: int) -> None:
         for text in texts[-KEPT_LINES:]:
             self._kept[rank].extend(text.split("\n"))
+        if stream == "stderr":
+            for text in texts[-ERROR_LINES:]:
+                self._errors[rank].extend(line[:MAX_ERROR_LENGTH] for line in text.split("\n"))
 
     def _write(self, stream: Stream, level: str, texts: Sequence[str], rank: int, ids: str) -> None:
-        self._keep(texts, rank)
+        self._keep(stream, texts, rank)
         worker_id = f"{self._worker_id}.{rank}" if rank else self._worker_id
         self._log.write(self._model, self._version, worker_id, stream, level, texts, ids)
 
