@@ -137,7 +137,11 @@ def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path
 
 
 @pytest.mark.parametrize(
-    ("host", "exposed"), [(None, "traceback"), ("localhost", "traceback"), ("::1", "traceback"), ("0.0.0.0", "off")]
+    ("host", "exposed"),
+    [
+        *[(None, "traceback"), ("localhost", "traceback"), ("::1", "traceback"), ("0.0.0.0", "off")],
+        *[("127.x.example", "off"), ("localhost.example", "off")],
+    ],
 )
 def test_tracebacks_are_for_clients_of_this_machine_alone(folder: Path, host: str | None, exposed: str) -> None:
     """Management on an open address answers callers of this machine alone."""

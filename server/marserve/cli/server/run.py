@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -258,7 +259,8 @@ def _address(said: str, host: str | None, port: int | None) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    return address.startswith(("http://127.", "https://127.", "http://localhost", "http://[::1]", "unix:"))
+    parts = urlsplit(address)
+    return parts.scheme == "unix" or Address("http", parts.hostname or "").is_loopback
 
 
 def _refuse_taken(address: Address) -> None:
