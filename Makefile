@@ -26,7 +26,7 @@ LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist load --maxschedchunk 1 --by-file \
              -o console_output_style=classic
 # What `make test` runs.
-QUICK     := not long and not system and not browser
+QUICK     := not long and not system and not browser and not ready
 
 .DEFAULT_GOAL := help
 
@@ -54,6 +54,10 @@ test-system: $(STAMPS)/test  ## run what `make test` has a shorter case of: roll
 .PHONY: test-browser
 test-browser: $(STAMPS)/browser  ## open /docs in a headless Chromium (apt-get install chromium); pictures in build/browser
 	$(PYTEST) -m browser tests/end_to_end/test_docs_page.py -rs
+
+.PHONY: test-ready
+test-ready: $(STAMPS)/ready  ## run the ready handlers beside their libraries (transformers, scikit-learn, …)
+	$(PYTEST) tests/handlers/ready tests/end_to_end/test_ready_handlers.py -m "ready or not ready" --timeout 900 -rs
 
 .PHONY: test-contract
 test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered against this server (minutes)
@@ -142,7 +146,7 @@ floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house 
 .PHONY: coverage
 coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not long and not contract and not browser"
+	$(BIN)/coverage run -m pytest -m "not long and not contract and not browser and not ready"
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 
@@ -195,6 +199,12 @@ $(STAMPS)/test: $(STAMPS)/serve
 $(STAMPS)/browser: $(STAMPS)/test
 	@echo "Installing what drives a browser ..."
 	@$(PIP) --group browser
+	@touch $@
+
+# torch is there already, and nothing of the group asks for another one.
+$(STAMPS)/ready: $(STAMPS)/test
+	@echo "Installing the libraries of the ready handlers ..."
+	@$(PIP) --group ready
 	@touch $@
 
 $(STAMPS)/images: $(STAMPS)/test

@@ -171,6 +171,9 @@ class Context:
     must_use_device: bool = False
     """Whether a model that cannot compute on the worker's device is not to be loaded; else that is a warning."""
 
+    is_trusted: bool = False
+    """Whether the operator trusts the archive (`trusted_models`), so that pickles of it may be opened."""
+
     cl_socket: Any = None
     """TorchServe's raw socket to its server. Always None here; kept so that handlers may pass it on."""
 

@@ -243,6 +243,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     `declaration` is the archive's own, which the handler's must equal, empty if it has none. `max_rows` is how many
     rows one request to a declared model may have. With `refuses_bad_json` a value of type application/json that
     does not parse is not passed to the handler; its request fails.
+    `is_trusted`: the operator allows any pickles in the archive.
     """
 
     model: str
@@ -273,6 +274,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     declaration: bytes = b""
     max_rows: int = 1024
     refuses_bad_json: bool = False
+    is_trusted: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -189,11 +189,24 @@ def test_a_built_in_handler_needs_no_module(tmp_path: Path, monkeypatch: pytest.
     assert model.handle([{}], model.context) == ["m"]
 
 
-def test_the_archives_own_module_wins_over_a_built_in_one(tmp_path: Path) -> None:
-    """As in TorchServe."""
-    (tmp_path / "image_classifier.py").write_text("def handle(data, context): return ['mine'] if data else None\n")
+def test_an_installed_library_is_not_the_handler_of_its_name(tmp_path: Path) -> None:
+    """Nor is a folder of the archive that is called so; the operator's trust reaches the handler."""
+    library = tmp_path / "packages" / "lightgbm"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text("def handle(data, context): return ['the library']\n")
+    (tmp_path / "lightgbm").mkdir()
 
-    model = load(tmp_path, "", "image_classifier")
+    with pytest.raises(ModelNotLoadable, match=r"lightgbm loads one file that ends in \.txt, and the archive has none"):
+        load(tmp_path, "", "lightgbm", packages=str(library.parent))
+    assert load(tmp_path, "def handle(data, context): return None", is_trusted=True).context.is_trusted
+
+
+@pytest.mark.parametrize("name", ["image_classifier", "xgboost"])
+def test_the_archives_own_module_wins_over_a_built_in_one(tmp_path: Path, name: str) -> None:
+    """As in TorchServe."""
+    (tmp_path / f"{name}.py").write_text("def handle(data, context): return ['mine'] if data else None\n")
+
+    model = load(tmp_path, "", name)
 
     assert model.handle([{}], model.context) == ["mine"]
 

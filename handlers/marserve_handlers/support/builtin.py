@@ -15,6 +15,10 @@ BUILT_IN = {
     "vllm_handler": ("marserve_handlers.vllm", "VLLMHandler"),
     "trt_llm_handler": ("marserve_handlers.trt_llm", "TRTLLMHandler"),
     "sagemaker_script": ("marserve_handlers.sagemaker_script", "SageMakerScript"),
+    "transformers": ("marserve_handlers.ready.transformers.handler", "TransformersHandler"),
+    "sklearn": ("marserve_handlers.ready.sklearn", "SklearnHandler"),
+    "xgboost": ("marserve_handlers.ready.xgboost", "XGBoostHandler"),
+    "lightgbm": ("marserve_handlers.ready.lightgbm", "LightGBMHandler"),
     "vision_handler": ("marserve_handlers.vision", "VisionHandler"),
     "text_handler": ("marserve_handlers.text", "TextHandler"),
     "dali_handler": ("marserve_handlers.dali", "DALIHandler"),
@@ -22,6 +26,9 @@ BUILT_IN = {
     "distributed.base_deepspeed_handler": ("marserve_handlers.distributed.deepspeed", "BaseDeepSpeedHandler"),
 }
 """Name in the manifest to module and class."""
+
+NAMED_AS_LIBRARIES = frozenset(("transformers", "sklearn", "xgboost", "lightgbm"))
+"""Handlers with the name of the library that they are for: an installed module of that name is not the handler."""
 
 
 def find_built_in(name: str) -> type | None:

@@ -7,6 +7,7 @@ a template; never in the server process.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -24,7 +25,7 @@ from marserve.messages import Load
 from marserve_handlers.context import Context
 from marserve_handlers.envelopes import find_envelope
 from marserve_handlers.metrics import MetricsCache
-from marserve_handlers.support.builtin import BUILT_IN, find_built_in
+from marserve_handlers.support.builtin import BUILT_IN, NAMED_AS_LIBRARIES, find_built_in
 
 if TYPE_CHECKING:
     from marserve_handlers.declared.decorator import Definition
@@ -101,6 +102,7 @@ def make_context(load: Load) -> Context:
     )
     context.threads = load.threads
     context.must_use_device = load.must_use_device
+    context.is_trusted = load.is_trusted
     return context
 
 
@@ -243,6 +245,8 @@ def _compare_of(owner: object) -> Compare | None:
 def import_handler(word: str) -> ModuleType | type[Any]:
     """The handler's module, or the class of one of our own handlers."""
     name = word.removesuffix(".py").replace("\\", "/").rsplit("/", 1)[-1]
+    if name in NAMED_AS_LIBRARIES and not _is_one_file(name):
+        return cast("type[Any]", find_built_in(name))
     try:
         found = importlib.import_module(name)
         _refuse_pythons_own(found)
@@ -258,6 +262,12 @@ def import_handler(word: str) -> ModuleType | type[Any]:
             name=name,
         )
     return built_in
+
+
+def _is_one_file(name: str) -> bool:
+    """Whether the module of that name is a file, as an author's handler is, and not the package of a library."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and os.path.basename(spec.origin or "") == f"{name}.py"
 
 
 def _refuse_pythons_own(module: ModuleType) -> None:

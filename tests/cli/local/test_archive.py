@@ -230,6 +230,22 @@ def test_densenets_handler_takes_what_it_can_load(tmp_path: Path) -> None:
     assert "net.onnx is no file that densenet_handler can load: it must end in .pt, .pth." in bad.output
 
 
+def test_ready_handlers_take_the_files_of_their_libraries(tmp_path: Path) -> None:
+    """Others are refused with the endings; a folder without config.json is a warning."""
+    for name in ("booster.json", "booster.txt", "bert/config.json", "empty/vocab.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+
+    good = runner.invoke(app, ["a", "--handler", "xgboost", "-s", "booster.json"])
+    bad = runner.invoke(app, ["b", "--handler", "xgboost", "-s", "booster.txt"])
+    folder = runner.invoke(app, ["c", "--handler", "transformers", "-x", "bert"])
+    empty = runner.invoke(app, ["d", "--handler", "transformers", "-x", "empty"])
+
+    assert "Warning" not in good.output + folder.output
+    assert "booster.txt is no file that xgboost can load: it must end in .json, .ubj." in bad.output
+    assert "there is no config.json, neither at the archive's top nor in a folder" in empty.output
+
+
 def test_a_folder_of_extra_files_keeps_its_name_and_layout(tmp_path: Path) -> None:
     """Its contents alone are meant by a dot at its end, and by the working directory."""
     for name in ("tokenizer/vocab.txt", "tokenizer/deep/er/x.json", "assets/a/b.txt", "assets/c.txt"):

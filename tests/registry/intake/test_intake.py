@@ -139,6 +139,7 @@ def test_what_the_operator_trusts_is_taken_in_and_told(store: Path, tmp_path: Pa
     unpacked = Intake(LocalStore(store), tmp_path / "scratch", Limits(), [word]).take_in("m.mar")
 
     assert "weights.pt" in unpacked.warnings[0]
+    assert unpacked.is_trusted
 
 
 def test_an_archive_is_hashed_once(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,13 @@ BUILT_IN_HANDLERS = (
     "vllm_handler",
     "trt_llm_handler",
     "sagemaker_script",
+    "transformers",
+    "sklearn",
+    "xgboost",
+    "lightgbm",
 )
+# A file of an author's wins over these: archives with such names may be older than the handlers.
+_NAMED_AS_LIBRARIES = ("transformers", "sklearn", "xgboost", "lightgbm")
 _BUILT_IN_CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-.]*")
@@ -241,7 +247,7 @@ def handler_file(handler: str, runtime: str = "python") -> Path | None:
         built_in, ending = _BUILT_IN_CPP_HANDLERS, ".dylib" if sys.platform == "darwin" else ".so"
     if not module:
         raise CannotArchive(f"The handler {handler!r} names no module.")
-    if module in built_in:
+    if module in built_in and not (module in _NAMED_AS_LIBRARIES and Path(module + ending).is_file()):
         return None
     path = Path(module if module.endswith(ending) else module + ending)
     if not path.is_file():

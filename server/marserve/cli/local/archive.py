@@ -45,13 +45,20 @@ _TENSOR_HANDLER = "base_handler"
 # Files that built-in handlers load by themselves, and with a model file.
 _PROGRAMS = (".pt", ".pt2", ".onnx", ".so")
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# This handler opens only TorchScript programs.
-_TORCHSCRIPT_HANDLER, _TORCHSCRIPT = "densenet_handler", (".pt", ".pth")
+# Handlers that open files of their own kinds.
+_OWN_KINDS = {
+    "densenet_handler": (".pt", ".pth"),
+    "transformers": (".safetensors",),
+    "sklearn": (".skops", ".onnx", ".joblib", ".pkl", ".pickle"),
+    "xgboost": (".json", ".ubj"),
+    "lightgbm": (".txt",),
+}
+_FOLDER_HANDLER, _FOLDERS_CONFIG = "transformers", "config.json"
 # The script of this handler chooses what it loads.
 _SCRIPT_HANDLER = "sagemaker_script"
 _SCRIPTS = ("code/inference.py", "inference.py")
-# Handlers that need no file: the configuration names their models, or the script loads them.
-_NEED_NO_FILE = ("vllm_handler", "trt_llm_handler", _SCRIPT_HANDLER)
+# Handlers that need no file: the configuration names their models, the script loads them, or a folder holds them.
+_NEED_NO_FILE = ("vllm_handler", "trt_llm_handler", _SCRIPT_HANDLER, _FOLDER_HANDLER)
 
 
 SettingsFile = Annotated[
@@ -261,6 +268,12 @@ def _foresee(plan: Plan) -> list[str]:
     is_built_in = handler_file(plan.spec.handler, plan.spec.runtime) is None
     if is_built_in and plan.spec.serialized_file is None and plan.spec.handler not in _NEED_NO_FILE:
         warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
+    configs = [name for name in plan.members if name.rpartition("/")[2] == _FOLDERS_CONFIG and name.count("/") <= 1]
+    if plan.spec.handler == _FOLDER_HANDLER and not configs:
+        warnings.append(
+            f"there is no {_FOLDERS_CONFIG}, neither at the archive's top nor in a folder: --extra-file adds the "
+            "folder that save_pretrained wrote"
+        )
     if plan.spec.handler == _SCRIPT_HANDLER and plan.members.keys().isdisjoint(_SCRIPTS):
         warnings.append(
             f"there is neither {' nor '.join(_SCRIPTS)}: {_SCRIPT_HANDLER} then loads a TorchScript model; "
@@ -278,11 +291,11 @@ def _check_handler(spec: ArchiveSpec) -> None:
     if module == _SCRIPT_HANDLER:
         return
     if module in BUILT_IN_HANDLERS:
-        programs = _TORCHSCRIPT if module == _TORCHSCRIPT_HANDLER else _PROGRAMS
-        endings = programs if spec.model_file is None else _WEIGHTS
+        own = _OWN_KINDS.get(module)
+        endings = (own or _PROGRAMS) if spec.model_file is None else _WEIGHTS
         file = spec.serialized_file
         if file is not None and file.suffix not in endings:
-            weights = "; weights alone need --model-file" if file.suffix in _WEIGHTS else ""
+            weights = "; weights alone need --model-file" if file.suffix in _WEIGHTS and own is None else ""
             raise CannotArchive(
                 f"{file} is no file that {module} can load: it must end in {', '.join(endings)}{weights}. "
                 "Anything else needs a handler of your own, which opens it."

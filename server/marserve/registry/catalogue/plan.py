@@ -26,7 +26,7 @@ class Unpacked:
     later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is empty
     if the archive was changed while it was unpacked. `placed` is the file that was added to the store for it.
     `archives` is the record in which the private folder is noted. `declared` is what the archive says that its model
-    takes and gives.
+    takes and gives. `is_trusted`: the operator allows any pickles in it.
     """
 
     folder: Path
@@ -39,6 +39,7 @@ class Unpacked:
     placed: Path | None = None
     archives: UnpackedArchives | None = None
     declared: Declared | None = None
+    is_trusted: bool = False
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""

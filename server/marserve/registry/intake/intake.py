@@ -301,4 +301,13 @@ def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str, is_sto
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)
     warnings = tuple(f"trusted all the same: {each}" for each in findings)
-    return Unpacked(folder, manifest, config, is_private, warnings, archive, declared=read_declaration(folder))
+    return Unpacked(
+        folder,
+        manifest,
+        config,
+        is_private,
+        warnings,
+        archive,
+        declared=read_declaration(folder),
+        is_trusted=trusted,
+    )

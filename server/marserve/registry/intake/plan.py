@@ -294,4 +294,5 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         must_use_device=server.refuses_missing_devices,
         declaration=b"" if unpacked.declared is None else unpacked.declared.text,
         max_rows=options.max_rows,
+        is_trusted=unpacked.is_trusted,
     )
