@@ -349,7 +349,7 @@ async def test_an_exception_in_the_place_of_an_answer_fails_that_item_alone(tmp_
     assert isinstance(bad, HandlerFailed)
     assert isinstance(odd, HandlerFailed)
     assert (bad.code, bad.message) == (422, "this one is bad")
-    assert (odd.code, odd.message) == (503, "Prediction failed")
+    assert (odd.code, odd.message) == (None, "Prediction failed")
     assert running.metrics.isolated == 0
     assert len(running.calls()) == 2
     assert any("an author's mistake" in line for line in running.log.texts)
