@@ -7,7 +7,7 @@ MarserveError
       BadDesiredState                    a desired state that cannot be used; names each line
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired, in TorchServe's words
-      MissingKey, WrongKey, ExpiredKey   the same, told apart
+      MissingKey, WrongKey, ExpiredKey   the same, by what is wrong
     ManagementClosed                     a management call from another machine, while management needs no key
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound

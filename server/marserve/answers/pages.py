@@ -1,4 +1,4 @@
-"""What `GET /` and the pages at `/docs` are told of a server and its models, each document typed once."""
+"""What `GET /` and the pages at `/docs` get of a server and its models, each document typed once."""
 
 from __future__ import annotations
 

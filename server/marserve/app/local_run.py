@@ -47,7 +47,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A first load, or a change, failed. `reason` has the author's exception, empty if there is none."""
+    """A first load, or a change, failed. `reason` has the author's exception, empty without one."""
 
     sentence: str
     reason: str = ""

@@ -81,7 +81,7 @@ WAS_CANCELLED = Result(499, "", [], CANCELLED)
 UNTOUCHED = Result(200, "", [])
 UNTOUCHED_JSON = Result(200, "", [("content-type", "application/json")])
 
-# With continuous batching a request comes again with each step: how many clients' ids are told apart at a time.
+# With continuous batching a request comes again with each step: how many clients' ids are distinguished at a time.
 MAX_KEPT_IDS = 4096
 
 log = logging.getLogger("marserve.worker")

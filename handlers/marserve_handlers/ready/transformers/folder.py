@@ -83,7 +83,7 @@ class ModelFolder:
 def find_folder(model_dir: str, name: str | None) -> ModelFolder:
     """The archive's folder of that name, else its top if that holds config.json, else its only folder that does.
 
-    Raises ModelNotLoadable if there is none, or more than one.
+    Raises ModelNotLoadable for no such folder, and for more than one.
     """
     root = Path(model_dir)
     if name is not None:

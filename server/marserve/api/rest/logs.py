@@ -155,7 +155,7 @@ def read_wanted(values: Mapping[str, str], versions_of: Callable[[str], Sequence
 
 
 def read_level(word: str | None) -> str | None:
-    """A level's name in any case, None without one. Raises BadInput for a word that is none."""
+    """A level's name in any case, None without one. Raises BadInput for any other word."""
     if not word:
         return None
     if word.lower() not in LEVELS:

@@ -30,7 +30,7 @@ def local_archive(url: str, is_meant: bool | None, roots: Sequence[Path] = ()) -
     `is_meant` is what `--upload` and `--no-upload` say. Without them, what has a slash and is no address names a file
     here; so an absolute path does only if there is a file, and not below one of the server's `roots`.
 
-    Raises WrongArguments for what can only be meant to be a file here, and is none.
+    Raises WrongArguments for what can only be meant to be a file here, and is not there.
     """
     plain = split_digest(url)[0]
     path = Path(plain)

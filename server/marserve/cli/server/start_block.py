@@ -255,15 +255,15 @@ class StartScreen:
         await self._tell_late(parts, reading, started)
 
     async def _tell_late(self, parts: Parts, reading: asyncio.Task[Any], started: Started) -> None:
-        told = {name_of(version) for version in started.models if _is_settled(version)}
+        shown = {name_of(version) for version in started.models if _is_settled(version)}
         has_command = any(map(ready_workers, started.models))
         failures = len(started.failures)
-        while not (reading.done() and all(name_of(version) in told for version in self._look(parts))):
+        while not (reading.done() and all(name_of(version) in shown for version in self._look(parts))):
             await asyncio.sleep(LOOK_EVERY_S)
             for version in self._look(parts):
-                if name_of(version) in told or not _is_settled(version):
+                if name_of(version) in shown or not _is_settled(version):
                     continue
-                told.add(name_of(version))
+                shown.add(name_of(version))
                 await self._say(model_line(version, self._seconds.get(name_of(version)), self._paint))
                 if not has_command and ready_workers(version):
                     has_command = True

@@ -1,6 +1,6 @@
 """The level of workers' logging, changed while they run: of all workers, or of one model's.
 
-Workers log at INFO unless they are told another level. One that starts gets its model's level before it loads.
+Workers log at INFO until another level is set. One that starts gets its model's level before it loads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WorkerLevels:
         self._workers: dict[SetLevel, str] = {}
 
     def join(self, model: str, set_level: SetLevel) -> None:
-        """A worker of `model` has a connection; it is told its level, if that is not the one that it begins with."""
+        """A worker of `model` has a connection; it gets its level, if that is not the one that it begins with."""
         self._workers[set_level] = model
         level = self._level_of(model)
         if level != DEFAULT_LEVEL:

@@ -307,7 +307,7 @@ class _Upload:
         return store
 
     def _found(self, target: Path) -> str:
-        """The digest of the store's file; empty for what is none: a folder, a pipe, a link that leads nowhere."""
+        """The digest of the store's file; empty for what is no file: a folder, a pipe, a link that leads nowhere."""
         return self._intake.digest_of(target) if target.is_file() else ""
 
     def _could_be(self, target: Path) -> bool:

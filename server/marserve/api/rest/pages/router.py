@@ -1,6 +1,6 @@
-"""The routes of the pages: `GET /`, `/openapi.json`, the files of `/docs`, and what the page is told of models.
+"""The routes of the pages: `GET /`, `/openapi.json`, the files of `/docs`, and what the page gets of models.
 
-Files and the API description need no key; what is told of models needs that of the listener.
+Files and the API description need no key; what they get of models needs that of the listener.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pages_router(links: Mapping[str, str], written: WrittenOnce) -> APIRouter:
 
 
 def offers_router(registry: Registry, workflows: Workflows | None = None) -> APIRouter:
-    """What the page at `/docs` is told of the models, and of the workflows, that take requests here."""
+    """What the page at `/docs` gets of the models, and of the workflows, that take requests here."""
     router = new_router(PrettyJson)
 
     @router.get(
