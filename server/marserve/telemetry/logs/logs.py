@@ -4,7 +4,8 @@ Text has TorchServe's layout, in `access_log.log`, `ts_log.log`, `model_log.log`
 `model_metrics.log`; `json` writes one object a line. Logging never blocks the caller: each file and standard output
 has a `LineWriter` of its own. If an outlet cannot be written, only its lines are lost, and counted. Text of clients and
 handlers cannot break a line or forge one: control characters, bidirectional ones among them, are escaped, and the
-lines of a traceback are indented. `access_log.py` writes the request id at the end of a line of text.
+lines of a traceback are indented. `line_ids.py` knows which requests a line belongs to; an access line's id is put at
+its end by `api/http/listener.py`, and over gRPC by `access_log.py`.
 """
 
 from __future__ import annotations
