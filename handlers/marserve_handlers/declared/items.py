@@ -121,25 +121,29 @@ def _has_custom(info: Any, seen: set[int]) -> bool:
 # ------------------------------------------------------------------------------------------------ from a request
 
 
-def _needed(row: Mapping[str, Any], what: str) -> Body:
+def _needed(row: Mapping[str, Any], what: str, content_type: str) -> Body:
     body = only_body(row)
     if body is None:
         came = f"a form with {', '.join(row)}" if row else "an empty request"
         raise BadInput(f"expected {what} as the body, got {came}")
+    if not body and "body" not in row and "data" not in row:  # the text has become the name of a field
+        raise BadInput(
+            f"expected {what} as the body; it came as a form, which is what curl -d sends: add -H 'Content-Type: {content_type}'"
+        )
     return body
 
 
 def _read_bytes(row: Mapping[str, Any]) -> bytes:
-    return bytes(_needed(row, "bytes"))
+    return bytes(_needed(row, "bytes", BYTES))
 
 
 def _read_bytearray(row: Mapping[str, Any]) -> bytearray:
-    return bytearray(_needed(row, "bytes"))
+    return bytearray(_needed(row, "bytes", BYTES))
 
 
 def _read_text(row: Mapping[str, Any]) -> str:
     try:
-        return _needed(row, "text").decode()
+        return _needed(row, "text", "text/plain").decode()
     except UnicodeDecodeError as error:
         raise BadInput(f"expected UTF-8 text, got another byte at {error.start}") from None
 
@@ -148,7 +152,7 @@ def _read_picture(row: Mapping[str, Any]) -> Any:
     # here: only models that take pictures need Pillow and numpy
     from marserve_handlers.support.pictures import open_picture
 
-    return open_picture(_needed(row, "a picture"))
+    return open_picture(_needed(row, "a picture", BYTES))
 
 
 def _is_form(row: Mapping[str, Any]) -> bool:
@@ -176,7 +180,7 @@ def _pydantic_reader(cls: Any) -> Decode:
             if body is None:
                 if _is_form(row):
                     return validate(_fields(row))
-                body = _needed(row, "a JSON object")
+                body = _needed(row, "a JSON object", JSON)
             return read(body)
         except BadInput:
             raise
@@ -194,7 +198,7 @@ def _pydantic_fault(error: ValueError, row: Mapping[str, Any]) -> Exception:
     first = found[0]
     if first["type"] == "json_invalid":
         try:
-            read_json_slowly(_needed(row, "a JSON object"))
+            read_json_slowly(_needed(row, "a JSON object", JSON))
         except BadInput as fault:
             return fault
         return BadInput(f"the body is not JSON: {first['msg']}")
@@ -219,7 +223,7 @@ def _json_reader(annotation: Any) -> Decode:
             if body is None:
                 if _is_form(row):
                     return msgspec.convert(_fields(row), kind, strict=False)
-                body = _needed(row, "JSON")
+                body = _needed(row, "JSON", JSON)
             return read(body)
         except msgspec.ValidationError as error:
             raise _msgspec_fault(error) from None

@@ -66,6 +66,7 @@ def test_a_failed_change_says_that_the_one_before_goes_on(capsys: pytest.Capture
     assert second.endswith("shout.py, line 1: invalid syntax; what was there goes on answering")
     assert "http://127.0.0.1:8080/predictions/shout" in said.out
     assert "http://127.0.0.1:8080/docs" in said.out
+    assert "marserve logs --management http://127.0.0.1:8080\n" in said.out
 
 
 def test_scripts_get_one_document_and_files_of_litserve_their_own_path(capsys: pytest.CaptureFixture[str]) -> None:

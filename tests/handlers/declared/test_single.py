@@ -95,6 +95,12 @@ def turned(picture: Image.Image) -> Image.Image:
         (upper, b"\xff\xfe", "expected UTF-8 text, got another byte at 0"),
         (turned, b"GIF", "The request's body is no picture"),
         (greet, {'{"name": "Ada"}': bytearray()}, "add -H 'Content-Type: application/json'"),
+        (
+            upper,
+            {"a great film": bytearray()},
+            "a form, which is what curl -d sends: add -H 'Content-Type: text/plain'",
+        ),
+        (backwards, {"abc": bytearray()}, "add -H 'Content-Type: application/octet-stream'"),
         (upper, {"a": bytearray(b"1"), "b": bytearray(b"2")}, "expected text as the body, got a form with a, b"),
     ],
 )

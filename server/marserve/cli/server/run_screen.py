@@ -63,6 +63,7 @@ class Screen:
             "",
             f"  Ask it   {curl_line(asked, self._folder, ready.declaration, self._example)}",
             f"  Docs     {base}/docs",
+            *([f"  Logs     marserve logs --management {base}"] if ready.address.scheme != "unix" else []),
             *([f"  Keys     {self._keys}"] if self._keys else []),
             "",
             "  Ctrl-C stops it" + (f"; changes of {self._source} are taken as they are saved" if self._follows else ""),
