@@ -128,7 +128,8 @@ def _needed(row: Mapping[str, Any], what: str, content_type: str) -> Body:
         raise BadInput(f"expected {what} as the body, got {came}")
     if not body and "body" not in row and "data" not in row:  # the text has become the name of a field
         raise BadInput(
-            f"expected {what} as the body; it came as a form, which is what curl -d sends: add -H 'Content-Type: {content_type}'"
+            f"expected {what} as the body; it came as a form, which is what curl -d sends: "
+            f"add -H 'Content-Type: {content_type}'"
         )
     return body
 
