@@ -82,7 +82,7 @@ def as_document(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"The request is not JSON: {error}.") from None
+        raise BadInput(f"The request is not JSON: {error}") from None
 
 
 def plain(value: Any) -> Any:

@@ -36,9 +36,9 @@ class ModelFolder:
         """The task of the model's class. Raises ModelNotLoadable if that does not say."""
         task = task_of(self.architecture)
         if task is None:
-            said = f"names {self.architecture}" if self.architecture else "names no architecture"
+            named = f"names {self.architecture}" if self.architecture else "names no architecture"
             raise ModelNotLoadable(
-                f"The model's task is not known: {CONFIG} {said}. Set handler.task in the model's configuration to one "
+                f"The model's task is not known: {CONFIG} {named}. Set handler.task in the model's configuration to one "
                 f"of {', '.join(TASKS)}."
             )
         return task
@@ -126,4 +126,4 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ModelNotLoadable(f"{path.name} is not JSON: {error}.") from None
+        raise ModelNotLoadable(f"{path.name} is not JSON: {error}") from None
