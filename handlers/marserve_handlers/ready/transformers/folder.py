@@ -38,8 +38,8 @@ class ModelFolder:
         if task is None:
             named = f"names {self.architecture}" if self.architecture else "names no architecture"
             raise ModelNotLoadable(
-                f"The model's task is not known: {CONFIG} {named}. Set handler.task in the model's configuration to one "
-                f"of {', '.join(TASKS)}."
+                f"The model's task is not known: {CONFIG} {named}. Set handler.task in the model's configuration to "
+                f"one of {', '.join(TASKS)}."
             )
         return task
 
