@@ -86,7 +86,8 @@ def test_tqdms_monitor_ends_and_the_next_bar_has_one_again() -> None:
     end_idle_threads()
 
     assert threading.active_count() == 1
-    assert describe_threads() == [text for text in describe_threads() if "native code" in text]
+    told = describe_threads()  # once: a task of the kernel may be about to go
+    assert told == [text for text in told if "native code" in text]
     assert in_a_fork(lambda: bar().update() is not None or tqdm.monitor.report()) == 0
     second = bar()
     second.close()
