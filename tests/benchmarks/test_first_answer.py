@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from support.processes import until_blocking
+
 SERVER = """\
 import http.server, json, pathlib, subprocess, sys
 
@@ -37,6 +39,14 @@ def module() -> Any:
     return import_module("first_answer")
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, though it may not have been reaped."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def way(module: Any, server: str = SERVER, **more: Any) -> Any:
     """A way whose server is this one."""
     return module.Way("a peer", {"server.py": server}, ["mkdir a", "python server.py"], "/", **more)
@@ -60,7 +70,7 @@ def test_a_way_is_walked_to_its_right_answer_and_nothing_is_left_running(module:
     assert walked.cpu_s > 0
     assert (folder / "a").is_dir()
     child = int((folder / "child").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    until_blocking(lambda: has_ended(child), "the end of the server's own process, which was killed")
 
 
 @pytest.mark.parametrize(
