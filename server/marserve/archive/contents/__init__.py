@@ -4,6 +4,7 @@ manifest           `MAR-INF/MANIFEST.json`
 model_config       `model-config.yaml`
 declaration        `MAR-INF/declaration.json`
 workflow_manifest  `WAR-INF/MANIFEST.json`
+json_depth         how deep a JSON document is nested
 weight_size        how many bytes of weights it holds
 torchscript        TorchScript files without what is for debugging
 """

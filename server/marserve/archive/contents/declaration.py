@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marserve.archive.contents.json_depth import is_deeper
 from marserve.errors import BadArchive
 from marserve.files.regular import NotRegular, open_regular
 from marserve.messages import MAX_DECLARATION_BYTES
@@ -61,7 +62,8 @@ def parse_declaration(text: bytes) -> Declared:
             f"{DECLARATION_PATH} has the version {document.get('version')!r}, and this server reads version {VERSION}: "
             f"{again}."
         )
-    _refuse_depth(document)
+    if is_deeper(document, _MAX_DEPTH):
+        raise BadArchive(f"{DECLARATION_PATH} is nested more than {_MAX_DEPTH} deep.")
     return Declared(text, document)
 
 
@@ -74,17 +76,3 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError(digits)
     return number
-
-
-def _refuse_depth(document: object) -> None:
-    level = [document]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise BadArchive(f"{DECLARATION_PATH} is nested more than {_MAX_DEPTH} deep.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from marserve.archive.contents.json_depth import is_deeper
 from marserve.errors import BadArchive
 from marserve.files.regular import NotRegular, open_regular
 
@@ -118,22 +119,9 @@ def _parse(data: bytes, *, exact_numbers: bool) -> dict[str, Any]:
         raise BadArchive(_UNREADABLE) from None
     if not isinstance(document, dict):
         raise BadArchive(f"{_UNREADABLE} {MANIFEST_PATH} must hold an object, not {_kind(document)}.")
-    _refuse_depth(document)
+    if is_deeper(document, _MAX_DEPTH):
+        raise BadArchive(f"{_UNREADABLE} {MANIFEST_PATH} is nested more than {_MAX_DEPTH} deep.")
     return document
-
-
-def _refuse_depth(document: object) -> None:
-    level = [document]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise BadArchive(f"{_UNREADABLE} {MANIFEST_PATH} is nested more than {_MAX_DEPTH} deep.")
 
 
 def _text(holder: dict[str, Any], key: str, label: str, data: bytes) -> str | None:
