@@ -34,9 +34,7 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest lines of a server's logs: its own, its models' and the access log."""
-    if level is not None and level.lower() not in LEVELS:
-        with Output(as_json):
-            raise WrongArguments(f"The level is {level!r}; it must be one of {', '.join(LEVELS)}.")
+    _check_level(level, as_json=as_json)
     given = {"model": model, "request": request, "level": level, "log": log, "tail": str(tail)}
     asked = {name: value for name, value in given.items() if value is not None}
     with (
@@ -70,9 +68,7 @@ def log_level(
     as_json: AsJson = False,
 ) -> None:
     """Show or change the level of a server's log and of its workers' logging, until the server ends."""
-    if level is not None and level.lower() not in LEVELS:
-        with Output(as_json):
-            raise WrongArguments(f"The level is {level!r}; it must be one of {', '.join(LEVELS)}.")
+    _check_level(level, as_json=as_json)
     with (
         Output(as_json) as output,
         Management(find_address("management", management, config)) as server,
@@ -133,3 +129,10 @@ def _print(text: str) -> None:
         return
     sys.stdout.write(f"{text.encode('ascii', 'backslashreplace').decode()}\n")
     sys.stdout.flush()
+
+
+def _check_level(level: str | None, *, as_json: bool) -> None:
+    """Leave with the status of wrong arguments for a level that does not exist."""
+    if level is not None and level.lower() not in LEVELS:
+        with Output(as_json):
+            raise WrongArguments(f"The level is {level!r}; it must be one of {', '.join(LEVELS)}.")
