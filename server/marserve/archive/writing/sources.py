@@ -109,7 +109,7 @@ def plan_source(word: str, wishes: Wishes | None = None) -> SourcePlan:
     wishes = wishes or Wishes()
     path, name = split_source(word)
     if wishes.task is not None and not (path.is_dir() and is_of_transformers(path)):
-        raise CannotArchive(f"--task is for the folder of a model of transformers, and {path} is none.")
+        raise CannotArchive(f"--task is for the folder of a model of transformers, which {path} is not.")
     if not os.path.lexists(path):
         raise CannotArchive(f"There is no file or folder {path}{_like(path)}")
     if path.is_dir():
