@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
 from support.open_loop import OpenLoop, Outcome, Shot, evenly, post
 
 PATIENCE_S = 120.0
+# How much longer a block may take than was thought, and how long the load goes on after what it did last.
+LONGER_S = 60.0
+TAIL_S = 0.5
 
 
 class LoadBeside:
-    """As a context: fires `rate` requests a second for `seconds`; leaving it waits for the last answer.
+    """As a context: fires `rate` requests a second for `seconds`, and past the block's end where that is later.
 
-    `outcomes` are there then, in order of their due times; `started_at` is on the monotonic clock. `headers` gives
+    However slow the machine is, what is done in the block is so done under load. Leaving it waits for the last answer:
+    `outcomes` are there then, in order of their due times. `started_at` is on the monotonic clock; `headers` gives
     those of a request by its number.
     """
 
@@ -27,7 +32,8 @@ class LoadBeside:
         seconds: float,
         headers: Callable[[int], dict[str, str | int]] = lambda number: {},
     ) -> None:
-        due = evenly(rate, seconds)
+        due = evenly(rate, seconds + LONGER_S)
+        self._seconds = seconds
         self._shots = [Shot(at, str(number), post(model, b"x", **headers(number))) for number, at in enumerate(due)]
         self._client = OpenLoop(port, patience_s=PATIENCE_S)
         self._thread = threading.Thread(target=self._run)
@@ -41,8 +47,8 @@ class LoadBeside:
 
     @property
     def is_over(self) -> bool:
-        """Whether all are answered."""
-        return not self._thread.is_alive()
+        """Whether `seconds` are over."""
+        return time.monotonic() >= self.started_at + self._seconds
 
     def __enter__(self) -> LoadBeside:
         self._thread.start()
@@ -52,6 +58,7 @@ class LoadBeside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._client.ends_s = max(self._seconds, time.monotonic() - self.started_at + TAIL_S)
         self._thread.join()
 
     def _run(self) -> None:

@@ -70,6 +70,7 @@ class OpenLoop:
         self._open = 0
         self._rest = asyncio.Event()
         self.started_at = math.inf  # on the monotonic clock, from when `fire` has begun
+        self.ends_s = math.inf  # what is due from then on is not sent and has no outcome; may be set meanwhile
 
     async def fire(self, shots: Iterable[Shot]) -> list[Outcome]:
         """Send every shot when it is due, wait for all answers; outcomes come in order of their due times."""
@@ -78,9 +79,12 @@ class OpenLoop:
         connecting: set[asyncio.Task[None]] = set()
         start = self.started_at = loop.time() + 0.05
         try:
-            for outcome in outcomes:
+            for number, outcome in enumerate(outcomes):
                 # Answers are read between two shots that are late as well: their connections are free again.
                 await asyncio.sleep(max(0.0, start + outcome.shot.due_s - loop.time()))
+                if outcome.shot.due_s >= self.ends_s:
+                    del outcomes[number:]
+                    break
                 self._open += 1
                 if (connection := self._take_free()) is not None:
                     connection.send(outcome, start)
