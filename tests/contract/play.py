@@ -762,7 +762,8 @@ class Server:
                 self.spec = dict(self.spec, no_config_file=True)
             if case.get("env") is not None:
                 self.spec = dict(self.spec, env=dict(self.spec.get("env") or {}, **case["env"]))
-            return {"up": self.start(case.get("args"))}
+            up = self.start(case.get("args"))
+            return {"up": up} if up else {"up": up, "console": self.console()}
         if do == "files":
             return self.files(case)
         if do == "log":
@@ -1128,6 +1129,8 @@ def judge(case, got, args):
     if got.get("server") == "did not start":
         return ("setup" if case.get("setup") else "failed"), ["the server did not start: ..." + got["tail"][-300:]]
     problems = compare(case, got, args.strict)
+    if problems and got.get("console"):
+        problems.append("it printed: ..." + got["console"][-600:])
     if case.get("setup"):
         return "setup", problems
     if not problems:
