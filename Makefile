@@ -106,11 +106,10 @@ image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the in
 .PHONY: protos
 protos:  ## compile the .proto files after a change of theirs
 	"$(PYTHON)" -m venv build/protos
-	build/protos/bin/pip install -q -c constraints.txt grpcio-tools googleapis-common-protos
+	build/protos/bin/pip install -q -c constraints.txt grpcio-tools
 	cd server/marserve/api/grpc/protos && files=$$(find . -name '*.proto' -printf '%P\n' | LC_ALL=C sort) && \
-	    $(CURDIR)/build/protos/bin/python -m grpc_tools.protoc -I. \
-	    -I"$$($(CURDIR)/build/protos/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-	    --descriptor_set_out=messages.binpb $$files && sha256sum $$files > messages.sha256
+	    $(CURDIR)/build/protos/bin/python -m grpc_tools.protoc -I. --descriptor_set_out=messages.binpb $$files && \
+	    sha256sum $$files > messages.sha256
 
 .PHONY: test-gpu
 test-gpu: $(STAMPS)/test  ## run the tests that need an accelerator; without one they say so and are skipped

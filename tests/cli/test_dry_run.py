@@ -308,7 +308,7 @@ def test_a_metrics_address_that_would_not_be_used_may_be_taken(folder: Path, add
 @pytest.mark.parametrize("name", ["grpc_inference", "grpc_management"])
 def test_a_taken_grpc_port_fails_as_in_the_start(folder: Path, addresses: list[str], name: str) -> None:
     """Where gRPC is installed, and by the key that names another."""
-    pytest.importorskip("grpc_reflection")
+    pytest.importorskip("grpc")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = marserve("start", *addresses, "--set", f"{name}_port={port}", "--dry-run")

@@ -12,7 +12,6 @@ import grpc
 import httpx
 import psutil
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from marserve.api.grpc.schema import Schema
 from support.container import Container, Running
@@ -346,9 +345,10 @@ def test_two_models_of_a_bucket_are_served_each_with_what_it_requires(tmp_path: 
 
 def is_serving(container: Container, port: int) -> bool:
     """What the kubelet's gRPC probe asks."""
+    answer = Schema().message("grpc.health.v1.HealthCheckResponse")
     with grpc.insecure_channel(f"127.0.0.1:{container.ports[port]}") as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        check = channel.unary_unary("/grpc.health.v1.Health/Check", response_deserializer=answer.FromString)
+        return bool(check(b"", timeout=30).status == answer.SERVING)
 
 
 def infer(container: Container, port: int) -> list[list[int]]:

@@ -168,6 +168,11 @@ def _retry_policy(most_attempts: int) -> dict[str, Any]:
     return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
 
 
+def repeats(field: Any) -> bool:
+    """Whether a field may be there many times. Newer versions of protobuf warn of `label`, older ones have no other."""
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+
+
 async def refusal(call: Any) -> tuple[str, str]:
     """The status and the description of a call that fails."""
     try:

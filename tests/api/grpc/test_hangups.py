@@ -9,12 +9,10 @@ import socket
 import struct
 
 import pytest
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
 
 from marserve.api.grpc.health import SERVICE as HEALTH
 from marserve.api.grpc.inference import SERVICE
-from marserve.api.grpc.reflection import SERVICE as REFLECTION
+from marserve.api.grpc.reflection import SERVICES as REFLECTION
 from support.grpc_house import SCHEMA, inference_port
 from support.processes import until
 
@@ -55,11 +53,11 @@ def calls() -> int:
 @pytest.mark.parametrize(
     ("path", "message", "ends"),
     [
-        (f"/{HEALTH}/Watch", health_pb2.HealthCheckRequest().SerializeToString(), True),
-        (f"/{HEALTH}/Check", health_pb2.HealthCheckRequest().SerializeToString(), True),
+        (f"/{HEALTH}/Watch", b"", True),
+        (f"/{HEALTH}/Check", b"", True),
         (
-            f"/{REFLECTION}/ServerReflectionInfo",
-            reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString(),
+            f"/{REFLECTION[0]}/ServerReflectionInfo",
+            SCHEMA.message("grpc.reflection.v1.ServerReflectionRequest")(list_services="").SerializeToString(),
             False,
         ),
         (f"/{SERVICE}/Predictions", PREDICTION, True),

@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc.calls import Call, Calls
@@ -508,7 +507,7 @@ async def test_a_refusal_inside_a_dialogue_takes_its_answers_place() -> None:
     ]
     assert answers[0].status.message.startswith("Model not found: gone\n")
     detail = answers[1].status.details[0]
-    told = error_details_pb2.ErrorInfo.FromString(detail.value)
+    told = SCHEMA.message("google.rpc.ErrorInfo").FromString(detail.value)
     assert detail.type_url == "type.googleapis.com/google.rpc.ErrorInfo"
     assert (told.reason, told.metadata["x-marserve-cause"]) == ("ServiceUnavailableException", "queue_full")
     assert answers[3].prediction == b"x"

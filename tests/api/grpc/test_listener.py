@@ -11,17 +11,21 @@ import grpc
 import pytest
 import trustme
 from google.protobuf import descriptor_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from marserve.api.grpc.health import SERVICE as HEALTH
 from marserve.api.grpc.inference import SERVICE
 from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcPorts
+from marserve.api.grpc.reflection import SERVICES as REFLECTION
 from marserve.api.tls import Identity
 from marserve.errors import Draining, InvalidToken
 from support.grpc_house import HERE, SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
+STATUSES = SCHEMA.pool.FindEnumTypeByName("grpc.health.v1.HealthCheckResponse.ServingStatus").values_by_name
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = (
+    STATUSES[name].number for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+)
 REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
 
 
@@ -86,45 +90,104 @@ async def test_health_is_readiness() -> None:
     """For the server, and for every service of the port; it needs no key."""
     registry = FakeRegistry()
     async with inference_port(registry, authorize=only_with_the_key) as port, client_of(port) as client:
-        health = health_pb2_grpc.HealthStub(client.channel)
-        well = [(await health.Check(health_pb2.HealthCheckRequest(service=name))).status for name in ("", SERVICE)]
+        check = client.method(HEALTH, "Check")
+        well = [(await check(service=name)).status for name in ("", SERVICE)]
         registry.is_well = False
-        ill = (await health.Check(health_pb2.HealthCheckRequest())).status
-        unknown = await refusal(health.Check(health_pb2.HealthCheckRequest(service="nobody")))
+        ill = (await check()).status
+        unknown = await refusal(check(service="unheard"))
 
-    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-    assert (well, ill, unknown) == ([serving] * 2, not_serving, ("NOT_FOUND", "Service not found: nobody"))
+    assert (well, ill, unknown) == ([SERVING] * 2, NOT_SERVING, ("NOT_FOUND", "Service not found: unheard"))
+
+
+async def test_a_watch_of_an_unknown_service_says_so_and_goes_on() -> None:
+    """As the protocol has it: the service may come."""
+    async with inference_port() as port, client_of(port) as client:
+        watch = client.method(HEALTH, "Watch")(service="unheard")
+        seen = (await watch.read()).status
+        watch.cancel()
+
+    assert seen == SERVICE_UNKNOWN
 
 
 async def test_a_watch_tells_every_change() -> None:
     """And nothing twice."""
     registry = FakeRegistry()
     async with inference_port(registry) as port, client_of(port) as client:
-        watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+        watch = client.method(HEALTH, "Watch")()
         seen = [(await watch.read()).status]
         registry.is_well = False
         seen.append((await watch.read()).status)
         watch.cancel()
 
-    assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+    assert seen == [SERVING, NOT_SERVING]
 
 
-async def test_reflection_shows_services_and_their_messages() -> None:
-    """So that tools need no files."""
-    request = reflection_pb2.ServerReflectionRequest
+async def reflect(client: Client, service: str, *questions: dict[str, Any]) -> list[Any]:
+    """The answers to these questions, asked one after the other in one call."""
+    call, answers = client.method(service, "ServerReflectionInfo")(), []
+    request = SCHEMA.message(f"{service.rpartition('.')[0]}.ServerReflectionRequest")
+    for question in questions:
+        await call.write(request(**question))
+        answers.append(await call.read())
+        assert answers[-1].original_request == request(**question)
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+    return answers
+
+
+@pytest.mark.parametrize("service", REFLECTION)
+async def test_reflection_shows_services_and_their_messages(service: str) -> None:
+    """So that tools need no files; a file comes first, and then all that it needs, each once."""
     async with inference_port(has_open_inference=True) as port, client_of(port) as client:
-        call = reflection_pb2_grpc.ServerReflectionStub(client.channel).ServerReflectionInfo()
-        await call.write(request(list_services=""))
-        listed = await call.read()
-        await call.write(request(file_containing_symbol=SERVICE))
-        described = await call.read()
-        await call.done_writing()
+        listed, described = await reflect(client, service, {"list_services": "*"}, {"file_containing_symbol": SERVICE})
+        [named] = await reflect(client, service, {"file_by_filename": "google/rpc/status.proto"})
 
-    names = {service.name for service in listed.list_services_response.service}
-    assert {SERVICE, "grpc.health.v1.Health", "inference.GRPCInferenceService"} <= names
-    [raw] = described.file_descriptor_response.file_descriptor_proto[:1]
-    file = descriptor_pb2.FileDescriptorProto.FromString(raw)
-    assert [message.name for message in file.message_type][:2] == ["PredictionsRequest", "PredictionResponse"]
+    assert [each.name for each in listed.list_services_response.service] == [
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "inference.GRPCInferenceService",
+        "org.pytorch.serve.grpc.inference.InferenceAPIsService",
+        "org.pytorch.serve.grpc.openinference.GRPCInferenceService",
+    ]
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(raw)
+        for raw in described.file_descriptor_response.file_descriptor_proto
+    ]
+    assert [message.name for message in files[0].message_type][:2] == ["PredictionsRequest", "PredictionResponse"]
+    assert [file.name for file in files] == [
+        "org/pytorch/serve/grpc/inference.proto",
+        "google/protobuf/empty.proto",
+        "google/rpc/status.proto",
+        "google/protobuf/any.proto",
+    ]
+    assert list(named.file_descriptor_response.file_descriptor_proto) == [
+        file.SerializeToString() for file in files[2:]
+    ]
+
+
+@pytest.mark.parametrize("service", REFLECTION)
+async def test_reflection_answers_what_it_cannot_show_and_goes_on(service: str) -> None:
+    """With gRPC's number of the error. No message of these can be extended, so that there are no numbers."""
+    unheard = {"containing_type": "unheard", "extension_number": 1}
+    not_extended = {"containing_type": "inference.InferParameter", "extension_number": 1001}
+    async with inference_port() as port, client_of(port) as client:
+        *answers, numbers = await reflect(
+            client,
+            service,
+            {"host": "me"},
+            {"file_by_filename": "unheard.proto"},
+            {"file_containing_symbol": "unheard"},
+            {"file_containing_extension": unheard},
+            {"file_containing_extension": not_extended},
+            {"all_extension_numbers_of_type": "unheard"},
+            {"all_extension_numbers_of_type": "inference.InferParameter"},
+        )
+
+    told = [(answer.error_response.error_code, answer.error_response.error_message) for answer in answers]
+    assert told == [(3, "invalid argument"), *[(5, "not found")] * 5]
+    assert numbers.all_extension_numbers_response.base_type_name == "inference.InferParameter"
+    assert list(numbers.all_extension_numbers_response.extension_number) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +195,7 @@ async def test_reflection_shows_services_and_their_messages() -> None:
     [
         ("unary_unary", "/grpc.health.v1.Health/Check"),
         ("unary_stream", "/grpc.health.v1.Health/Watch"),
-        ("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+        *[("stream_stream", f"/{service}/ServerReflectionInfo") for service in REFLECTION],
     ],
 )
 async def test_bytes_that_are_no_message_are_the_clients_fault(
@@ -205,7 +268,7 @@ async def test_a_stopping_port_lets_answers_end_and_cuts_what_is_idle() -> None:
     """Watches and silent dialogues would hold it for as long as they like."""
     registry = FakeRegistry()
     async with inference_port(registry) as port, client_of(port) as client:
-        watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+        watch = client.method(HEALTH, "Watch")()
         await watch.read()
         dialogue = client.method(SERVICE, "StreamPredictions2")()
         await dialogue.write(REQUEST(model_name="echo", sequence_id="s", input={"data": b"x"}))

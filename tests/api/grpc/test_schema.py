@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from marserve.api.grpc.schema import COMPILED, Schema
+from support.grpc_house import repeats
 from support.inventory import inventory
 
 SCHEMA = Schema()
@@ -60,7 +60,7 @@ def test_every_field_of_the_inventory_is_there() -> None:
                 described = made.fields_by_name[field["name"]]
                 assert described.number == field["number"], field
                 assert kind_of(described) == field["type"].rpartition(".")[2], field
-                assert described.is_repeated == (field["label"] == "repeated" or field["type"].startswith("map<"))
+                assert repeats(described) == (field["label"] == "repeated" or field["type"].startswith("map<"))
                 walked += 1
 
     assert walked >= 60
@@ -88,6 +88,16 @@ def kind_of(field: Any) -> str:
         return f"map<{kind_of(entry['key'])},{kind_of(entry['value'])}>".rpartition(".")[2]
     name: str = field.message_type.name
     return name
+
+
+def whole_kind(field: Any) -> str:
+    """As `kind_of`, with enums and both types of a map."""
+    if field.enum_type is not None:
+        return str(field.enum_type.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = field.message_type.fields
+        return f"map<{kind_of(key)},{kind_of(value)}>"
+    return kind_of(field)
 
 
 def test_a_request_is_read_from_its_bytes() -> None:
@@ -137,11 +147,80 @@ def test_the_proto_files_compile_to_the_messages(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
     names = [line.split()[1] for line in COMPILED.with_name("messages.sha256").read_text().splitlines()]
     known = Path(import_module("grpc_tools").__file__ or "").with_name("_proto")
-    paths = [f"-I{folder}" for folder in (COMPILED.parent, sysconfig.get_path("purelib"), known)]
+    paths = [f"-I{folder}" for folder in (COMPILED.parent, known)]
 
     assert protoc.main(["protoc", *paths, f"--descriptor_set_out={tmp_path / 'made'}", *names]) == 0
 
     assert (tmp_path / "made").read_bytes() == COMPILED.read_bytes()
+
+
+# By message: each field's number, name, type and whether it repeats (*), as clients of the protocol have it.
+PUBLIC = {
+    "google.rpc.Status": "1 code int32, 2 message string, 3 details *Any",
+    "google.rpc.ErrorInfo": "1 reason string, 2 domain string, 3 metadata *map<string,string>",
+    "grpc.health.v1.HealthCheckRequest": "1 service string",
+    "grpc.health.v1.HealthCheckResponse": "1 status ServingStatus",
+    **{
+        f"grpc.reflection.{version}.{message}": fields
+        for version in ("v1", "v1alpha")
+        for message, fields in {
+            "ServerReflectionRequest": "1 host string, 3 file_by_filename string, 4 file_containing_symbol string, "
+            "5 file_containing_extension ExtensionRequest, 6 all_extension_numbers_of_type string, "
+            "7 list_services string",
+            "ExtensionRequest": "1 containing_type string, 2 extension_number int32",
+            "ServerReflectionResponse": "1 valid_host string, 2 original_request ServerReflectionRequest, "
+            "4 file_descriptor_response FileDescriptorResponse, "
+            "5 all_extension_numbers_response ExtensionNumberResponse, "
+            "6 list_services_response ListServiceResponse, 7 error_response ErrorResponse",
+            "FileDescriptorResponse": "1 file_descriptor_proto *bytes",
+            "ExtensionNumberResponse": "1 base_type_name string, 2 extension_number *int32",
+            "ListServiceResponse": "1 service *ServiceResponse",
+            "ServiceResponse": "1 name string",
+            "ErrorResponse": "1 error_code int32, 2 error_message string",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_messages_of_health_reflection_and_errors_are_the_public_ones(name: str) -> None:
+    """Clients have theirs from other packages; `make test-beside` asks with these."""
+    fields = SCHEMA.message(name).DESCRIPTOR.fields
+
+    shown = [f"{field.number} {field.name} {'*' * repeats(field)}{whole_kind(field)}" for field in fields]
+
+    assert ", ".join(shown) == PUBLIC[name]
+
+
+def test_a_services_health_has_the_public_numbers() -> None:
+    """A probe reads the number."""
+    statuses = SCHEMA.pool.FindEnumTypeByName("grpc.health.v1.HealthCheckResponse.ServingStatus").values_by_name
+
+    assert {name: value.number for name, value in statuses.items()} == {
+        "UNKNOWN": 0,
+        "SERVING": 1,
+        "NOT_SERVING": 2,
+        "SERVICE_UNKNOWN": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("service", "method"),
+    [
+        ("grpc.health.v1.Health", "Check"),
+        ("grpc.health.v1.Health", "Watch >"),
+        ("grpc.reflection.v1.ServerReflection", "< ServerReflectionInfo >"),
+        ("grpc.reflection.v1alpha.ServerReflection", "< ServerReflectionInfo >"),
+    ],
+)
+def test_health_and_reflection_stream_on_the_public_sides(service: str, method: str) -> None:
+    """`<`: the client's; `>`: the server's."""
+    shown = [
+        " ".join(("<" * each.client_streaming, each.name, ">" * each.server_streaming)).strip()
+        for each in SCHEMA.methods(service).values()
+    ]
+
+    assert method in shown
 
 
 def test_the_standards_proto_file_is_torchserves_but_for_its_package() -> None:

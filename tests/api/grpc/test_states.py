@@ -17,7 +17,16 @@ from marserve.api.grpc.listener import GrpcListener
 from marserve.api.grpc.schema import OPEN_INFERENCE
 from marserve.errors import WorkerDied
 from support.fake_data_plane import Submitted
-from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, management_port
+from support.grpc_house import (
+    SCHEMA,
+    Book,
+    Client,
+    FakeRegistry,
+    client_of,
+    inference_port,
+    management_port,
+    repeats,
+)
 from support.management_house import House
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
@@ -152,11 +161,11 @@ def some_message(dice: random.Random, kind: Any, depth: int = 0) -> Any:
         elif field.message_type is not None:
             if depth < 3:
                 inner = some_message(dice, SCHEMA.message(field.message_type.full_name), depth + 1)
-                if field.is_repeated:
+                if repeats(field):
                     getattr(message, field.name).append(inner)
                 else:
                     getattr(message, field.name).CopyFrom(inner)
-        elif field.is_repeated:
+        elif repeats(field):
             getattr(message, field.name).extend(some_value(dice, field) for _ in range(dice.randrange(3)))
         else:
             setattr(message, field.name, some_value(dice, field))

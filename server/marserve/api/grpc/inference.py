@@ -7,13 +7,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from google.rpc import error_details_pb2
-
 from marserve.api.decoding import MAX_PARTS
 from marserve.api.grpc.answers import Pieces
 from marserve.api.grpc.calls import Answers, Call, Calls
 from marserve.api.grpc.errors import error_reason, grpc_status
-from marserve.api.grpc.schema import INFERENCE, Schema
+from marserve.api.grpc.schema import ERRORS, INFERENCE, Schema
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import PART_MARK, Part, Request
 from marserve.registry.data_plane import DataPlane
@@ -38,6 +36,7 @@ class GrpcInference:
         self._data_plane = data_plane
         self._sequence = sequence
         self._response = schema.message(f"{INFERENCE}.PredictionResponse")
+        self._error_info = schema.message(f"{ERRORS}.ErrorInfo")
         self._health_response = schema.message(f"{INFERENCE}.TorchServeHealthResponse")
 
     def answers(self) -> Answers:
@@ -185,7 +184,7 @@ class GrpcInference:
         code, description, trailers = grpc_status(error, call.error_rules)
         response = self._response()
         response.status.code, response.status.message = code.value[0], description
-        detail = error_details_pb2.ErrorInfo(reason=error_reason(error), domain="marserve", metadata=dict(trailers))
+        detail = self._error_info(reason=error_reason(error), domain="marserve", metadata=dict(trailers))
         packed = response.status.details.add()
         packed.type_url = f"type.googleapis.com/{detail.DESCRIPTOR.full_name}"
         packed.value = detail.SerializeToString()

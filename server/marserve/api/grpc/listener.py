@@ -228,10 +228,10 @@ class GrpcPorts:
     ) -> GrpcListener:
         check_free(address)
         server = grpc.aio.server(options=limits.options())
-        shown = (*services, grpc_health.SERVICE, grpc_reflection.SERVICE)
-        health = GrpcHealth(self._registry, services).handler()
-        reflection = GrpcReflection(shown, self._schema.pool).handler()
-        server.add_generic_rpc_handlers((*handlers, health, reflection, calls.unknown_methods()))
+        shown = (*services, grpc_health.SERVICE, *grpc_reflection.SERVICES)
+        health = GrpcHealth(self._registry, services, self._schema).handler()
+        reflection = GrpcReflection(shown, self._schema).handlers()
+        server.add_generic_rpc_handlers((*handlers, health, *reflection, calls.unknown_methods()))
         try:
             if self._identity is None:
                 port = server.add_insecure_port(str(address))
