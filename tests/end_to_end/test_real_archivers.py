@@ -6,6 +6,7 @@ Both are installed from the package index, into an environment of their own; Tor
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,11 +82,13 @@ def server(archivers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A server whose stores were filled by them, in every format that they know."""
     folder = tmp_path_factory.mktemp("served")
     write_sources(folder)
+    # They gather files in the temporary folder under the archive's name, and delete what has that name there.
+    environment = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("gathered"))}
     for name, archive_format in FORMATS.items():
         words = [str(archivers / "torch-model-archiver"), *model_words(name, archive_format)]
-        subprocess.run(words, cwd=folder, check=True, timeout=60)
+        subprocess.run(words, cwd=folder, env=environment, check=True, timeout=60)
     words = [str(archivers / "torch-workflow-archiver"), *WORKFLOW_WORDS]
-    subprocess.run(words, cwd=folder, check=True, timeout=60)
+    subprocess.run(words, cwd=folder, env=environment, check=True, timeout=60)
     with Server(folder, store=folder / "store", arguments=["--workflow-store", "workflows"]) as server:
         yield server
 
