@@ -286,7 +286,7 @@ class Registry:
             version.options,
             is_default=self._versions.is_default(version),
             remarks=version.remarks,
-            tells_missing_pids=self._options.tells_missing_pids,
+            as_torchserve=self._options.as_torchserve,
         )
         described |= self._versions.describe_role(version)
         # Fetches whose version is not known yet are shown by the default version.

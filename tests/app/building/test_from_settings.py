@@ -21,10 +21,10 @@ from marserve.settings import Settings, load_settings
 from marserve.settings.table import Entry
 
 
-def load(here: Path, lines: str) -> Settings:
+def load(here: Path, lines: str, entry: Entry = "marserve") -> Settings:
     """Settings from these lines."""
     (here / "config.properties").write_text(f"model_store=.\n{lines}")
-    return load_settings("marserve", {}, {}, here)
+    return load_settings(entry, {}, {}, here)
 
 
 def test_workers_inherit_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +116,18 @@ def test_models_of_the_start_get_a_worker_for_each_device_or_core(tmp_path: Path
     assert registry_options(load(tmp_path, ""), machine, 0).workers_at_startup == machine.cores
     told = registry_options(load(tmp_path, "default_workers_per_model=2\n"), machine, 3)
     assert (told.workers_by_api, told.workers_at_startup) == (2, 2)
+
+
+def test_models_are_described_as_by_torchserve_under_its_entry_alone(tmp_path: Path) -> None:
+    """What it never said is in no answer there."""
+    machine = describe_machine({})
+
+    described = {
+        entry: registry_options(load(tmp_path, "", entry), machine, 0).as_torchserve
+        for entry in ("marserve", "torchserve")
+    }
+
+    assert described == {"marserve": False, "torchserve": True}
 
 
 def test_sequences_are_known_by_the_headers_of_the_settings(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ MEMBERS = [
 
 
 def describe(
-    options: PoolOptions, config: ModelOptions | None = None, *, tells_missing_pids: bool = False, **changes: Any
+    options: PoolOptions, config: ModelOptions | None = None, *, as_torchserve: bool = False, **changes: Any
 ) -> dict[str, Any]:
     """The description of a version with these options; `changes` are set on its pool."""
     pool = FakePool(options, LOAD, Behaviour())
@@ -64,7 +64,7 @@ def describe(
         pool,
         options,
         is_default=True,
-        tells_missing_pids=tells_missing_pids,
+        as_torchserve=as_torchserve,
     )
 
 
@@ -98,7 +98,7 @@ async def test_a_worker_without_a_process_has_no_pid() -> None:
     told = {
         entry: [
             worker.get("pid")
-            for worker in describe(PoolOptions("m", "1.0", 1, 2), workers=lambda: workers, tells_missing_pids=entry)[
+            for worker in describe(PoolOptions("m", "1.0", 1, 2), workers=lambda: workers, as_torchserve=entry)[
                 "workers"
             ]
         ]
@@ -106,6 +106,19 @@ async def test_a_worker_without_a_process_has_no_pid() -> None:
     }
 
     assert told == {False: [None, 4711], True: [-1, 4711]}
+
+
+async def test_what_a_model_declares_is_no_member_of_torchserve_s() -> None:
+    """ONNX models and exported programs declare themselves, so archives made for TorchServe have a declaration, too."""
+    declared = {"version": 1, "kind": "tensors"}
+
+    ours, theirs = (
+        describe(PoolOptions("m", "1.0", 1, 1), as_torchserve=as_torchserve, declaration=declared)
+        for as_torchserve in (False, True)
+    )
+
+    assert ours["declaration"] == declared
+    assert "declaration" not in theirs
 
 
 async def test_a_worker_is_described_in_utc() -> None:

@@ -182,7 +182,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
         unregister_timeout_s=settings.unregister_model_timeout,
         swap_order=settings.swap_order,
         undo_window_s=settings.undo_window,
-        tells_missing_pids=settings.entry == "torchserve",
+        as_torchserve=settings.entry == "torchserve",
         default_handler=settings.default_service_handler,
         envelope=settings.service_envelope,
         decode_input=settings.decode_input_request,

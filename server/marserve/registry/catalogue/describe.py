@@ -64,12 +64,13 @@ def describe_version(
     *,
     is_default: bool,
     remarks: Sequence[str] = (),
-    tells_missing_pids: bool = False,
+    as_torchserve: bool = False,
 ) -> dict[str, Any]:
     """One element of the describe answer.
 
     `now` are the options in force, `remarks` are warnings about calls since the registration.
-    A worker without a process has no `pid`; with `tells_missing_pids` its `pid` is -1, as in TorchServe.
+    A worker without a process has no `pid`. With `as_torchserve` its `pid` is -1, as in TorchServe, whose answers have
+    no `declaration` either.
     """
     options, config = facts.options, facts.config
     described: dict[str, Any] = {
@@ -94,7 +95,7 @@ def describe_version(
         "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
         "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
         "loadedAtStartup": facts.is_at_startup,
-        "workers": [_describe_worker(worker, tells_missing_pids) for worker in pool.workers()],
+        "workers": [_describe_worker(worker, as_torchserve) for worker in pool.workers()],
         "jobQueueStatus": {
             "remainingCapacity": max(0, options.queue_size - pool.queued),
             "pendingRequests": pool.queued,
@@ -123,7 +124,7 @@ def describe_version(
     if facts.requirements is not None:
         described["requirements"] = dict(facts.requirements)
     declaration = facts.declaration if facts.declaration is not None else pool.declaration
-    if declaration is not None:
+    if declaration is not None and not as_torchserve:
         described["declaration"] = dict(declaration)
     warnings = [*facts.warnings, *pool.warnings, *remarks]
     if warnings:
@@ -167,7 +168,7 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
     return limits
 
 
-def _describe_worker(worker: WorkerView, tells_missing_pid: bool) -> dict[str, Any]:
+def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
     described: dict[str, Any] = to_builtins(
         Worker(
             id=worker.id,
@@ -175,7 +176,7 @@ def _describe_worker(worker: WorkerView, tells_missing_pid: bool) -> dict[str, A
             status=worker.status,
             memoryUsage=worker.memory_bytes,
             # Left out without a process: a script that signals -1 as root ends every process of its machine.
-            pid=worker.pid if worker.pid > 0 or tells_missing_pid else None,
+            pid=worker.pid if worker.pid > 0 or as_torchserve else None,
             gpu=worker.gpu_id is not None,
             gpuUsage=worker.gpu_usage,
             restarts=worker.restarts,

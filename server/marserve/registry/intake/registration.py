@@ -35,15 +35,15 @@ class RegistryOptions:
     `models` is the setting of that name: model to version to values. With `installs_requirements` the requirements of
     archives are installed. The file `default_requirements` of a model without a manifest is installed in any case. Both
     may name addresses that match a pattern of `allowed_urls`. Versions that a desired state has replaced stay loaded
-    for `undo_window_s`. `mig_instances` are those of the devices that are a part of a GPU. With `tells_missing_pids`
-    describe gives a worker without a process the process id -1.
+    for `undo_window_s`. `mig_instances` are those of the devices that are a part of a GPU. `as_torchserve`:
+    describe has TorchServe's members for what models declare (none) and for workers without a process (-1).
     """
 
     workers_by_api: int = 0
     workers_at_startup: int = 1
     defaults: Said = NOTHING
     unregister_timeout_s: float = 120.0
-    tells_missing_pids: bool = False
+    as_torchserve: bool = False
     default_handler: str | None = None
     envelope: str | None = None
     decode_input: bool = True
