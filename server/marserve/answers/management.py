@@ -277,7 +277,7 @@ class ModelDescription(Document, kw_only=True):
     ] = None
     requirements: Requirements | None = None
     declaration: Annotated[
-        dict[str, Any] | None, Meta(description="what the model takes and gives, if it declares that; not under `torchserve`")
+        dict[str, Any] | None, Meta(description="what the model takes and gives, if it declares that, under `marserve`")
     ] = None
     warnings: Annotated[list[str] | None, Meta(description="what was asked for and is not used, and why")] = None
     lastDeath: Death | None = None
