@@ -15,7 +15,7 @@ from marserve.cli.words import Command
 
 # Each command and its module. Only the module of the called command is imported, so that a server starts sooner.
 COMMANDS = {
-    "run": "server.run",
+    "run": "run.command",
     "new": "local.new",
     "start": "server.start",
     "stop": "server.stop",

@@ -1,7 +1,5 @@
-"""The server of this machine: run, start, stop, status, logs.
+"""The server of this machine: start, stop, status, logs.
 
-run            serve a model from a file, in this terminal
-run_screen     what that shows
 sample_request  a request that it takes, as a `curl` line
 port_holder    which process has a port
 start          bring a server up

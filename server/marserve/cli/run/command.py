@@ -17,18 +17,18 @@ from urllib.parse import urlsplit
 
 import typer
 
-from marserve.archive.writing.sources import SourcePlan, Wishes, is_archive, missing_modules, plan_source
+from marserve.archive.writing.sources import Wishes
 from marserve.archive.writing.staging import Staging
 from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
+from marserve.cli.run.screen import Screen
+from marserve.cli.run.source import LocalModel
 from marserve.cli.server.foreground import serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
 from marserve.cli.server.port_holder import holder_of
-from marserve.cli.server.run_screen import Screen
 from marserve.cli.server.start import pairs_of
 from marserve.cli.typed_settings import load_as_typed
-from marserve.errors import CannotArchive
 from marserve.machine.start_watch import StartWatch
 from marserve.registry.intake.scratch import Scratch
 from marserve.settings import KEYS, Address, Settings
@@ -96,7 +96,7 @@ def run(
         wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options, task)
         scratch = Scratch(None)
         try:
-            model = _Model(source, wishes, Staging(scratch.path / "models"))
+            model = LocalModel(source, wishes, Staging(scratch.path / "models"))
             entry = model.stage_first()
             loaded = _settings(model, entry, host, port, settings or [], scratch.path)
             _refuse_taken(loaded.inference_address)
@@ -104,89 +104,6 @@ def run(
         finally:
             scratch.remove()
         raise typer.Exit(status)
-
-
-class _Model:
-    """The source of one run, staged again whenever it has changed."""
-
-    def __init__(self, source: str, wishes: Wishes, staging: Staging) -> None:
-        self.source, self.wishes, self.staging = source, wishes, staging
-        self.name = ""
-        self.version = wishes.version
-        self.planned: SourcePlan | None = None
-        self._seen: object = None
-
-    def stage_first(self) -> str:
-        """Plan and stage the source; returns the store's entry. Raises WrongArguments."""
-        try:
-            if is_archive(self.source):
-                if self.wishes.options or self.wishes.extra_files:
-                    raise WrongArguments(
-                        f"{self.source} is an archive, which says itself how it is served; leave those options out, or "
-                        "use `marserve register`."
-                    )
-                entry, self.name, self.version = self.staging.take_archive(Path(self.source))
-                self.name = self.wishes.name or self.name
-                return entry
-            self.planned = plan_source(self.source, self.wishes)
-            self._refuse_missing(self.planned)
-            self._seen = _state(self.planned)
-            self.name = self.planned.plan.spec.model_name
-            return self.staging.stage(self.planned.plan)
-        except CannotArchive as error:
-            raise WrongArguments(error.message) from error
-
-    def stage_again(self) -> str | None:
-        """Stage what is there now; None if nothing has changed. Raises CannotArchive."""
-        try:
-            planned = plan_source(self.source, self.wishes)
-            seen = _state(planned)
-        except CannotArchive as error:
-            if self._seen == error.message:
-                return None
-            self._seen = error.message
-            raise
-        if seen == self._seen:
-            return None
-        self.planned, self._seen = planned, seen
-        return self.staging.stage(planned.plan)
-
-    def folders(self) -> list[Path]:
-        """The folders of the source's files."""
-        assert self.planned is not None
-        return sorted({path.parent for path in self.planned.plan.members.values()})
-
-    @property
-    def example(self) -> str:
-        """A request for a model that does not declare what it takes."""
-        if self.planned is not None and self.planned.plan.spec.handler == "transformers":
-            return '{"text": "a good film"}'
-        return '{"input": 1.0}' if self.is_litserve else "{}"
-
-    @property
-    def is_litserve(self) -> bool:
-        """Whether it is a file of LitServe."""
-        found = None if self.planned is None else self.planned.found
-        return found is not None and found.shape == "litserve"
-
-    def _refuse_missing(self, planned: SourcePlan) -> None:
-        for source, imported in missing_modules(planned):
-            top = imported.module.partition(".")[0]
-            raise WrongArguments(
-                f"{source.label}, line {imported.line}: {top} is imported, and it is neither installed nor beside the "
-                "file.",
-                f"pip install {top}",
-            )
-
-
-def _state(planned: SourcePlan) -> object:
-    """What tells two states of a source apart."""
-    plan = planned.plan
-    try:
-        files = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in plan.members.items()]
-    except OSError as error:
-        raise CannotArchive(f"{error.filename} cannot be read ({error.strerror}).") from error
-    return files, plan.made, plan.spec
 
 
 def _options(
@@ -211,7 +128,7 @@ def _options(
 
 
 def _settings(
-    model: _Model, entry: str, host: str | None, port: int | None, set_words: Sequence[str], folder: Path
+    model: LocalModel, entry: str, host: str | None, port: int | None, set_words: Sequence[str], folder: Path
 ) -> Settings:
     """The settings of the server: these flags, then variables, then defaults.
 
@@ -284,7 +201,7 @@ def _refuse_taken(address: Address) -> None:
         ) from None
 
 
-def _serve(loaded: Settings, model: _Model, output: Output, folder: Path, began: float, *, follows: bool) -> int:
+def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, began: float, *, follows: bool) -> int:
     """Run the server until it is stopped; returns the exit status."""
     # Late: it imports the web framework, which takes a second that a refusal above need not cost.
     from marserve.app.local_run import LocalRun, Reload

@@ -9,7 +9,7 @@ import pytest
 
 from marserve.app.local_run import Failure, Ready
 from marserve.cli.output import Output
-from marserve.cli.server.run_screen import Screen
+from marserve.cli.run.screen import Screen
 from marserve.settings import Address
 
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from marserve.archive.writing.sources import Wishes
 from marserve.archive.writing.staging import Staging
-from marserve.cli.server.run import _Model, _settings, run
+from marserve.cli.run.command import _settings, run
+from marserve.cli.run.source import LocalModel
 from marserve.errors import CannotArchive
 
 app = typer.Typer()
@@ -99,7 +100,7 @@ def test_settings_come_from_flags_then_variables_and_never_from_the_folder(
     monkeypatch.setenv("MARSERVE_METRICS_ADDRESS", "http://127.0.0.1:7002")
     monkeypatch.setenv("MARSERVE_DESIRED_STATE", "other.yaml")
     private = folder.parent / "tmp"
-    model = _Model("m.py", Wishes(), Staging(private / "models"))
+    model = LocalModel("m.py", Wishes(), Staging(private / "models"))
     entry = model.stage_first()
 
     by_variable = _settings(model, entry, None, None, [], private)
@@ -118,7 +119,7 @@ def test_settings_come_from_flags_then_variables_and_never_from_the_folder(
 
 def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path) -> None:
     """Ten saves of the same state are one change."""
-    model = _Model("m.py", Wishes(), Staging(folder.parent / "tmp" / "models"))
+    model = LocalModel("m.py", Wishes(), Staging(folder.parent / "tmp" / "models"))
     model.stage_first()
 
     assert model.stage_again() is None
@@ -146,7 +147,7 @@ def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path
 def test_tracebacks_are_for_clients_of_this_machine_alone(folder: Path, host: str | None, exposed: str) -> None:
     """Management on an open address answers callers of this machine alone."""
     private = folder.parent / "tmp"
-    model = _Model("m.py", Wishes(), Staging(private / "models"))
+    model = LocalModel("m.py", Wishes(), Staging(private / "models"))
 
     settings = _settings(model, model.stage_first(), host, 7003, [], private)
 
