@@ -6,12 +6,16 @@ import importlib
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from support import tiny_transformers as tiny
 from support.command_line import marserve
+from support.hub_server import hub_server
+from support.local_run import Run
 from support.server import Server, poll
 
 pytestmark = [pytest.mark.ready, pytest.mark.torch]
@@ -123,3 +127,24 @@ def test_pickled_weights_are_refused_at_registration_and_by_the_handler(server: 
     for _ in poll(30, "the handler's sentence in the log"):
         if "The weights of pytorch_model.bin are not loaded" in server.output():
             break
+
+
+def test_a_model_of_a_hub_answers_in_one_command(tmp_path: Path) -> None:
+    """At a branch, whose commit is shown, and beside code that is not fetched; nothing is left in the folder."""
+    pytest.importorskip("huggingface_hub")
+    saved, here = tmp_path / "saved", tmp_path / "here"
+    here.mkdir()
+    tiny.save_bert(saved, "ForSequenceClassification")
+    with hub_server() as hub:
+        files = {path.name: path.read_bytes() for path in saved.iterdir()}
+        commit = hub.commit("org/film", {**files, "handler.py": b"raise SystemExit(9)"})
+        variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+        with Run(here, "hf://org/film@main", "--task", "text-classification", **variables) as run:
+            run.wait_for(f"film 1.0 of hf://org/film@{commit}, ready in ")
+            answer = httpx.post(run.url, json={"text": TEXTS[0]}, timeout=900)
+            run.interrupt()
+
+    own = tiny.transformers().pipeline("text-classification", model=str(saved))(TEXTS[0])
+    assert [each["label"] for each in answer.json()] == [each["label"] for each in own]
+    assert not list(here.iterdir())
+    assert not list(run.temporary.iterdir())

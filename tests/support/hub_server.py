@@ -13,6 +13,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from support.prepared import Kind, Prepared
+
+
+class HubProgram(Prepared):
+    """The program that asks the hub, forked from a process that has imported what the library needs.
+
+    Not the library itself, which reads its settings when it is imported.
+    """
+
+    kind = Kind(
+        "marserve.store.sources.hub_program",
+        (
+            *("marserve.optional", "httpx2", "httpcore2", "h11", "anyio.to_thread", "encodings.ascii", "tqdm.auto"),
+            *("filelock", "fsspec", "packaging.version", "typing_extensions", "yaml"),
+        ),
+    )
+
 
 @dataclass
 class HubServer:

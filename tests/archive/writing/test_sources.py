@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from marserve.archive.writing.sources import (
+    TASKS,
     Wishes,
     is_archive,
     is_source,
@@ -19,6 +20,7 @@ from marserve.archive.writing.sources import (
 )
 from marserve.archive.writing.writer import BUILT_IN_HANDLERS, write_archive
 from marserve.errors import CannotArchive
+from marserve_handlers.ready.transformers.tasks import TASKS as TASKS_OF_HANDLER
 
 HANDLER = "def handle(data, context):\n    return data\n"
 
@@ -226,6 +228,13 @@ def test_a_folder_of_transformers_goes_whole_with_its_task(tmp_path: Path) -> No
         "handler": {"task": "text-classification", "top_k": 2},
     }
     assert not plan_source(str(folder)).plan.made
+
+
+def test_the_known_tasks_are_the_handlers() -> None:
+    """Written twice, as the server's process never imports a handler; another one is refused with the list."""
+    assert set(TASKS) == set(TASKS_OF_HANDLER)
+    with pytest.raises(CannotArchive, match="embeddings; it got 'fill-masks'; did you mean fill-mask"):
+        plan_source(".", Wishes(task="fill-masks"))
 
 
 def test_a_task_is_for_folders_of_transformers_alone(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     (folder / "config.properties").write_text("inference_address=http://127.0.0.1:1\nwrong\n")
     (folder / "m.py").write_text(HANDLER)
+    (folder / "m.mar").touch()
     return folder
 
 
@@ -59,7 +60,7 @@ def test_a_file_that_cannot_be_run_is_one_sentence_and_status_2(folder: Path, te
     assert result.exit_code == 2, result.output
     assert sentence in result.stderr
     assert not list((folder.parent / "tmp").iterdir())
-    assert sorted(path.name for path in folder.iterdir()) == ["config.properties", "m.py"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.properties", "m.mar", "m.py"]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,10 @@ def test_a_file_that_cannot_be_run_is_one_sentence_and_status_2(folder: Path, te
         (["nets.py"], "There is no file or folder nets.py"),
         (["m.py", "--device", "tpu"], "--device takes cpu, gpu or numbers such as 0,1; it got 'tpu'."),
         (["m.py", "--set", "job_queue_size=many"], "job_queue_size"),
+        (["m.py", "--task", "sentiment"], "--task takes text-classification, "),
+        (["m.mar", "--task", "fill-mask"], "m.mar is an archive, which says itself how it is served"),
+        (["m.mar", "--reload"], "--reload follows files that you edit, and m.mar is none; leave it out."),
+        (["hf://org/name", "--task", "fill-mask"], "hf://org/name names no revision"),
         (["m.py", "--host", "no/host"], "Invalid binding address: http://no/host:8080"),
     ],
 )

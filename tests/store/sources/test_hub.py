@@ -15,30 +15,14 @@ import pytest
 from marserve.settings.stores import STORES
 from marserve.settings.values import Reading
 from marserve.store.addresses.fetch_guard import parse_target
-from marserve.store.sources.hub import Hub, Repository, read_repository
+from marserve.store.sources.hub import Hub, Repository, Selection, read_repository
 from marserve.store.sources.source import Broken, Cancel, Failed, Gathered, Missing, SourceError
-from support.hub_server import HubServer, hub_server
-from support.prepared import Kind, Prepared
+from support.hub_server import HubProgram, HubServer, hub_server
 from support.server import poll
 
 pytest.importorskip("huggingface_hub")
 
 SECRET = "hf_plantedsecret"
-
-
-class HubProgram(Prepared):
-    """The program that asks the hub, forked from a process that has imported what the library needs.
-
-    Not the library itself, which reads its settings when it is imported.
-    """
-
-    kind = Kind(
-        "marserve.store.sources.hub_program",
-        (
-            *("marserve.optional", "httpx2", "httpcore2", "h11", "anyio.to_thread", "encodings.ascii", "tqdm.auto"),
-            *("filelock", "fsspec", "packaging.version", "typing_extensions", "yaml"),
-        ),
-    )
 
 
 FOLDER = {"MAR-INF/MANIFEST.json": b"{}", "handler.py": b"pass", "weights/w.safetensors": b"w" * 10_000}
@@ -74,11 +58,18 @@ class Place:
         self.options = options
         self.progress: list[tuple[int, int | None]] = []
 
-    def gather(self, url: str, cancel: Cancel | None = None, max_bytes: int = 10**9, **variables: str) -> Gathered:
+    def gather(
+        self,
+        url: str,
+        cancel: Cancel | None = None,
+        max_bytes: int = 10**9,
+        selection: Selection | None = None,
+        **variables: str,
+    ) -> Gathered:
         """Fetch what an address names."""
         document = json.dumps({"hf://": self.options})
         stores = STORES.read(document, Reading("stores", self.folder, lambda sentence: None))
-        fetcher = Hub(stores, {**self.environment, **variables}, max_bytes=max_bytes)
+        fetcher = Hub(stores, {**self.environment, **variables}, max_bytes=max_bytes, selection=selection)
         return fetcher.gather(parse_target(url), cancel or Cancel(), lambda *numbers: self.progress.append(numbers))
 
 
@@ -228,6 +219,46 @@ def test_more_bytes_than_an_archive_may_have_are_refused(hub: HubServer, tmp_pat
 
     with pytest.raises(Failed, match="more bytes than an archive may have"):
         Place(hub, tmp_path).gather("hf://org/large@main", max_bytes=5_000)
+    assert not [path for _, path in hub.asked if "/resolve/" in path]
+
+
+SELECTION = Selection(("*.json", "*.safetensors"), ("*/*.safetensors",), {"*.safetensors": "has no safetensors"})
+
+
+def test_of_a_selection_no_other_file_is_fetched(hub: HubServer, tmp_path: Path) -> None:
+    """Nor counted; the snapshot is then complete for the selection and not for all; an archive comes whole."""
+    place = Place(hub, tmp_path)
+    files = {"config.json": b"{}", "w.safetensors": b"w", "a/w.safetensors": b"w", "w.bin": b"w" * 10_000}
+    commit = hub.commit("org/some", files)
+    hub.commit("org/archive", FOLDER)
+
+    some = place.gather("hf://org/some@main", max_bytes=5_000, selection=SELECTION)
+    fetched = {path.name for path in some.path.rglob("*") if path.is_file()}
+    hub.asked.clear()
+    again = place.gather(f"hf://org/some@{commit}", selection=SELECTION)
+    asked = list(hub.asked)
+    whole = place.gather(f"hf://org/some@{commit}")
+    archive = place.gather("hf://org/archive@main", selection=SELECTION)
+
+    assert fetched == {"config.json", "w.safetensors"}
+    assert (again, asked) == (some, [])
+    assert (whole.path / "w.bin").is_file()
+    assert (archive.path / "handler.py").is_file()
+
+
+@pytest.mark.parametrize("variables", [{}, {"HF_HUB_OFFLINE": "1"}])
+def test_a_repository_without_what_a_selection_needs_is_refused(
+    hub: HubServer, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    """Before anything is fetched, and also where the cache has the rest of it."""
+    place = Place(hub, tmp_path)
+    hub.commit("org/lacks", {"config.json": b"{}", "w.bin": b"w"})
+    if variables:
+        place.gather("hf://org/lacks@main")
+        hub.asked.clear()
+
+    with pytest.raises(Failed, match=r"^org/lacks has no safetensors$"):
+        place.gather("hf://org/lacks@main", selection=SELECTION, **variables)
     assert not [path for _, path in hub.asked if "/resolve/" in path]
 
 

@@ -39,6 +39,11 @@ PROGRAMS = (".onnx", ".pt2", ".pt")
 _WEIGHTS = (".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".joblib")
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 _TRANSFORMERS, _TRANSFORMERS_CONFIG = "transformers", "config.json"
+#: What the handler `transformers` does, by its names.
+TASKS = (
+    *("text-classification", "token-classification", "fill-mask", "summarization", "text-generation"),
+    *("image-classification", "embeddings"),
+)
 _TENSOR_HANDLER = "base_handler"
 _OBJECT = re.compile(r"[^\W\d]\w*")
 # Where an export keeps weights that are too large for the ONNX file.
@@ -107,6 +112,7 @@ def is_archive(word: str) -> bool:
 def plan_source(word: str, wishes: Wishes | None = None) -> SourcePlan:
     """Find the model of a source and every file of its archive. Raises CannotArchive."""
     wishes = wishes or Wishes()
+    _check_task(wishes.task)
     path, name = split_source(word)
     if wishes.task is not None and not (path.is_dir() and is_of_transformers(path)):
         raise CannotArchive(f"--task is for the folder of a model of transformers, which {path} is not.")
@@ -121,6 +127,13 @@ def plan_source(word: str, wishes: Wishes | None = None) -> SourcePlan:
     if name is not None:
         raise CannotArchive(f"{path} is no Python file, so {name} cannot be looked for in it; leave out :{name}.")
     return _plan_program(path, wishes)
+
+
+def _check_task(task: str | None) -> None:
+    """Raise CannotArchive for a task that the handler does not have."""
+    if task is not None and task not in TASKS:
+        hint = did_you_mean(task, TASKS, ".")
+        raise CannotArchive(f"--task takes {', '.join(TASKS)}; it got {task!r}{hint}")
 
 
 def missing_modules(planned: SourcePlan) -> Iterator[tuple[PythonSource, Imported]]:

@@ -24,10 +24,13 @@ class Staging:
         self.root = root
         self._count = 0
 
-    def stage(self, plan: Plan) -> str:
-        """Write the members of a plan; returns the entry's name. Raises CannotArchive."""
+    def stage(self, plan: Plan, *, links: bool = False) -> str:
+        """Write the members of a plan; returns the entry's name. Raises CannotArchive.
+
+        With `links` the entry has links to the files, which must not change as long as it is served.
+        """
         name = self._next(plan.spec.model_name)
-        write_archive(plan, self.root / name, archive_format="no-archive")
+        write_archive(plan, self.root / name, archive_format="no-archive", links=links)
         return name
 
     def take_archive(self, path: Path) -> tuple[str, str, str]:

@@ -124,11 +124,14 @@ def write_archive(
     source_date_epoch: int | None = None,
     on_member: Callable[[Packed], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    links: bool = False,
 ) -> Path:
     """Write the archive into the folder `export_path` (made where it is missing) and give its path.
 
     `archive_format` is one of `FORMATS`. `source_date_epoch` (seconds UTC) becomes `createdOn`, else the newest input's
     time does. `on_member` is called as each member is in, `on_bytes` with the number of input bytes as they go in.
+    With `links` a folder gets symbolic links to the files, unread, in the place of copies.
+
     Raises CannotArchive: a wrong name, format or runtime, a file that is missing, names that clash, something at that
     path already (unless `force`).
     """
@@ -149,6 +152,7 @@ def write_archive(
         source_date_epoch=source_date_epoch,
         on_member=on_member,
         on_bytes=on_bytes,
+        links=links,
     )
     write_packing(packing, output, archive_format, force=force)
     return output
@@ -339,7 +343,7 @@ def walk(folder: Path) -> Iterator[tuple[str, Path]]:
 class Packing:
     """One archive being written: `members`, and the manifest that `make_manifest` makes of a time in seconds UTC.
 
-    That is `source_date_epoch`, else the newest member's. `on_member` and `on_bytes` as for `write_archive`.
+    That is `source_date_epoch`, else the newest member's. `on_member`, `on_bytes` and `links` as for `write_archive`.
     """
 
     def __init__(
@@ -353,6 +357,7 @@ class Packing:
         source_date_epoch: int | None = None,
         on_member: Callable[[Packed], None] | None = None,
         on_bytes: Callable[[int], None] | None = None,
+        links: bool = False,
     ) -> None:
         # An earlier archive of this name, found in an extra folder, is no part of the new one.
         target = output.resolve()
@@ -360,7 +365,8 @@ class Packing:
         newest = max((path.stat().st_mtime for path in members.values()), default=0.0)
         manifest = make_manifest(newest if source_date_epoch is None else source_date_epoch)
         own = {**(made or {}), manifest_path: manifest}
-        together: dict[str, Path | bytes] = {**members, **own}
+        self._linked = members if links else {}
+        together: dict[str, Path | bytes] = {**({} if links else members), **own}
         self._members = dict(sorted(together.items()))
         self._scratch = output.parent
         self._on_member, self._on_bytes = on_member or _ignore, on_bytes or _ignore
@@ -394,6 +400,9 @@ class Packing:
     def write_folder(self, partial: Path) -> None:
         """Write a folder."""
         partial.mkdir()
+        for name, path in self._linked.items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            (partial / name).symlink_to(path.resolve())
         for name, _, chunks in self._contents():
             path = partial / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from marserve.archive.writing.staging import Staging
 from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
+from marserve.cli.run.hub import fetch_model, is_hub_address
 from marserve.cli.run.screen import Screen
 from marserve.cli.run.source import LocalModel
 from marserve.cli.server.foreground import serve
@@ -47,7 +48,8 @@ def run(
     source: Annotated[
         str,
         typer.Argument(
-            help="FILE.py[:OBJECT], a program (.onnx, .pt2, TorchScript), a folder, or an archive.",
+            help="FILE.py[:OBJECT], a program (.onnx, .pt2, TorchScript), a folder, an archive, or a model of a hub: "
+            "hf://OWNER/NAME@REVISION.",
         ),
     ],
     name: Annotated[
@@ -81,7 +83,7 @@ def run(
         Path | None, typer.Option("--config-file", "-c", help="model-config.yaml beside the source if not given.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", help="Of a folder of transformers, where its files do not say: its task.")
+        str | None, typer.Option("--task", help="Of a model of transformers, where its files do not say: its task.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -96,7 +98,9 @@ def run(
         wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options, task)
         scratch = Scratch(None)
         try:
-            model = LocalModel(source, wishes, Staging(scratch.path / "models"))
+            model = _find(source, wishes, settings or [], scratch.path, output)
+            if reload and not model.can_change:
+                raise WrongArguments(f"--reload follows files that you edit, and {model.shown} is none; leave it out.")
             entry = model.stage_first()
             loaded = _settings(model, entry, host, port, settings or [], scratch.path)
             _refuse_taken(loaded.inference_address)
@@ -104,6 +108,18 @@ def run(
         finally:
             scratch.remove()
         raise typer.Exit(status)
+
+
+def _find(source: str, wishes: Wishes, set_words: Sequence[str], folder: Path, output: Output) -> LocalModel:
+    """The model of a source, which is fetched first if it is a hub's."""
+    staging = Staging(folder / "models")
+    if not is_hub_address(source):
+        return LocalModel(source, wishes, staging)
+    pairs = pairs_of(set_words)
+    flags = {"model_store": str(staging.root), **pairs}
+    settings = load_as_typed(flags, pairs, spelling=_SPELLING, reads_file=False)
+    found = fetch_model(source, settings, folder / "hub", output)
+    return LocalModel(str(found.path), wishes, staging, address=found.address)
 
 
 def _options(
@@ -208,7 +224,7 @@ def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, be
 
     screen = Screen(
         output,
-        model.source,
+        model.shown,
         model.name,
         model.version,
         model.staging.root,
@@ -218,8 +234,7 @@ def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, be
         example=model.example,
         keys=None if loaded.disable_token_authorization else loaded.token_file,
     )
-    can_follow = follows and model.planned is not None
-    reload = Reload(model.folders, model.stage_again, model.staging.forget_old) if can_follow else None
+    reload = Reload(model.folders, model.stage_again, model.staging.forget_old) if follows else None
     companion = LocalRun(
         model.name,
         began=began,

@@ -36,13 +36,13 @@ class Screen:
         folder: Path | None,
         follows: bool,
         is_litserve: bool = False,
-        example: str = "{}",
+        example: str | None = "{}",
         keys: Path | None = None,
     ) -> None:
         """`staged` is the folder of the staged models, which are shown as paths of the source.
 
         `folder` is the source's, None for an archive. `keys` is the file with the keys that clients send, if they must.
-        `example` is a request of a model that declares nothing.
+        `example` is a request of a model that declares nothing, None where it takes a file.
         """
         self._output, self._source = output, source
         self._folder, self._keys, self._is_litserve = folder, keys, is_litserve

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from marserve.archive.writing.sources import SourcePlan, Wishes, is_archive, missing_modules, plan_source
 from marserve.archive.writing.staging import Staging
@@ -13,8 +15,11 @@ from marserve.errors import CannotArchive
 class LocalModel:
     """The source of one run, staged again whenever it has changed."""
 
-    def __init__(self, source: str, wishes: Wishes, staging: Staging) -> None:
+    def __init__(self, source: str, wishes: Wishes, staging: Staging, *, address: str = "") -> None:
+        """`address` is where the source was fetched from; the files of one that was fetched do not change."""
         self.source, self.wishes, self.staging = source, wishes, staging
+        self.shown = address or source
+        self.can_change = not address and not is_archive(source)
         self.name = ""
         self.version = wishes.version
         self.planned: SourcePlan | None = None
@@ -24,9 +29,9 @@ class LocalModel:
         """Plan and stage the source; returns the store's entry. Raises WrongArguments."""
         try:
             if is_archive(self.source):
-                if self.wishes.options or self.wishes.extra_files:
+                if self.wishes.options or self.wishes.extra_files or self.wishes.task:
                     raise WrongArguments(
-                        f"{self.source} is an archive, which says itself how it is served; leave those options out, or "
+                        f"{self.shown} is an archive, which says itself how it is served; leave those options out, or "
                         "use `marserve register`."
                     )
                 entry, self.name, self.version = self.staging.take_archive(Path(self.source))
@@ -36,7 +41,7 @@ class LocalModel:
             self._refuse_missing(self.planned)
             self._seen = _state(self.planned)
             self.name = self.planned.plan.spec.model_name
-            return self.staging.stage(self.planned.plan)
+            return self.staging.stage(self.planned.plan, links=not self.can_change)
         except CannotArchive as error:
             raise WrongArguments(error.message) from error
 
@@ -61,10 +66,10 @@ class LocalModel:
         return sorted({path.parent for path in self.planned.plan.members.values()})
 
     @property
-    def example(self) -> str:
-        """A request for a model that does not declare what it takes."""
+    def example(self) -> str | None:
+        """A request for a model that does not declare what it takes; None where only a file will do."""
         if self.planned is not None and self.planned.plan.spec.handler == "transformers":
-            return '{"text": "a good film"}'
+            return _text_for(self.planned.path, self.wishes.task)
         return '{"input": 1.0}' if self.is_litserve else "{}"
 
     @property
@@ -91,3 +96,26 @@ def _state(planned: SourcePlan) -> object:
     except OSError as error:
         raise CannotArchive(f"{error.filename} cannot be read ({error.strerror}).") from error
     return files, plan.made, plan.spec
+
+
+def _text_for(folder: Path, task: str | None) -> str | None:
+    """A request for a model of transformers; None for one that takes pictures."""
+    classes = _read_object(folder / "config.json").get("architectures")
+    named = str(classes[0]) if isinstance(classes, list) and classes else ""
+    if task == "image-classification" or (task is None and named.endswith("ForImageClassification")):
+        return None
+    text = "a good film"
+    if task == "fill-mask" or (task is None and named.endswith("ForMaskedLM")):
+        mask = _read_object(folder / "tokenizer_config.json").get("mask_token")
+        mask = mask.get("content") if isinstance(mask, dict) else mask
+        text = f"a good {mask if isinstance(mask, str) else '[MASK]'}"
+    return json.dumps({"text": text}, ensure_ascii=False)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty without one."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -20,10 +20,10 @@ _JSON = "application/json"
 _MOST_DEPTH = 4
 
 
-def curl_line(url: str, folder: Path | None, declaration: Mapping[str, Any] | None, example: str = "{}") -> str:
+def curl_line(url: str, folder: Path | None, declaration: Mapping[str, Any] | None, example: str | None = "{}") -> str:
     """The line to type. `folder` is the model's, None for an archive; `declaration` is what the model declares.
 
-    `example` is the JSON for a model that declares nothing.
+    `example` is the JSON for a model that declares nothing, None where it takes a file.
     """
     file = _request_beside(folder)
     if file is not None:

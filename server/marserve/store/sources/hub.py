@@ -13,14 +13,15 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marserve.errors import BadSettings
 from marserve.settings.stores import NO_STORES, Stores
 from marserve.store.addresses.fetch_guard import Target
+from marserve.store.sources.hub_program import select
 from marserve.store.sources.source import Broken, Cancel, Failed, Gathered, Missing, OnProgress, SourceError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
@@ -52,6 +53,23 @@ class Repository:
         return f"hf://{self.id}@{commit}{'/' + self.file if self.file else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which files are fetched of a repository that is no archive: those that one of `names` fits and none of `but`.
+
+    Both hold shell patterns, whose `*` takes slashes too. `needs` has patterns, each of which must fit a file, and how
+    a sentence about a repository without such a file goes on.
+    """
+
+    names: tuple[str, ...]
+    but: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, files: Iterable[str]) -> list[str]:
+        """Those of these files that are in the selection."""
+        return select(files, self.names, self.but)
+
+
 def read_repository(target: Target) -> Repository:
     """The repository or file of an address. Raises Failed for an address that is not a hub's."""
     first, _, file = target.key.partition("/")
@@ -62,12 +80,18 @@ def read_repository(target: Target) -> Repository:
 
 
 class Hub:
-    """Fetches from a hub. `max_bytes` bounds the files of a repository together."""
+    """Fetches from a hub. `max_bytes` bounds the files of a repository together, or of those in `selection`."""
 
     def __init__(
-        self, stores: Stores = NO_STORES, environment: Mapping[str, str] | None = None, *, max_bytes: int = 64 * 1024**3
+        self,
+        stores: Stores = NO_STORES,
+        environment: Mapping[str, str] | None = None,
+        *,
+        max_bytes: int = 64 * 1024**3,
+        selection: Selection | None = None,
     ) -> None:
         self._stores = stores
+        self._selection = selection
         self._environment = dict(environment or {})
         self._max_bytes = max_bytes
 
@@ -95,13 +119,17 @@ class Hub:
             environment["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
         elif token:
             environment["HF_TOKEN"] = token
-        order = {
+        order: dict[str, Any] = {
             "repository": repository.id,
             "revision": repository.revision,
             "file": repository.file,
             "max_bytes": self._max_bytes,
         }
+        if self._selection is not None:
+            order |= {"names": self._selection.names, "but": self._selection.but, "needs": list(self._selection.needs)}
         said = _run(order, environment, cancel, on_progress)
+        if said.get("trouble") == "Lacks" and self._selection is not None:
+            raise Failed(f"{repository.id} {self._selection.needs[said['what']]}")
         if "path" not in said:
             raise _trouble(said, repository)
         return Gathered(Path(said["path"]), repository.at(said["commit"]))
@@ -138,13 +166,13 @@ def _trouble(said: dict[str, Any], repository: Repository) -> SourceError:
     status = said.get("status")
     if "ImportError" in kinds:
         what = f"{said['what']}; " if "what" in said else ""
-        return Failed(f"hf:// addresses need the extra hf: {what}pip install 'marserve[hf]', then restart the server")
+        return Failed(f"hf:// addresses need the extra hf: {what}pip install 'marserve[hf]'")
     if "TooLarge" in kinds:
         return Failed("its files have more bytes than an archive may have")
     if "GatedRepoError" in kinds:
-        return Failed(f"{repository.id} is gated: ask for access at the hub, and give the server a token (HF_TOKEN)")
+        return Failed(f"{repository.id} is gated: ask for access at the hub, and set a token (HF_TOKEN)")
     if "RevisionNotFoundError" in kinds:
-        return Failed(f"{repository.id} has no revision {repository.revision}")
+        return Failed(f"{repository.id} has no revision {repository.revision}: name a commit, tag or branch of it")
     if kinds & {"LocalEntryNotFoundError", "IncompleteSnapshotError", "OfflineModeIsEnabled"}:
         return Broken("it is not complete in the cache, and the hub is not asked (HF_HUB_OFFLINE) or not reached")
     if "EntryNotFoundError" in kinds:

@@ -8,11 +8,13 @@ with its kind.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import re
 import sys
 import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,6 +33,10 @@ class TooLarge(Exception):
     """The files have more bytes than an archive may have."""
 
 
+class Lacks(Exception):
+    """No file fits this pattern, which the order needs."""
+
+
 def main() -> None:
     """Carry out one order."""
     say_to = sys.stdout
@@ -41,6 +47,8 @@ def main() -> None:
         found: dict[str, Any] = fetch(order, say_to)
     except CannotImport as error:
         found = {"trouble": "ImportError", "what": str(error)}
+    except Lacks as error:
+        found = {"trouble": "Lacks", "what": str(error)}
     except Exception as error:
         # Only the types: texts quote addresses, and headers of requests.
         answer = getattr(error, "response", None)
@@ -72,14 +80,18 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
         raise CannotImport(trouble("hf", error)) from None
 
     repository, revision, file = order["repository"], order["revision"], order["file"]
+
+    def of_cache() -> dict[str, Any]:
+        return _of_cache(repository, revision, file, order)
+
     if constants.HF_HUB_OFFLINE:
-        return _of_cache(repository, revision, file)
+        return of_cache()
     api = hub.HfApi()
     try:
         commit = revision if _COMMIT.fullmatch(revision) else api.model_info(repository, revision=revision).sha
         if _COMMIT.fullmatch(revision):
             with contextlib.suppress(Exception):  # if the cache has all of it, the hub is not asked
-                return _of_cache(repository, revision, file)
+                return of_cache()
         sizes = {
             entry.path: entry.size
             for entry in api.list_repo_tree(repository, recursive=True, revision=commit)
@@ -88,19 +100,20 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
     except errors.HfHubHTTPError as error:
         if error.response is not None and error.response.status_code < 500:
             raise
-        return _of_cache(repository, revision, file)  # the hub is down; the cache may have it
+        return of_cache()  # the hub is down; the cache may have it
     except (OSError, httpx2.TransportError):
-        return _of_cache(repository, revision, file)
+        return of_cache()
     assert commit is not None
     file = file or _only_archive(sizes)
-    total = sizes.get(file, 0) if file else sum(sizes.values())
+    chosen, selection = ([file], {}) if file else _selected(sizes, order)
+    total = sum(sizes.get(each, 0) for each in chosen)
     if total > order["max_bytes"]:
         raise TooLarge
     progress = _progress(say_to, total)
     if file:
         path = hub.hf_hub_download(repository, file, revision=commit, tqdm_class=progress)
     else:
-        path = hub.snapshot_download(repository, revision=commit, tqdm_class=progress)
+        path = hub.snapshot_download(repository, revision=commit, tqdm_class=progress, **selection)
     if revision != commit:
         _remember(Path(path), repository, revision, commit)
     return {"path": path, "commit": commit}
@@ -112,22 +125,45 @@ def _only_archive(files: Any) -> str | None:
     return archives[0] if MANIFEST not in files and len(archives) == 1 else None
 
 
-def _of_cache(repository: str, revision: str, file: str | None) -> dict[str, Any]:
+def select(files: Iterable[str], names: Sequence[str], but: Sequence[str]) -> list[str]:
+    """The files that one of `names` fits and none of `but`, shell patterns as the library reads them."""
+    return [
+        file
+        for file in files
+        if any(fnmatch.fnmatch(file, one) for one in names) and not any(fnmatch.fnmatch(file, one) for one in but)
+    ]
+
+
+def _selected(files: Collection[str], order: Mapping[str, Any]) -> tuple[Collection[str], dict[str, Any]]:
+    """The files to fetch of a repository that has these, and the library's arguments for them. Raises Lacks."""
+    if MANIFEST in files or "names" not in order:
+        return files, {}
+    chosen = select(files, order["names"], order["but"])
+    for pattern in order["needs"]:
+        if not fnmatch.filter(chosen, pattern):
+            raise Lacks(pattern)
+    return chosen, {"allow_patterns": order["names"], "ignore_patterns": order["but"]}
+
+
+def _of_cache(repository: str, revision: str, file: str | None, order: Mapping[str, Any]) -> dict[str, Any]:
     """The cached files, if complete, without asking the hub. Raises the library's errors otherwise."""
     import huggingface_hub as hub
     from huggingface_hub import constants
 
+    files: list[str] = []
     if file is None:
         here = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
         with contextlib.suppress(OSError):
             name = revision if _COMMIT.fullmatch(revision) else (here / "refs" / revision).read_text().strip()
             folder = here / "snapshots" / name
-            file = _only_archive([str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()])
+            files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+            file = _only_archive(files)
     if file is not None:
         path = Path(hub.hf_hub_download(repository, file, revision=revision, local_files_only=True))
         inner = len(Path(file).parts)
         return {"path": str(path), "commit": path.parents[inner - 1].name}
-    path = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+    selection = _selected(files, order)[1] if files else {}
+    path = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True, **selection))
     return {"path": str(path), "commit": path.name}
 
 
