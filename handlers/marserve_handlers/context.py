@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The server says these to the handler; a client that sends them itself, in any case, must not be believed.
-_SERVER_ONLY = frozenset((b"explain", b"describe", b"url_path"))
+_SERVER_ONLY = frozenset((b"explain", b"describe", b"url_path", b"open_inference"))
 
 STREAM_HEADER = "ts_stream_next"
 # All headers of one response, with the four bytes between and behind name and value, and its reason phrase.

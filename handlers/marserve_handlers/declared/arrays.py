@@ -31,7 +31,7 @@ _TAKES: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 class Slot:
     """A declared tensor, prepared for arrays: its dtype, its rank, its fixed sizes."""
 
-    __slots__ = ("_exact", "_fixed", "_takes", "dtype", "name", "names", "rank", "tensor", "words")
+    __slots__ = ("_exact", "_fixed", "_takes", "dtype", "name", "names", "rank", "tensor", "whole_words", "words")
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         self.name = name
@@ -44,6 +44,7 @@ class Slot:
         self.names = [(axis, size) for axis, size in enumerate(tensor.shape) if axis and isinstance(size, str)]
         self._takes = _TAKES[self.dtype.kind]
         self.words = f"{tensor.dtype} {_brackets(tensor.item_shape)}"
+        self.whole_words = f"{tensor.dtype} {_brackets(tensor.shape)}"
 
     def read(self, value: Any) -> tuple[Array, bool]:
         """The array of decoded JSON or `.npy`, and whether it came with a batch axis; it always has one here."""
@@ -60,7 +61,7 @@ class Slot:
         else:
             fits = False
         if not fits:
-            words = f"{self.tensor.dtype} {_brackets(self.tensor.shape)}" if is_batch else self.words
+            words = self.whole_words if is_batch else self.words
             raise BadInput(f"expected {words}, got {_brackets(array.shape)}", self.name)
         if array.dtype != self.dtype:
             array = self._cast(array)

@@ -12,6 +12,7 @@ from typing import Any
 
 from marserve_handlers.context import Context
 from marserve_handlers.declared.declaration import BATCH, Declaration, DeclarationError, Tensor, check_tensors
+from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.opening import DEFAULT_MAX_ROWS
 from marserve_handlers.declared.predicting import Predicting
 from marserve_handlers.declared.tensors import TensorModel
@@ -70,6 +71,11 @@ def read_signature(config: Mapping[str, Any]) -> Declaration | None:
     return Declaration(tensors[0], tensors[1])
 
 
+def _is_infer(value: Any, context: Context, place: int) -> bool:
+    """Whether a row is a request of the Open Inference Protocol that no envelope has unwrapped."""
+    return isinstance(value, (dict, bytes, bytearray)) and is_marked(context, place)
+
+
 class NamedInputs:
     """Answers the rows of a batch that name the model's inputs. `run` takes arrays in the inputs' order."""
 
@@ -90,7 +96,7 @@ class NamedInputs:
         self._model = TensorModel(predict, how, declaration, most_rows=most_rows, max_rows=DEFAULT_MAX_ROWS)
 
     def is_for(self, value: Any) -> bool:
-        """Whether a row's value names inputs, or is a `.npy` file; anything else is a row of numbers, as ever."""
+        """Whether a row's value names inputs, or is a `.npy` file; most others are a row of numbers, as ever."""
         if isinstance(value, dict):
             return bool(value) and not self._names.isdisjoint(value)
         return isinstance(value, (bytes, bytearray)) and value[:6] == b"\x93NUMPY"
@@ -104,7 +110,10 @@ class NamedInputs:
     ) -> list[Any]:
         """One answer for each row: `others` answers those that do not name inputs, together."""
         values = [value_of(row) for row in data]
-        rows: list[Any] = [{"body": value} if self.is_for(value) else None for value in values]
+        rows: list[Any] = [
+            {"body": value} if self.is_for(value) or _is_infer(value, context, place) else None
+            for place, value in enumerate(values)
+        ]
         left = [place for place, row in enumerate(rows) if row is None]
         answers = self._model.handle(rows, context) if len(left) < len(rows) else list(rows)
         if left:

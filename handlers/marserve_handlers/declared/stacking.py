@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from marserve_handlers.declared.arrays import Array, Slot
 from marserve_handlers.declared.bodies import read_json
 from marserve_handlers.declared.declaration import Tensor
 from marserve_handlers.errors import BadInput
+
+if TYPE_CHECKING:
+    from marserve_handlers.declared.open_inference.request import InferRequest
 
 # Filled up, the tensors of a call have at most so many numbers, or so many times those that came.
 FILLED_FREELY: Final = 1 << 24
@@ -25,10 +28,11 @@ MOST_TIMES_FILLED: Final = 4
 class Rows:
     """The arrays of one request, each with a batch axis, and the named sizes of its items.
 
-    `is_batch`: it came with the batch axis, so its answer has one, too.
+    `is_batch`: it came with the batch axis, so its answer has one, too. `infer` is the request of the Open Inference
+    Protocol that they came in, None for others.
     """
 
-    __slots__ = ("arrays", "came_as_npy", "count", "is_batch", "sizes")
+    __slots__ = ("arrays", "came_as_npy", "count", "infer", "is_batch", "sizes")
 
     def __init__(self, arrays: dict[str, Array], count: int, is_batch: bool, sizes: dict[str, int]) -> None:
         self.arrays = arrays
@@ -36,6 +40,7 @@ class Rows:
         self.is_batch = is_batch
         self.sizes = sizes
         self.came_as_npy = False
+        self.infer: InferRequest | None = None
 
 
 class Span:
@@ -87,6 +92,21 @@ class Inputs:
         if not values:
             raise BadInput(f"expected {self.words}, got {_what_came(row)}")
         return self._rows({name: _read_field(self.slots[name], value) for name, value in values.items()})
+
+    def read_infer(self, infer: InferRequest) -> Rows:
+        """The arrays of a request of the Open Inference Protocol; they have the batch axis. Raises BadInput."""
+        for name, array in infer.tensors.items():
+            slot = self.slots.get(name)
+            if slot is None:
+                continue
+            if array.dtype == object:
+                raise BadInput(f"expected {slot.whole_words}, got BYTES", name)
+            if array.ndim == slot.rank - 1:
+                came = list(array.shape)
+                raise BadInput(f"expected {slot.whole_words}, got {came}, which lacks the batch axis", name)
+        rows = self._rows(infer.tensors)
+        rows.infer = infer
+        return rows
 
     def read_value(self, value: Any) -> Rows:
         """The arrays of decoded JSON: an object of the tensors' names, or the only tensor by itself."""

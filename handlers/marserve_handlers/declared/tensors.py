@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from marserve_handlers.declared.arrays import NPY_TYPE, Array, Slot, as_array, a
 from marserve_handlers.declared.declaration import Declaration
 from marserve_handlers.declared.item_context import accepts
 from marserve_handlers.declared.items import encode_json
+from marserve_handlers.declared.open_inference.inferring import Inferring
+from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
 from marserve_handlers.declared.running import Runner
 from marserve_handlers.declared.stacking import Inputs, Rows, Span
@@ -33,6 +35,7 @@ class TensorModel:
         self._takes_context = predicting.takes_context
         self._inputs = Inputs(declaration.inputs, max_rows)
         self._outputs = {name: Slot(name, tensor) for name, tensor in declaration.outputs.items()}
+        self._infer = Inferring(self._inputs, declaration)
         self._most_rows = most_rows
         self._runner = Runner()
         self._asked_lengths = [
@@ -53,7 +56,7 @@ class TensorModel:
         if self._is_async:
             answers: list[Any] = self._runner.run(self.handle_async(rows, context))
             return answers
-        batch = _Batch(rows, self._inputs)
+        batch = _Batch(rows, self._reader(context))
         for spans in self._calls(batch, context):
             try:
                 returned = self._predict(**self._arguments(spans, context))
@@ -65,7 +68,7 @@ class TensorModel:
 
     async def handle_async(self, rows: Sequence[dict[str, Any] | None], context: Context) -> list[Any]:
         """The same where `predict` is a coroutine."""
-        batch = _Batch(rows, self._inputs)
+        batch = _Batch(rows, self._reader(context))
         for spans in self._calls(batch, context):
             try:
                 returned = await self._predict(**self._arguments(spans, context))
@@ -74,6 +77,11 @@ class TensorModel:
             else:
                 self._take(batch, spans, returned)
         return self._finish(batch, context)
+
+    def _reader(self, context: Context) -> Callable[[int, dict[str, Any]], Rows]:
+        """What reads the request at a place of the batch."""
+        read = self._inputs.read
+        return lambda place, row: self._infer.read(place, row, context) if is_marked(context, place) else read(row)
 
     def _calls(self, batch: _Batch, context: Context) -> Iterator[list[Span]]:
         most = max(self._most_rows, len(batch.rows))
@@ -168,6 +176,8 @@ class TensorModel:
         return answers
 
     def _answer(self, parts: Mapping[str, list[Array]], rows: Rows, context: Context, place: int) -> Any:
+        if rows.infer is not None:
+            return self._infer.answer({name: _joined(arrays) for name, arrays in parts.items()}, rows, context, place)
         if rows.came_as_npy and len(self._outputs) == 1 and accepts(context, place, NPY_TYPE):
             context.set_response_content_type(place, NPY_TYPE)
             array = _joined(next(iter(parts.values())))
@@ -180,7 +190,7 @@ class TensorModel:
 class _Batch:
     """The requests of a batch on their way: what they hold, the parts of their answers, and which of them failed."""
 
-    def __init__(self, rows: Sequence[dict[str, Any] | None], inputs: Inputs) -> None:
+    def __init__(self, rows: Sequence[dict[str, Any] | None], read: Callable[[int, dict[str, Any]], Rows]) -> None:
         self.rows = rows
         self.requests: list[tuple[int, Rows]] = []
         self.failed: dict[int, BaseException] = {}
@@ -190,7 +200,7 @@ class _Batch:
             if row is None:  # another part of the handler answers it
                 continue
             try:
-                self.requests.append((place, inputs.read(row)))
+                self.requests.append((place, read(place, row)))
             except BadInput as error:
                 self.failed[place] = error
 

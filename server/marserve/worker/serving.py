@@ -62,6 +62,7 @@ from marserve.worker.rank import Leader
 from marserve.worker.rows import DistinctIds, InvalidJson, begin_unwatched, decode_value
 from marserve_handlers.calling import ModelAnswer
 from marserve_handlers.context import Context
+from marserve_handlers.declared.open_inference.marking import has_raw_tensors
 from marserve_handlers.errors import (
     BAD_HEADER,
     BAD_INPUT,
@@ -318,7 +319,7 @@ class ServedModel:
                 row: dict[str, Any] = {}
                 refusal: InvalidJson | None = None
                 for (name, content_type), body in zip(item.parts, bodies[at:end], strict=True):
-                    if not (content_type and decode_input):
+                    if not (content_type and decode_input) or has_raw_tensors(item):
                         row[name] = body
                         continue
                     try:

@@ -166,3 +166,26 @@ def test_an_onnx_model_takes_its_inputs_by_name(tmp_path: Path) -> None:
         [6.0, 8.0],
         {"sum": [[10.0, 12.0]]},
     ]
+
+
+def test_requests_of_the_open_inference_protocol_are_answered_beside_rows_of_numbers(tmp_path: Path) -> None:
+    """Decoded before or not, with raw tensors or without; a row of numbers is one as ever."""
+    dynamic = {"x": {0: torch.export.Dim.DYNAMIC}}
+    handler = exported(tmp_path, Doubled(), torch.ones(2, 3), shapes=dynamic)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3]}
+    output = json.loads(bytes(handler._named.text))["outputs"][0]["name"]
+    plain = {"inputs": [{**tensor, "data": [1, 2, 3]}]}
+    text = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 12}}]}).encode()
+    raw = text + torch.tensor([1.0, 2, 3]).numpy().tobytes()
+    length = [(b"inference-header-content-length", str(len(text)).encode())]
+    mark = [("open_inference", "v2")]
+    context = handler.context
+    context.begin_batch([FakeItem("a", [], mark), FakeItem("b", length, mark), FakeItem("c")])
+
+    given = handler.handle([{"body": plain}, {"body": bytearray(raw)}, {"body": [1, 2, 3]}], context)
+
+    for each in given[:2]:
+        assert json.loads(each.body)["outputs"] == [
+            {"name": output, "datatype": "FP32", "shape": [1, 3], "data": [2, 4, 6]}
+        ]
+    assert given[2] == [2, 4, 6]

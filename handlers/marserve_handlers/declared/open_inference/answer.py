@@ -1,0 +1,75 @@
+"""Arrays to the body of an inference answer: JSON, with raw tensors behind it where the client asked for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from marserve_handlers.declared.open_inference.datatypes import BYTES, RAW_ONLY, Array, as_objects, to_raw
+from marserve_handlers.declared.open_inference.request import AskedOutput, InferRequest
+from marserve_handlers.errors import BadInput
+
+
+def check_asked(asked: Sequence[AskedOutput], datatypes: Mapping[str, str], ranks: Mapping[str, int]) -> None:
+    """Raise BadInput for outputs that cannot be written as asked for; before the model is run.
+
+    `datatypes` and `ranks` (of whole tensors, the batch axis counted) are the model's outputs'.
+    """
+    for output in asked:
+        if output.classes:
+            if ranks[output.name] != 2 or datatypes[output.name] == BYTES:
+                raise BadInput("is no tensor of scores [batch, classes], so it has no classification", output.name)
+        elif datatypes[output.name] in RAW_ONLY and not output.is_binary:
+            raise BadInput(
+                f"is {datatypes[output.name]}, which JSON has no numbers for: ask for it with binary_data: true",
+                output.name,
+            )
+
+
+def write_answer(
+    request: InferRequest,
+    asked: Sequence[AskedOutput],
+    outputs: Mapping[str, tuple[str, Array]],
+    model: str,
+    version: str | None,
+) -> tuple[bytes, int | None]:
+    """The answer's body, and how many bytes of it are JSON; None if all are. `outputs` has data type and array."""
+    described: list[dict[str, Any]] = []
+    raw: list[bytes | memoryview] = []
+    is_finite = True
+    for output in asked:
+        datatype, array = outputs[output.name]
+        if output.classes:
+            datatype, array = BYTES, classify(array, output.classes)
+        tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
+        if output.is_binary:
+            values = to_raw(datatype, array)
+            raw.append(values)
+            tensor["parameters"] = {"binary_data_size": len(values)}
+        elif datatype == BYTES:
+            tensor["data"] = [each.decode("utf-8", "replace") for each in array.reshape(-1)]
+        else:
+            is_finite = is_finite and (array.dtype.kind != "f" or bool(np.isfinite(array).all()))
+            tensor["data"] = array.reshape(-1).tolist()
+        described.append(tensor)
+    document: dict[str, Any] = {"model_name": model}
+    if version is not None:
+        document["model_version"] = version
+    if request.id:
+        document["id"] = request.id
+    document["outputs"] = described
+    # NaN and Infinity have no JSON: Python's writer has words for them, which clients read.
+    text = msgspec.json.encode(document) if is_finite else json.dumps(document, separators=(",", ":")).encode()
+    return (b"".join((text, *raw)), len(text)) if raw else (text, None)
+
+
+def classify(scores: Array, most: int) -> Array:
+    """`value:index` of the largest scores of each row, largest first: [batch, most], no more than there are classes."""
+    count = min(most, scores.shape[1])
+    order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :count]
+    words = [f"{row[index]:f}:{index}".encode() for row, places in zip(scores, order, strict=True) for index in places]
+    return as_objects(words).reshape(len(scores), count)

@@ -1,0 +1,66 @@
+"""What a model of named tensors makes of a request of the protocol, and of its results an answer.
+
+The protocol's modules are imported with the first such request: most workers never see one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marserve_handlers.context import Context
+from marserve_handlers.declared.answer import JsonAnswer
+from marserve_handlers.declared.arrays import Array
+from marserve_handlers.declared.bodies import shown
+from marserve_handlers.declared.declaration import Declaration
+from marserve_handlers.declared.open_inference.marking import ANSWER_HEADER_LENGTH, RAW_TYPE, header_length
+from marserve_handlers.declared.stacking import Inputs, Rows
+from marserve_handlers.errors import BadInput
+
+
+class Inferring:
+    """Reads requests for one model, and writes their answers."""
+
+    def __init__(self, inputs: Inputs, declaration: Declaration) -> None:
+        self._inputs = inputs
+        self._outputs = declaration.outputs
+
+    def read(self, place: int, row: Mapping[str, Any], context: Context) -> Rows:
+        """The arrays of the request at a place of the batch. Raises BadInput, also for outputs that are not there."""
+        # here: most workers never see a request of the protocol
+        from marserve_handlers.declared.open_inference.answer import check_asked
+        from marserve_handlers.declared.open_inference.datatypes import datatype_of
+        from marserve_handlers.declared.open_inference.request import read_request
+
+        headers = context.batch_items[place].headers
+        for name, value in headers:
+            if name.lower() == b"content-encoding" and value.strip().lower() != b"identity":
+                raise BadInput(
+                    f"the body came with Content-Encoding: {shown(value.decode('latin-1'))}; send it as it is"
+                )
+        infer = read_request(row.get("body") or b"", header_length(headers))
+        outputs = self._outputs
+        check_asked(
+            infer.asked(list(outputs)),
+            {name: datatype_of(tensor.dtype) for name, tensor in outputs.items()},
+            {name: len(tensor.shape) for name, tensor in outputs.items()},
+        )
+        return self._inputs.read_infer(infer)
+
+    def answer(self, arrays: Mapping[str, Array], rows: Rows, context: Context, place: int) -> Any:
+        """The answer's body; of one with raw tensors the headers are set, too."""
+        # here: as above
+        from marserve_handlers.declared.open_inference.answer import write_answer
+        from marserve_handlers.declared.open_inference.datatypes import datatype_of
+
+        infer = rows.infer
+        assert infer is not None
+        outputs = {name: (datatype_of(self._outputs[name].dtype), array) for name, array in arrays.items()}
+        manifest = context.manifest or {}
+        version = (manifest.get("model") or {}).get("modelVersion")
+        body, length = write_answer(infer, infer.asked(list(outputs)), outputs, context.model_name, version)
+        if length is None:
+            return JsonAnswer(body)
+        context.set_response_content_type(place, RAW_TYPE)
+        context.set_response_header(place, ANSWER_HEADER_LENGTH, str(length))
+        return body

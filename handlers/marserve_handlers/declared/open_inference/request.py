@@ -1,0 +1,264 @@
+"""The body of an inference request: JSON, and raw tensors behind it, to checked arrays.
+
+Shape, data type and length are held against each other before anything is allocated. Raises BadInput, with the
+tensor's name, for what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from marserve_handlers.declared.bodies import Body, read_json, shown
+from marserve_handlers.declared.open_inference.datatypes import (
+    BYTES,
+    DATATYPES,
+    RAW_ONLY,
+    Array,
+    as_objects,
+    dtype_of,
+    from_raw,
+)
+from marserve_handlers.errors import BadInput
+
+MAX_TENSORS: Final = 1024
+MAX_DIMENSIONS: Final = 32
+MAX_NAME_SHOWN: Final = 80
+
+_KINDS: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOutput:
+    """One output that the client wants. `classes`: the names of so many of its largest values instead of the tensor."""
+
+    name: str
+    is_binary: bool
+    classes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a client asks for. `outputs` is None where it named none: all of them then, binary if `is_binary`."""
+
+    id: str
+    tensors: dict[str, Array]
+    datatypes: dict[str, str]
+    parameters: Mapping[str, Any]
+    outputs: Sequence[AskedOutput] | None
+    is_binary: bool
+
+    def asked(self, names: Sequence[str]) -> Sequence[AskedOutput]:
+        """The outputs to answer with, of a model that gives these. Raises BadInput for one that it does not give."""
+        if self.outputs is None:
+            return [AskedOutput(name, self.is_binary) for name in names]
+        for output in self.outputs:
+            if output.name not in names:
+                raise BadInput(f"the output {shown(output.name)} is asked for; the model gives {', '.join(names)}")
+        return self.outputs
+
+
+def read_request(body: Body | dict[str, Any], header_length: str | None = None) -> InferRequest:
+    """Read a request, or its JSON as it was decoded before. Raises BadInput.
+
+    `header_length` is its header `Inference-Header-Content-Length`.
+    """
+    raw = None
+    if isinstance(body, dict):
+        document: Any = body
+    else:
+        text, raw = _split(body, header_length)
+        document = read_json(text)
+    if not isinstance(document, dict):
+        raise BadInput('expected a JSON object with a list "inputs"')
+    given = document.get("inputs")
+    if not isinstance(given, list) or not given:
+        raise BadInput("expected a list of one tensor at least, each with name, shape and datatype", "inputs")
+    if len(given) > MAX_TENSORS:
+        raise BadInput(f"{len(given)} tensors came, and there may be {MAX_TENSORS}", "inputs")
+    parameters = _parameters(document, "parameters")
+    tensors: dict[str, Array] = {}
+    datatypes: dict[str, str] = {}
+    at = 0
+    for number, tensor in enumerate(given):
+        name = _name(tensor, f"inputs[{number}]")
+        if name in tensors:
+            raise BadInput("came twice", _short(name))
+        datatype, shape, size = _described(tensor, name)
+        datatypes[name] = datatype
+        if size is None:
+            tensors[name] = _from_json(tensor, name, datatype, shape)
+            continue
+        if raw is None:
+            raise BadInput(
+                "has binary_data_size, and the request no header Inference-Header-Content-Length", _short(name)
+            )
+        if at + size > len(raw):
+            raise BadInput(f"has a binary_data_size of {size}, and {len(raw) - at} bytes are left", _short(name))
+        try:
+            tensors[name] = from_raw(datatype, raw[at : at + size], shape)
+        except ValueError as error:
+            raise BadInput(f"{datatype} {list(shape)}: {error}", _short(name)) from None
+        at += size
+    if raw is not None and at != len(raw):
+        raise BadInput(f"{len(raw)} bytes came behind the JSON, and the inputs' binary_data_size name {at}")
+    is_binary = _flag(parameters, "binary_data_output", "parameters", default=False)
+    identity = document.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise BadInput(f"expected a text, got {shown(identity)}", "id")
+    return InferRequest(identity or "", tensors, datatypes, parameters, _outputs(document, is_binary), is_binary)
+
+
+def _split(body: Body, header_length: str | None) -> tuple[Body, memoryview | None]:
+    """The JSON of a body, and what is behind it; None without a length of the JSON."""
+    if header_length is None:
+        return body, None
+    text = header_length.strip()
+    length = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not 0 <= length <= len(body):
+        raise BadInput(
+            f"expected a number of bytes from 0 to the body's {len(body)}, got {shown(header_length)}",
+            "Inference-Header-Content-Length",
+        )
+    return bytes(body[:length]), memoryview(body)[length:]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME_SHOWN else f"{name[:MAX_NAME_SHOWN]}…"
+
+
+def _name(tensor: Any, place: str) -> str:
+    if not isinstance(tensor, dict):
+        raise BadInput(f"expected an object, got {shown(tensor)}", place)
+    name = tensor.get("name")
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"expected a name, got {shown(name)}", f"{place}.name")
+    return name
+
+
+def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...], int | None]:
+    """Data type, shape, and the bytes of a raw tensor; None for one in JSON."""
+    datatype = tensor.get("datatype")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise BadInput(f"has the datatype {shown(datatype)}; it must be one of {', '.join(DATATYPES)}", _short(name))
+    shape = tensor.get("shape")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
+    ):
+        raise BadInput(
+            f"has the shape {shown(shape)}; it must be a list of at most {MAX_DIMENSIONS} whole numbers", _short(name)
+        )
+    size = _parameters(tensor, f"{_short(name)}.parameters").get("binary_data_size")
+    if size is not None:
+        if type(size) is not int or size < 0:
+            raise BadInput(f"has a binary_data_size of {shown(size)}; it must be a whole number", _short(name))
+        if "data" in tensor:
+            raise BadInput("has both data and binary_data_size", _short(name))
+    return datatype, tuple(shape), size
+
+
+def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+    """The values in `data`, one flat list or nested as the shape is."""
+    if "data" not in tensor:
+        raise BadInput("has no data", _short(name))
+    if datatype in RAW_ONLY:
+        raise BadInput(
+            f"is {datatype}, which JSON has no numbers for: send it as a binary tensor (binary_data_size)", _short(name)
+        )
+    data = tensor["data"]
+    count = 1
+    for size in shape:
+        count *= size
+    array = as_objects(_texts(data, name)) if datatype == BYTES else _numbers(data, name, datatype)
+    if array.size != count:
+        raise BadInput(f"has {array.size} values, and its shape {list(shape)} has {count}", _short(name))
+    return array.reshape(shape)
+
+
+def _numbers(data: Any, name: str, datatype: str) -> Array:
+    dtype = dtype_of(datatype)
+    if not isinstance(data, list):
+        data = [data]
+    try:
+        array = np.asarray(data)
+    except (ValueError, OverflowError, TypeError):
+        raise BadInput("has lists of unequal lengths, or numbers beyond 64 bits", _short(name)) from None
+    if not array.size:
+        return np.empty(0, dtype)
+    if datatype == "UINT64" and array.dtype.kind == "f":  # numpy's choice for small and very large whole numbers
+        array = _large(data, array)
+    if array.dtype.kind not in _KINDS[dtype.kind]:
+        raise BadInput(f"has values that are no {datatype}: {shown(data)}", _short(name))
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        if array.min() < info.min or array.max() > info.max:
+            raise BadInput(f"has a number outside of {info.min} to {info.max}, those of {datatype}", _short(name))
+    with np.errstate(over="ignore"):
+        return array.astype(dtype, copy=False).reshape(-1)
+
+
+def _large(data: list[Any], array: Array) -> Array:
+    """The numbers as uint64, if all are whole and fit; else as they were read."""
+    numbers = np.asarray(data, object)
+    if all(type(each) is int and 0 <= each < 1 << 64 for each in numbers.reshape(-1)):
+        return numbers.astype(np.uint64)
+    return array
+
+
+def _texts(data: Any, name: str) -> list[bytes]:
+    found: list[bytes] = []
+    lists = [iter(data if isinstance(data, list) else [data])]
+    while lists:
+        for each in lists[-1]:
+            if isinstance(each, str):
+                found.append(each.encode("utf-8", "surrogatepass"))
+            elif isinstance(each, list):
+                lists.append(iter(each))
+                break
+            else:
+                raise BadInput(f"has a value that is no text: {shown(each)}", _short(name))
+        else:
+            lists.pop()
+    return found
+
+
+def _parameters(document: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    parameters = document.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise BadInput(f"expected an object, got {shown(parameters)}", place)
+    return parameters
+
+
+def _flag(parameters: Mapping[str, Any], key: str, place: str, *, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise BadInput(f"expected true or false, got {shown(value)}", f"{place}.{key}")
+    return value
+
+
+def _outputs(document: Mapping[str, Any], is_binary: bool) -> list[AskedOutput] | None:
+    given = document.get("outputs")
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list) or len(given) > MAX_TENSORS:
+        raise BadInput(f"expected a list of at most {MAX_TENSORS} objects", "outputs")
+    outputs: list[AskedOutput] = []
+    for number, each in enumerate(given):
+        place = f"outputs[{number}]"
+        name = _name(each, place)
+        if any(output.name == name for output in outputs):
+            raise BadInput("is asked for twice", _short(name))
+        parameters = _parameters(each, f"{place}.parameters")
+        classes = parameters.get("classification", 0)
+        if type(classes) is not int or classes < 0:
+            raise BadInput(f"expected a whole number, got {shown(classes)}", f"{place}.parameters.classification")
+        wants_raw = _flag(parameters, "binary_data", f"{place}.parameters", default=is_binary)
+        outputs.append(AskedOutput(name, wants_raw, classes))
+    return outputs
