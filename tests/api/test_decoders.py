@@ -116,6 +116,7 @@ TABLE = {
     "arrivals/watches.py:take_in": IN_A_THREAD,
     "api/grpc/calls.py:peer_of": NO_BODY,
     "api/rest/logs.py:_event": NO_BODY,
+    "api/rest/platforms/open_inference_models.py:_wants_ready": NO_BODY,
     "pool/slots/life.py:_declaration_of": NO_BODY,
     "api/grpc/schema.py:__init__": NO_BODY,
     "memory/learned_memory.py:read": NO_BODY,

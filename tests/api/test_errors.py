@@ -75,6 +75,17 @@ def test_an_error_has_the_contracts_status_and_word(error: Exception, status: in
     assert ("content-type", "application/json") in answer.headers
 
 
+def test_clients_of_the_open_inference_protocol_find_the_message_under_their_key() -> None:
+    """On its paths alone, and not in TorchServe's answers."""
+    error, rules = errors.ModelNotFound("m"), ErrorRules(as_recorded=False)
+
+    document = json.loads(error_body(error, rules, is_open_inference=True))
+
+    assert document["error"] == document["message"]
+    assert "error" not in json.loads(error_body(error, rules))
+    assert "error" not in json.loads(error_body(error, ErrorRules(), is_open_inference=True))
+
+
 def test_every_error_that_has_a_status_says_something() -> None:
     """No message is empty."""
     assert all(json.loads(error_body(error))["message"] for error, _, _ in TABLE)

@@ -3,6 +3,7 @@
 http/        connections: bytes to a request, an answer to bytes, limits
 rest/        the APIs over HTTP beside inference
 grpc/        the same calls over gRPC
+open_inference/  what the Open Inference Protocol says of server and models
 errors       which status an error has over HTTP
 tokens       the keys, and which a request needs
 browsers     which requests of browsers are refused

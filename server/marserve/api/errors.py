@@ -370,16 +370,19 @@ def _what_is_there(error: ModelNotFound | VersionNotFound) -> str:
     return f"; it has {', '.join(shown)}{more}"
 
 
-def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED) -> bytes:
+def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open_inference: bool = False) -> bytes:
     """The error object, `code`, `type` and `message`, indented by two, with a line end (contract §1.5).
 
-    With `rules.exposes` it has `exception` as well, if a handler raised one.
+    With `rules.exposes` it has `exception` as well, if a handler raised one. On routes of the Open Inference Protocol
+    it has `error`, which that protocol's clients read; not in the answers of TorchServe.
     """
     document: dict[str, Any] = {
         "code": error_status(error, rules),
         "type": error_type(error, rules),
         "message": error_message(error, rules).encode("utf-8", "replace").decode(),
     }
+    if is_open_inference and not rules.as_recorded:
+        document["error"] = document["message"]
     if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:
         document["exception"] = _exposed(error.thrown, with_traceback=rules.exposes == "traceback")
     return msgspec.json.format(_encoder.encode(document), indent=2) + b"\n"
@@ -407,11 +410,13 @@ def error_headers(error: BaseException) -> list[tuple[str, str]]:
     return headers
 
 
-def error_answer(error: BaseException, rules: ErrorRules = AS_RECORDED) -> ErrorAnswer:
+def error_answer(
+    error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open_inference: bool = False
+) -> ErrorAnswer:
     """Status, body and headers of an error at once; the content type `application/json` is among the headers."""
     return ErrorAnswer(
         error_status(error, rules),
-        error_body(error, rules),
+        error_body(error, rules, is_open_inference=is_open_inference),
         [("content-type", "application/json"), *error_headers(error)],
     )
 

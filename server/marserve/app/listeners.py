@@ -185,7 +185,12 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
     routers = build_routes(names, parts)
     is_here = reaches_this_machine_alone(address)
     predictions_rules = access.browser_rules(address, ["Inference"], is_here=is_here)
-    surface = InferenceSurface(parts.registry.data_plane, parts.workflows, settings.predict_route)
+    surface = InferenceSurface(
+        parts.registry.data_plane,
+        parts.workflows,
+        settings.predict_route,
+        marks_open_inference=settings.entry == "marserve" and settings.ts_open_inference_protocol,
+    )
     connection = bind_connection(
         surface if "Inference" in names else None,
         http_limits(settings, has_management="Management" in names),

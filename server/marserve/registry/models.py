@@ -55,7 +55,7 @@ from marserve.registry.intake.registration import (
 from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
 
 log = logging.getLogger("marserve.registry")
 
@@ -310,6 +310,19 @@ class Registry:
     def offered(self, model: str) -> OfferedModel:
         """A model's versions, oldest first, and what each takes. Raises ModelNotFound."""
         return OfferedModel(model, [self._offer(each) for each in self._versions.model(model).versions.values()])
+
+    def all_offered(self) -> list[OfferedModel]:
+        """Every model with its versions, in order of their names; workflows' functions are left out."""
+        models = self._versions.models
+        shown = (name for name, entry in models.items() if not entry.versions[entry.default].facts.is_function)
+        return [self.offered(name) for name in sorted(shown)]
+
+    def version_metrics(self, model: str | None = None, version: str | None = None) -> list[VersionMetrics]:
+        """The counts of a version, of all versions of a model, or of all. Raises ModelNotFound or VersionNotFound."""
+        if model is not None and version is not None:
+            return [self._versions.find(model, version).pool.metrics]
+        names = [each.name for each in self.all_offered()] if model is None else [model]
+        return [each.pool.metrics for name in names for each in self._versions.model(name).versions.values()]
 
     def _offer(self, version: Version) -> OfferedVersion:
         load = version.plan.load

@@ -230,6 +230,7 @@ class Addresses:
         BOOL,
         False,
         "Answer the Open Inference Protocol (/v2) too; the variable's word for yes is `oip`.",
+        marserve=True,
         always_env="TS_OPEN_INFERENCE_PROTOCOL",
         ts_env=None,
     )

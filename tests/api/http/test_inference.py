@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.api.http.inference import MAX_KNOWN_TARGETS, InferenceSurface, Route, read_route
+from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput
 from marserve.messages import Answer, Part
 from support.fake_data_plane import FakeDataPlane
@@ -20,6 +21,27 @@ def route(model: str | None, version: str | None = None, headers: list[tuple[str
     """A route without query parameters."""
     headers = headers or []
     return Route(model, version, headers, [], ("explain", "True") in headers)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/v2/models/m/infer", route("m", None, [("explain", "False"), MARK])),
+        ("/v2/models/m/versions/2.0/infer", route("m", "2.0", [("explain", "False"), MARK])),
+        ("/v2/models/m/versions/canary/explain", route("m", "canary", [("explain", "True"), MARK])),
+        ("/v2/models/m/versions//infer", None),
+        ("/v2/models/m/versions/2.0", None),
+        ("/v1/models/m:predict", route("m", None, FALSE)),
+        ("/predictions/m", route("m", None, PREDICTIONS)),
+    ],
+)
+def test_routes_of_the_open_inference_protocol_are_marked_where_it_is_spoken(
+    target: str, expected: Route | None
+) -> None:
+    """And may name a version, which they may not elsewhere; other routes are as ever."""
+    assert read_route(target.encode(), marks_open_inference=True) == expected
+    if "/versions/" in target:
+        assert read_route(target.encode()) is None
 
 
 @pytest.mark.parametrize(

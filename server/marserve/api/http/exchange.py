@@ -291,7 +291,12 @@ class Exchange:
             return
         if isinstance(error, Draining):  # the client should send its next request elsewhere too
             connection.keep_open = False
-        status, body, headers = error_answer(error, connection.listener.error_rules)
+        route = self.head.route
+        status, body, headers = error_answer(
+            error,
+            connection.listener.error_rules,
+            is_open_inference=route is not None and route.is_open_inference,
+        )
         self._answer(connection, status, phrase_of(status), headers, body)
 
     def _tell_in_stream(self, connection: WrittenConnection, error: MarserveError) -> None:

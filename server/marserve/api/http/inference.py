@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from marserve.api.http.request_body import is_form, read_fields, read_parts
+from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Accepted, Part, Receiver, Request
 from marserve.registry.data_plane import DataPlane
@@ -39,19 +40,31 @@ class Route:
     is_explain: bool = False
     is_workflow: bool = False
 
+    @property
+    def is_open_inference(self) -> bool:
+        """Whether it is one of the Open Inference Protocol, and that is spoken in full."""
+        return MARK in self.server_headers
+
 
 class InferenceSurface:
     """Turns inference requests over HTTP into requests of the data plane. Without `workflows` no workflow is found.
 
-    `further_route` is a path that predicts as `/invocations` does, but without input from its query.
+    `further_route` is a path that predicts as `/invocations` does, but without input from its query. With
+    `marks_open_inference` routes of that protocol may name a version, and their requests are marked for the worker.
     """
 
     def __init__(
-        self, data_plane: DataPlane, workflows: Workflows | None = None, further_route: str | None = None
+        self,
+        data_plane: DataPlane,
+        workflows: Workflows | None = None,
+        further_route: str | None = None,
+        *,
+        marks_open_inference: bool = False,
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows
         self._further_route = None if further_route is None else further_route.encode()
+        self._marks_open_inference = marks_open_inference
         self._known: dict[bytes, Route | None] = {}
 
     def match(self, target: bytes) -> Route | None:
@@ -60,7 +73,7 @@ class InferenceSurface:
         try:
             return known[target]
         except KeyError:
-            route = read_route(target)
+            route = read_route(target, marks_open_inference=self._marks_open_inference)
         path = target.partition(b"?")[0]
         if path == self._further_route and (route is None or _is_bare(path)):
             route = Route(None, None, [("explain", "False")], [])
@@ -141,7 +154,7 @@ class InferenceSurface:
         return model
 
 
-def read_route(target: bytes) -> Route | None:
+def read_route(target: bytes, *, marks_open_inference: bool = False) -> Route | None:
     """Read a target in origin or absolute form; None when it is no inference route (contract §1.2).
 
     Segments are split before they are decoded, so that `%2F` is part of a name (contract, Q48). Raises BadInput for
@@ -162,7 +175,7 @@ def read_route(target: bytes) -> Route | None:
     if first in _VERSIONED:
         return _versioned(segments, _VERSIONED[first])
     if first in ("v1", "v2"):
-        return _kserve(segments)
+        return _kserve(segments, marks_open_inference=marks_open_inference)
     if first.lower() == "wfpredict":
         is_named = len(segments) > 1 and segments[1] != ""  # what follows the name is ignored
         return Route(segments[1], None, [], [], is_workflow=True) if is_named else None
@@ -200,14 +213,23 @@ def _versioned(segments: list[str], explain: str) -> Route | None:
     return Route(segments[1], version, [("url_path", url_path), ("explain", explain)], [], explain == "True")
 
 
-def _kserve(segments: list[str]) -> Route | None:
-    """`/v1/models/{m}:predict`, `/v2/models/{m}/infer` and their `explain`; always the default version."""
+def _kserve(segments: list[str], *, marks_open_inference: bool) -> Route | None:
+    """`/v1/models/{m}:predict`, `/v2/models/{m}/infer` and their `explain`.
+
+    The default version, but where the Open Inference Protocol is spoken in full: `/v2/models/{m}/versions/{v}/infer`.
+    """
+    version = None
     match segments:
         case ["v1", "models", str(word)] if ":predict" in word or ":explain" in word:
             model, _, verb = word.partition(":")
             explains = verb.startswith("explain")
         case ["v2", "models", str(model), ("infer" | "explain") as verb]:
             explains = verb == "explain"
+        case ["v2", "models", str(model), "versions", str(named), ("infer" | "explain") as verb] if named:
+            if not marks_open_inference:
+                return None
+            version, explains = named, verb == "explain"
         case _:
             return None
-    return Route(model, None, [("explain", str(explains))], [], explains) if model else None
+    marks = [MARK] if marks_open_inference and segments[0] == "v2" else []
+    return Route(model, version, [("explain", str(explains)), *marks], [], explains) if model else None

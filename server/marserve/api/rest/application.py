@@ -83,7 +83,8 @@ def build_app(
         app.router.routes.extend(router.routes)
 
     async def answer(request: Request, error: Exception) -> Response:
-        return error_response(_translate(error), error_rules)
+        is_open_inference = request.scope["path"].startswith("/v2/")
+        return error_response(_translate(error), error_rules, is_open_inference=is_open_inference)
 
     for kind in (MarserveError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
@@ -146,9 +147,9 @@ def split_path(raw: bytes) -> str:
     return "/".join(quote(unquote_to_bytes(segment), safe=_PLAIN) for segment in segments) or "/"
 
 
-def error_response(error: Exception, rules: ErrorRules = AS_RECORDED) -> Response:
-    """An error as the contract's error object."""
-    answer = error_answer(error, rules)
+def error_response(error: Exception, rules: ErrorRules = AS_RECORDED, *, is_open_inference: bool = False) -> Response:
+    """An error as the contract's error object, with the key that clients of the Open Inference Protocol read."""
+    answer = error_answer(error, rules, is_open_inference=is_open_inference)
     headers = dict(answer.headers)
     # Only the management API raises these; its clients may see the reason.
     tells = LoadFailed | BadWorkflow | WorkflowFailed | DownloadFailed

@@ -24,6 +24,7 @@ from marserve.api.rest.platforms.health import health_router
 from marserve.api.rest.platforms.kserve import kserve_router
 from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.api.rest.platforms.open_inference import open_inference_router
+from marserve.api.rest.platforms.open_inference_models import open_inference_models_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.tokens import Access
@@ -65,7 +66,9 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
         health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
         routers.append((health, own))
     if has_inference and settings.ts_open_inference_protocol:
-        routers.append((open_inference_router(), "inference"))
+        is_whole = settings.entry == "marserve"
+        spoken = open_inference_models_router(registry) if is_whole else open_inference_router()
+        routers.append((spoken, "inference"))
     speaks_kserve = settings.entry == "marserve" and settings.service_envelope in ("kserve", "kservev2")
     if speaks_kserve and has_inference and not has_management:
         routers.append((kserve_router(registry.data_plane), "inference"))

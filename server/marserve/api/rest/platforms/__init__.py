@@ -3,7 +3,8 @@
 health            `/ping` and the probes
 metrics           the Prometheus page
 kserve            KServe's V1 beside inference
-open_inference    Open Inference beside inference
+open_inference    Open Inference beside inference, as TorchServe answers it
+open_inference_models  the same in full, as `marserve` does
 sagemaker         SageMaker's `/ping` and `/execution-parameters`
 plugin_endpoints  endpoints of installed packages
 """

@@ -1,0 +1,8 @@
+"""What the Open Inference Protocol (v2) says of a server and its models, over REST and gRPC alike.
+
+`mark`        how a request of the protocol is marked for its worker
+`documents`   metadata, configuration, repository and statistics as the protocol's JSON
+
+Pure: knows neither HTTP nor gRPC. Tensors are read and written in the worker
+(`marserve_handlers/declared/open_inference`).
+"""

@@ -1,0 +1,152 @@
+"""The protocol's documents about a server, its models, their configuration and what they have answered.
+
+Declared tensors (`declaration`) become the protocol's: dtypes by its names, sizes that vary as -1. A model that
+declares nothing, or one item in place of tensors, has no inputs and outputs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from marserve import __version__
+from marserve.telemetry.metrics.counts import VersionMetrics
+
+PLATFORM: Final = "marserve_python"
+EXTENSIONS: Final = (
+    *("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics"),
+)
+"""What is answered beyond the protocol itself, by the names that its clients look for."""
+
+_DATATYPES: Final = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+
+Document = dict[str, Any]
+
+
+def server_document() -> Document:
+    """Name, version and extensions of the server."""
+    return {"name": "marserve", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def metadata_document(name: str, versions: Sequence[str], declaration: Mapping[str, Any] | None) -> Document:
+    """A model's versions, and the tensors of the one that was asked for."""
+    return {
+        "name": name,
+        "versions": list(versions),
+        "platform": PLATFORM,
+        "inputs": [_tensor(each) for each in _declared(declaration, "inputs")],
+        "outputs": [_tensor(each) for each in _declared(declaration, "outputs")],
+    }
+
+
+def config_document(described: Mapping[str, Any]) -> Document:
+    """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer."""
+    declaration = described.get("declaration")
+    is_on_gpu = described["deviceType"] == "gpu"
+    return {
+        "name": described["modelName"],
+        "platform": PLATFORM,
+        "backend": "marserve",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": described["batchSize"],
+        "input": [_of_config(each) for each in _declared(declaration, "inputs")],
+        "output": [_of_config(each) for each in _declared(declaration, "outputs")],
+        "instance_group": [
+            {
+                "name": described["modelName"],
+                "kind": "KIND_GPU" if is_on_gpu else "KIND_CPU",
+                "count": described["minWorkers"],
+                "gpus": list(described.get("deviceIds", ())),
+            }
+        ],
+        "dynamic_batching": {"max_queue_delay_microseconds": round(1000 * described["maxBatchDelay"])},
+        "parameters": {"version": {"string_value": described["modelVersion"]}},
+    }
+
+
+def index_document(versions: Iterable[tuple[str, str, bool, str]], *, only_ready: bool) -> list[Document]:
+    """The repository's index. `versions` has model, version, whether it answers, and the state if it does not."""
+    return [
+        {
+            "name": model,
+            "version": version,
+            "state": "READY" if is_ready else "UNAVAILABLE",
+            "reason": "" if is_ready else state,
+        }
+        for model, version, is_ready, state in versions
+        if is_ready or not only_ready
+    ]
+
+
+def statistics_document(metrics: VersionMetrics) -> Document:
+    """What a version has answered since it was registered; times in nanoseconds.
+
+    An inference is a request. Reading and writing tensors are part of the handler's time, `compute_infer`.
+    """
+    succeeded = sum(count for status, count in metrics.answers.items() if status < 400)
+    failed = sum(count for status, count in metrics.answers.items() if status >= 400)
+    total = metrics.total_seconds
+    mean_s = total.sum / total.count if total.count else 0.0
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "name": metrics.model,
+        "version": metrics.version,
+        "inference_count": succeeded,
+        "execution_count": metrics.batch_sizes.count,
+        "inference_stats": {
+            "success": {"count": succeeded, "ns": _ns(mean_s * succeeded)},
+            "fail": {"count": failed, "ns": _ns(mean_s * failed)},
+            "queue": {"count": metrics.queue_seconds.count, "ns": _ns(metrics.queue_seconds.sum)},
+            "compute_input": nothing,
+            "compute_infer": {"count": metrics.handler_seconds.count, "ns": _ns(metrics.handler_seconds.sum)},
+            "compute_output": nothing,
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "batch_stats": [],
+    }
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _declared(declaration: Any, kind: str) -> list[Mapping[str, Any]]:
+    found = declaration.get(kind) if isinstance(declaration, Mapping) else None
+    return list(found) if isinstance(found, Sequence) else []
+
+
+def _sizes(shape: Sequence[Any]) -> list[int]:
+    return [size if isinstance(size, int) else -1 for size in shape]
+
+
+def _tensor(declared: Mapping[str, Any]) -> Document:
+    return {
+        "name": declared["name"],
+        "datatype": _DATATYPES[declared["dtype"]],
+        "shape": _sizes(declared["shape"]),
+    }
+
+
+def _of_config(declared: Mapping[str, Any]) -> Document:
+    """A tensor without its batch axis."""
+    described = {
+        "name": declared["name"],
+        "data_type": f"TYPE_{_DATATYPES[declared['dtype']]}",
+        "dims": _sizes(declared["shape"])[1:],
+    }
+    return {**described, "optional": True} if declared.get("optional") else described

@@ -1,0 +1,133 @@
+"""The Open Inference Protocol's REST routes about server and models, as `marserve` answers them.
+
+Those that `torchserve` answers are in `open_inference.py`. Inference itself is `api/http/inference.py`. What each
+document says is made in `api/open_inference`; for users it is in docs/open-inference.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.api.open_inference.documents import (
+    config_document,
+    index_document,
+    metadata_document,
+    server_document,
+    statistics_document,
+)
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.schemas import error_answers
+from marserve.errors import BadInput
+from marserve.registry.models import Registry
+
+# The body of `/v2/repository/index`, which says `{"ready": true}` or nothing.
+MAX_INDEX_BODY = 1024
+
+
+def open_inference_models_router(registry: Registry) -> APIRouter:
+    """Health, metadata, configuration, statistics and the repository's index."""
+    router = new_router(PrettyJson)
+    _add_server(router, registry)
+    _add_models(router, registry)
+    return router
+
+
+def _add_server(router: APIRouter, registry: Registry) -> None:
+    @router.get("/v2/health/live", operation_id="oip_live", summary="Whether the server answers (Open Inference)")
+    async def live(request: Request) -> Response:
+        return PrettyJson({"live": True})
+
+    @router.get("/v2/health/ready", operation_id="oip_ready", summary="Whether to send requests here (Open Inference)")
+    async def ready(request: Request) -> Response:
+        return _ready({}, is_ready=registry.readiness().is_ready)
+
+    @router.get("/v2", operation_id="oip_server", summary="Name, version and extensions of the server (Open Inference)")
+    async def describe(request: Request) -> Response:
+        return PrettyJson(server_document())
+
+    @router.post(
+        "/v2/repository/index",
+        operation_id="oip_index",
+        summary='All versions and their states; {"ready": true} asks for those that answer (Open Inference)',
+        responses=error_answers(400),
+    )
+    async def index(request: Request) -> Response:
+        only_ready = await _wants_ready(request)
+        return PrettyJson(index_document(_versions(registry), only_ready=only_ready))
+
+    @router.get(
+        "/v2/models/stats", operation_id="oip_all_statistics", summary="What every version answered (Open Inference)"
+    )
+    async def all_statistics(request: Request) -> Response:
+        return PrettyJson({"model_stats": [statistics_document(each) for each in registry.version_metrics()]})
+
+
+def _add_models(router: APIRouter, registry: Registry) -> None:
+    async def metadata(request: Request, model_name: str, model_version: str | None = None) -> Response:
+        described = registry.describe(model_name, model_version)
+        versions = registry.data_plane.version_names(model_name)
+        return PrettyJson(metadata_document(model_name, versions, described.get("declaration")))
+
+    async def ready(request: Request, model_name: str, model_version: str | None = None) -> Response:
+        is_ready = registry.data_plane.is_model_ready(model_name, model_version)
+        return _ready({"name": model_name}, is_ready=is_ready)
+
+    async def config(request: Request, model_name: str, model_version: str | None = None) -> Response:
+        return PrettyJson(config_document(registry.describe(model_name, model_version)))
+
+    async def statistics(request: Request, model_name: str, model_version: str | None = None) -> Response:
+        metrics = registry.version_metrics(model_name, model_version)
+        return PrettyJson({"model_stats": [statistics_document(each) for each in metrics]})
+
+    for end, endpoint, word, summary in (
+        ("", metadata, "metadata", "A model's versions, inputs and outputs"),
+        ("/ready", ready, "model_ready", "Whether a model can answer"),
+        ("/config", config, "config", "A model's configuration"),
+        ("/stats", statistics, "statistics", "What a model answered"),
+    ):
+        for middle, of in (("", ""), ("/versions/{model_version}", "_of_version")):
+            router.add_api_route(
+                f"/v2/models/{{model_name}}{middle}{end}",
+                endpoint,
+                methods=["GET"],
+                operation_id=f"oip_{word}{of}",
+                summary=f"{summary} (Open Inference)",
+                responses=error_answers(404),
+            )
+
+
+def _ready(document: dict[str, Any], *, is_ready: bool) -> Response:
+    return PrettyJson({**document, "ready": is_ready}, status_code=200 if is_ready else 503)
+
+
+def _versions(registry: Registry) -> Iterator[tuple[str, str, bool, str]]:
+    """Model, version, whether it answers, and its state, of all versions in order of the models' names."""
+    for model in registry.all_offered():
+        for each in model.versions:
+            yield model.name, each.version, registry.data_plane.is_model_ready(model.name, each.version), each.state
+
+
+async def _wants_ready(request: Request) -> bool:
+    """Whether the body asks for versions that answer alone. Raises BadInput."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_INDEX_BODY:
+            raise BadInput(f"The body of /v2/repository/index may have {MAX_INDEX_BODY} bytes.")
+    if not body.strip():
+        return False
+    try:
+        wish = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        wish = None
+    ready = wish.get("ready", False) if isinstance(wish, dict) else None
+    if not isinstance(ready, bool):
+        raise BadInput('The body of /v2/repository/index must be a JSON object; its "ready" is true or false.')
+    return ready

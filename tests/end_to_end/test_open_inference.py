@@ -1,0 +1,102 @@
+"""A real server spoken to in the Open Inference Protocol: documents, tensors both ways, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from support.pages import block
+from support.server import Server, make_archive
+
+PAIR = {"name": "pair", "datatype": "FP32", "shape": [2, 2]}
+ECHO = "def handle(data, context):\n    return [row['body'] for row in data] if data else None\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for the whole file: a model that declares its tensors, and one that declares nothing."""
+    folder = tmp_path_factory.mktemp("open-inference")
+    store = folder / "store"
+    store.mkdir()
+    sums = block("docs/declared-handlers.md", "sums")
+    make_archive(store / "sums.mar", sums, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
+    make_archive(store / "echo.mar", ECHO)
+    with Server(folder, entry="marserve", store=store, settings={"load_models": "none"}) as server:
+        server.register("sums.mar").raise_for_status()
+        server.register("echo.mar").raise_for_status()
+        yield server
+
+
+def test_what_does_not_fit_is_told_under_the_protocols_key(server: Server) -> None:
+    """By the worker, by the listener and by the routes about models; the server serves on."""
+    model = f"{server.inference}/v2/models/sums"
+
+    wrong = server.client.post(f"{model}/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3]}]})
+    missing = server.client.post(f"{server.inference}/v2/models/other/infer", json={"inputs": [PAIR]})
+    version = server.client.get(f"{model}/versions/3.0")
+    cut = server.client.post(f"{model}/infer", content=b"{}", headers={"Inference-Header-Content-Length": "3"})
+
+    assert (wrong.status_code, wrong.json()["error"]) == (400, "pair: has 3 values, and its shape [2, 2] has 4")
+    assert (missing.status_code, missing.json()["error"]) == (404, missing.json()["message"])
+    assert (version.status_code, version.json()["error"]) == (404, version.json()["message"])
+    assert cut.status_code == 400
+    assert cut.json()["error"].startswith("Inference-Header-Content-Length: expected a number of bytes from 0 to the")
+
+
+def test_a_models_tensors_are_told_taken_and_given(server: Server) -> None:
+    """In JSON and raw, whatever the content type says; a version may be named; the answer is as it was asked for."""
+    model = f"{server.inference}/v2/models/sums"
+    values = struct.pack("<4f", 1, 2, 3, 4)
+    head = json.dumps(
+        {
+            "id": "7",
+            "inputs": [{**PAIR, "parameters": {"binary_data_size": len(values)}}],
+            "outputs": [{"name": "sum", "parameters": {"binary_data": True}}],
+        }
+    ).encode()
+    headers = {"Content-Type": "application/json", "Inference-Header-Content-Length": str(len(head))}
+
+    told = server.client.get(model).json()
+    raw = server.client.post(f"{model}/versions/1.0/infer", content=head + values, headers=headers)
+    plain = server.client.post(f"{model}/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]})
+
+    assert (told["versions"], told["inputs"], told["outputs"]) == (
+        ["1.0"],
+        [{"name": "pair", "datatype": "FP32", "shape": [-1, 2]}],
+        [{"name": "sum", "datatype": "FP32", "shape": [-1]}],
+    )
+    assert raw.status_code == 200, raw.text
+    length = int(raw.headers["inference-header-content-length"])
+    assert json.loads(raw.content[:length])["id"] == "7"
+    assert struct.unpack("<2f", raw.content[length:]) == (3, 7)
+    assert plain.json() == {
+        "model_name": "sums",
+        "model_version": "1.0",
+        "outputs": [{"name": "sum", "datatype": "FP32", "shape": [2], "data": [3, 7]}],
+    }
+
+
+def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:
+    """Readiness, the index and the counts."""
+    at = f"{server.inference}/v2"
+
+    assert server.client.get(f"{at}/health/ready").json() == {"ready": True}
+    assert server.client.get(f"{at}/models/echo/versions/1.0/ready").json() == {"name": "echo", "ready": True}
+    index = server.client.post(f"{at}/repository/index").json()
+    assert [(each["name"], each["state"]) for each in index] == [("echo", "READY"), ("sums", "READY")]
+    assert server.client.get(f"{at}/models/sums/config").json()["max_batch_size"] == 4
+    before = server.client.get(f"{at}/models/sums/stats").json()["model_stats"][0]["inference_count"]
+    server.client.post(f"{at}/models/sums/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}).raise_for_status()
+    assert server.client.get(f"{at}/models/sums/stats").json()["model_stats"][0]["inference_count"] == before + 1
+
+
+def test_a_handler_of_rows_gets_the_body_as_ever(server: Server) -> None:
+    """What the protocol's JSON means is its own or its envelope's."""
+    document = {"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}
+
+    answer = server.client.post(f"{server.inference}/v2/models/echo/infer", json=document)
+
+    assert answer.json() == document
