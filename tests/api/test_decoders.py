@@ -92,6 +92,7 @@ TABLE = {
     "api/grpc/calls.py:parse": GRPC,
     "api/grpc/open_inference.py:fill_response": GRPC,
     "api/grpc/open_inference.py:_read_raw": GRPC,
+    "api/grpc/raw_tensors.py:fill_response": GRPC,
     "api/parameters.py:__init__": MANAGEMENT,
     "api/parameters.py:read_parameters": MANAGEMENT,
     "api/rest/models/traffic.py:_object_of": MANAGEMENT,

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from typing import Any
 
+import grpc
 import pytest
 
+from marserve.api.grpc.schema import Schema
 from support.pages import block
 from support.server import Server, make_archive
 
 PAIR = {"name": "pair", "datatype": "FP32", "shape": [2, 2]}
-ECHO = "def handle(data, context):\n    return [row['body'] for row in data] if data else None\n"
+ECHO = """
+def handle(data, context):
+    rows = [row['body'] for row in data or []]
+    return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +84,41 @@ def test_a_models_tensors_are_told_taken_and_given(server: Server) -> None:
         "model_version": "1.0",
         "outputs": [{"name": "sum", "datatype": "FP32", "shape": [2], "data": [3, 7]}],
     }
+
+
+def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> None:
+    """Typed and raw; a handler of rows gets the protocol's JSON."""
+    schema = Schema()
+
+    def ask(word: str, /, **fields: Any) -> Any:
+        method = schema.methods("inference.GRPCInferenceService")[word]
+        call = channel.unary_unary(
+            f"/inference.GRPCInferenceService/{word}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=schema.message(method.output_type.full_name).FromString,
+        )
+        return call(schema.message(method.input_type.full_name)(**fields), timeout=30)
+
+    with grpc.insecure_channel(server.grpc_inference) as channel:
+        told = ask("ModelMetadata", name="sums")
+        typed = ask("ModelInfer", model_name="sums", inputs=[{**PAIR, "contents": {"fp32_contents": [1, 2, 3, 4]}}])
+        raw = ask(
+            "ModelInfer",
+            model_name="sums",
+            model_version="1.0",
+            inputs=[PAIR],
+            raw_input_contents=[struct.pack("<4f", 1, 2, 3, 4)],
+        )
+        echoed = ask("ModelInfer", model_name="echo", inputs=[{**PAIR, "contents": {"fp32_contents": [1, 2, 3, 4]}}])
+        with pytest.raises(grpc.RpcError) as caught:
+            ask("ModelInfer", model_name="sums", inputs=[PAIR], raw_input_contents=[b"1234"])
+
+    assert [(each.name, each.datatype, list(each.shape)) for each in told.inputs] == [("pair", "FP32", [-1, 2])]
+    assert list(typed.outputs[0].contents.fp32_contents) == [3, 7]
+    assert (list(raw.raw_output_contents), raw.model_version) == ([struct.pack("<2f", 3, 7)], "1.0")
+    assert list(echoed.outputs[0].contents.fp32_contents) == [1, 2, 3, 4]
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "4 bytes came, and its shape takes 16" in caught.value.details()
 
 
 def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:

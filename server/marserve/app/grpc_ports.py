@@ -65,6 +65,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
                 ),
                 parts.access.authorize("inference"),
                 has_open_inference=settings.ts_open_inference_protocol,
+                is_open_inference_whole=settings.entry == "marserve",
                 sequence=sequence_headers(settings),
             )
         )

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
-from marserve.errors import Draining, LoadFailed
+from marserve.errors import Draining, LoadFailed, ModelNotFound, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.registry.catalogue.describe import describe_version, page_of, state_of
@@ -310,6 +310,19 @@ class Registry:
     def offered(self, model: str) -> OfferedModel:
         """A model's versions, oldest first, and what each takes. Raises ModelNotFound."""
         return OfferedModel(model, [self._offer(each) for each in self._versions.model(model).versions.values()])
+
+    def declaration_of(self, model: str, version: str | None = None) -> Mapping[str, Any] | None:
+        """What a version (the default one) declares, None for nothing. Raises ModelNotFound or VersionNotFound."""
+        found = self._versions.find(model, version)
+        return found.facts.declaration if found.facts.declaration is not None else found.pool.declaration
+
+    def declaration_if_there(self, model: str, version: str | None = None) -> Mapping[str, Any] | None:
+        """As `declaration_of`; None also where there is no such version, or an envelope stands around its handler."""
+        try:
+            found = self._versions.find(model, version)
+        except (ModelNotFound, VersionNotFound):
+            return None
+        return None if found.plan.load.envelope else self.declaration_of(model, version)
 
     def all_offered(self) -> list[OfferedModel]:
         """Every model with its versions, in order of their names; workflows' functions are left out."""

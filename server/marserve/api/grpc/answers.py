@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from marserve.api.grpc.errors import SlowReader
@@ -24,10 +24,14 @@ MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
 class Pieces:
     """The pieces of one answer, in order. `next` is called by one task at a time.
 
-    `version_header` names the version that answers, from the first piece on, if the answer names it.
+    `version_header` names the version that answers, from the first piece on, if the answer names it. `headers` are
+    those that the handler set, from then on.
     """
 
-    __slots__ = ("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes", "version_header")
+    __slots__ = (
+        *("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes"),
+        *("headers", "version_header"),
+    )
 
     def __init__(self) -> None:
         self._waiting: deque[bytes | bytearray] = deque()
@@ -38,6 +42,7 @@ class Pieces:
         self._is_over = False
         self._is_held = False
         self.version_header: tuple[str, str] | None = None
+        self.headers: Sequence[tuple[str, str]] = ()
 
     @classmethod
     def of(cls, submit: Callable[[Pieces], Accepted]) -> Pieces:
@@ -100,8 +105,10 @@ class Pieces:
 
     def _take(self, piece: Answer) -> None:
         body = piece.body
-        if piece.headers and piece.headers[-1][0] == VERSION_HEADER:
-            self.version_header = piece.headers[-1]
+        if piece.headers:
+            self.headers = piece.headers
+            if piece.headers[-1][0] == VERSION_HEADER:
+                self.version_header = piece.headers[-1]
         self._waiting.append(body)
         self._waiting_bytes += len(body)
         self._wake()

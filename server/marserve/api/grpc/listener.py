@@ -175,6 +175,7 @@ class GrpcPorts:
         authorize: Authorize | None = None,
         *,
         has_open_inference: bool = False,
+        is_open_inference_whole: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
     ) -> GrpcListener:
         """The inference port. Raises OSError if the address cannot be bound."""
@@ -183,7 +184,9 @@ class GrpcPorts:
         answers = {grpc_inference.SERVICE: inference.answers()}
         if has_open_inference:
             for package in (OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE):
-                service = GrpcOpenInference(self._schema, self._registry.data_plane, package, self._decoding)
+                service = GrpcOpenInference(
+                    self._schema, self._registry, package, self._decoding, is_whole=is_open_inference_whole
+                )
                 answers[service.name] = service.answers()
         handlers = [calls.service(name, methods) for name, methods in answers.items()]
         return self._bind("gRPC Inference", address, limits, calls, handlers, list(answers))

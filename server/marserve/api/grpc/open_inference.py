@@ -21,10 +21,14 @@ from marserve.api.decoding import Decoding
 from marserve.api.grpc.answers import Pieces
 from marserve.api.grpc.calls import Answers, Call
 from marserve.api.grpc.errors import ReportedInternal
+from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, write_body
+from marserve.api.grpc.raw_tensors import fill_response as fill_raw
 from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
+from marserve.api.open_inference.documents import declares_tensors, metadata_document, server_document
+from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Part, Request
-from marserve.registry.data_plane import DataPlane
+from marserve.registry.models import Registry
 
 JSON_TYPE: Final = "application/json"
 
@@ -54,12 +58,25 @@ DATA_TYPES: Final = {
 
 
 class GrpcOpenInference:
-    """The six methods of the service, under the name that `package` gives it."""
+    """The methods of the service, under the name that `package` gives it.
 
-    def __init__(self, schema: Schema, data_plane: DataPlane, package: str, decoding: Decoding | None = None) -> None:
+    With `is_whole` (`marserve`) models tell and take the tensors that they declare; else as TorchServe's service does.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        registry: Registry,
+        package: str,
+        decoding: Decoding | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         self._decoding = decoding or Decoding()
+        self._registry = registry
+        self._is_whole = is_whole
         self.name = f"{package}.GRPCInferenceService"
-        self._data_plane = data_plane
+        self._data_plane = registry.data_plane
         self._is_torchserves = package == OPEN_INFERENCE_OF_TORCHSERVE
         self._responses = {
             name: schema.message(described.output_type.full_name)
@@ -84,6 +101,8 @@ class GrpcOpenInference:
         return self._responses["ServerReady"](ready=True)
 
     async def _server_metadata(self, _: Any, call: Call) -> Any:
+        if self._is_whole:
+            return self._responses["ServerMetadata"](**server_document())
         return self._responses["ServerMetadata"](
             name="marserve", version=__version__, extensions=["kserve", "kubeflow"]
         )
@@ -99,16 +118,29 @@ class GrpcOpenInference:
             raise BadInput("Parameter name is required.")
         self._data_plane.check_exists(message.name, message.version or None)
         versions = self._data_plane.version_names(message.name)
-        return self._responses["ModelMetadata"](name=message.name, versions=versions)
+        if not self._is_whole:
+            return self._responses["ModelMetadata"](name=message.name, versions=versions)
+        declaration = self._registry.declaration_of(message.name, message.version or None)
+        return self._responses["ModelMetadata"](**metadata_document(message.name, versions, declaration))
 
     async def _infer(self, message: Any, call: Call) -> Any:
         model, version = message.model_name, message.model_version or None
         if not model:
             raise BadInput("Parameter model_name is required.")
-        document = await self._decoding.run(call.message_bytes, write_request, message)
+        if self._is_whole and declares_tensors(self._registry.declaration_if_there(model, version)):
+            document, length = await self._decoding.run(call.message_bytes, write_body, message)
+            part = Part("body", document, RAW_TYPE)
+            headers = [(LENGTH_HEADER.encode(), str(length).encode())]
+        else:
+            part, headers = (
+                Part("body", await self._decoding.run(call.message_bytes, write_request, message), JSON_TYPE),
+                [],
+            )
         request = Request(
             call.id,
-            [Part("body", document, JSON_TYPE)],
+            [part],
+            headers,
+            [MARK] if headers else [],
             deadline=call.deadline,
             names_version=version is not None,
             priority=call.wishes.priority,
@@ -127,7 +159,11 @@ class GrpcOpenInference:
             call.version_header = pieces.version_header
             pieces.cancel()
         response = self._responses["ModelInfer"]()
-        await self._decoding.run(len(body or b""), fill_response, response, message, body or b"")
+        length_of_json = next((value for name, value in pieces.headers if name == LENGTH_HEADER), None)
+        if length_of_json is not None:
+            await self._decoding.run(len(body or b""), fill_raw, response, message, body or b"", length_of_json)
+        else:
+            await self._decoding.run(len(body or b""), fill_response, response, message, body or b"")
         return response
 
 

@@ -71,9 +71,9 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
     async def metadata(request: Request, model_name: str, model_version: str | None = None) -> Response:
-        described = registry.describe(model_name, model_version)
+        declaration = registry.declaration_of(model_name, model_version)
         versions = registry.data_plane.version_names(model_name)
-        return PrettyJson(metadata_document(model_name, versions, described.get("declaration")))
+        return PrettyJson(metadata_document(model_name, versions, declaration))
 
     async def ready(request: Request, model_name: str, model_version: str | None = None) -> Response:
         is_ready = registry.data_plane.is_model_ready(model_name, model_version)
