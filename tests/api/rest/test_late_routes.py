@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from marserve.api.rest import late_routes
 from marserve.api.rest.application import PrettyJson, build_app
-from marserve.api.rest.late_routes import LateRoute, described, new_router
+from marserve.api.rest.late_routes import LateRoute, described, described_body, new_router
 from marserve.api.rest.models.management import management_router
 from support.management_house import House, client_of
 
@@ -20,6 +20,33 @@ from support.management_house import House, client_of
 def is_analysed(route: Any) -> bool:
     """Whether FastAPI's part of a route is there."""
     return "dependant" in vars(route)
+
+
+class Unwritten:
+    """A body's model whose schema must not be written yet."""
+
+    written = 0
+
+    @classmethod
+    def model_json_schema(cls, *, ref_template: str) -> dict[str, Any]:
+        """Counts."""
+        cls.written += 1
+        return {"title": "Unwritten"}
+
+
+def test_a_bodys_schema_is_written_with_its_routes_description() -> None:
+    """What a start does not need is not made there."""
+    extra = {"x-more": 1, "requestBody": {"required": True, "model": Unwritten}}
+    route = LateRoute("/x", lambda: None, methods=["PUT"], openapi_extra=extra)
+    before = Unwritten.written
+
+    written = route.openapi_extra
+
+    content = {"application/json": {"schema": {"title": "Unwritten"}}}
+    assert (before, Unwritten.written) == (0, 1)
+    assert written == {"x-more": 1, "requestBody": {"required": True, "content": content}}
+    assert described_body({"parameters": []}) == {"parameters": []}
+    assert LateRoute("/x", lambda: None).openapi_extra is None
 
 
 @pytest.mark.anyio
@@ -45,7 +72,8 @@ class OwnRoute(APIRoute):
     """FastAPI's, analysed at once; it knows no documents of ours."""
 
     def __init__(self, *given: Any, responses: dict[int | str, Any] | None = None, **options: Any) -> None:
-        super().__init__(*given, responses=described(responses or {}, {}), **options)
+        extra = described_body(options.pop("openapi_extra", None))
+        super().__init__(*given, responses=described(responses or {}, {}), openapi_extra=extra, **options)
 
 
 def test_they_are_described_as_fastapis_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

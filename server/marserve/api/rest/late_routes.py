@@ -47,7 +47,8 @@ class LateRoute(APIRoute):
         options = self.__dict__.get("_options")
         if options is not None and not name.startswith("__"):
             answers = described(options.get("responses") or {}, self.components)
-            super().__init__(self.path, self.endpoint, **{**options, "responses": answers})
+            written = {"responses": answers, "openapi_extra": described_body(options.get("openapi_extra"))}
+            super().__init__(self.path, self.endpoint, **{**options, **written})
             self._options = None
         try:
             return self.__dict__[name]
@@ -73,6 +74,17 @@ def described(answers: Mapping[int | str, Mapping[str, Any]], components: dict[s
         responses[status]["content"] = {"application/json": {"schema": schema}}
         components.update(found)
     return responses
+
+
+def described_body(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a route says of itself, with the JSON Schema in the place of the pydantic `model` of its body."""
+    if extra is None:
+        return None
+    body = dict(extra.get("requestBody") or {})
+    if "model" not in body:
+        return dict(extra)
+    schema = body.pop("model").model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**extra, "requestBody": {**body, "content": {"application/json": {"schema": schema}}}}
 
 
 def new_router(response_class: type[Response] = JSONResponse) -> APIRouter:
