@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from importlib.metadata import entry_points
+
 import pytest
 
+from marserve import plugins
 from marserve.errors import BadSettings
 from marserve.plugins import find_endpoints, find_snapshot_store
 from support.plugin_packages import ENDPOINT, STORE, Installation
@@ -35,6 +39,23 @@ def test_an_installed_endpoint_is_found_and_made(installation: Installation) -> 
         "management",
     )
     assert found.origin.startswith("the plug-in reports of acme-reports (")
+
+
+def test_distributions_are_looked_through_once_until_one_is_installed(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start asks for several groups; a package that is installed after that is found all the same."""
+    looks = []
+    monkeypatch.setattr(plugins, "entry_points", lambda: looks.append("look") or entry_points())
+    find_endpoints()
+    find_snapshot_store()
+    assert len(looks) == 1
+
+    os.utime(installation.folder, ns=(0, 0))  # the clock of a file system may stand still for milliseconds
+    installation.install("acme-reports", ENDPOINT, {"marserve.endpoints": {"reports": "{module}:Reports"}})
+
+    assert len(find_endpoints()) == 1
+    assert len(looks) == 2
 
 
 def test_two_endpoints_for_one_pattern_stop_the_start(installation: Installation) -> None:

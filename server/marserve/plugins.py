@@ -11,9 +11,13 @@ The code of an installed package runs in the server. Knows no server: `app` buil
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Protocol
 
@@ -186,9 +190,25 @@ def find_preemption_notices() -> list[PreemptionNotice]:
 def _points(group: str) -> list[EntryPoint]:
     # A distribution may be found twice, in a folder and in an overlay of it: the first one counts, as for imports.
     by_identity: dict[tuple[str, str], EntryPoint] = {}
-    for point in entry_points(group=group):
+    for point in (each for each in _installed(_state_of_path()) if each.group == group):
         by_identity.setdefault((_distribution(point), point.name), point)
     return sorted(by_identity.values(), key=lambda point: (point.name, _distribution(point)))
+
+
+def _state_of_path() -> tuple[tuple[str, int], ...]:
+    """The folders of imports, and when a distribution was last installed into each or removed, in nanoseconds."""
+    state = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            state.append((folder, os.stat(folder or ".").st_mtime_ns))
+    return tuple(state)
+
+
+@lru_cache(maxsize=1)
+def _installed(state: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """What is installed for these groups, found at once: looking through all distributions takes 15 ms each time."""
+    points = entry_points()
+    return tuple(point for group in (ENDPOINTS, SNAPSHOTS, PREEMPTION) for point in points.select(group=group))
 
 
 def _distribution(point: EntryPoint) -> str:
