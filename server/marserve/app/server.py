@@ -225,14 +225,16 @@ class Server:
 
     async def _serve(self, machine: Machine, access: AccessControl, stack: contextlib.AsyncExitStack) -> None:
         settings, stop = self._settings, self._stop
-        import_grpc()
+        binds_grpc = self._companion is None or self._companion.binds_grpc
+        if binds_grpc:
+            import_grpc()
         preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
         stack.callback(preemption.stop)
         parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash)
         listeners = bind_listeners(parts)
         for listener in listeners:
             stack.callback(listener.close)
-        grpc_listeners = bind_grpc(parts) if self._companion is None or self._companion.binds_grpc else []
+        grpc_listeners = bind_grpc(parts) if binds_grpc else []
         for grpc_listener in grpc_listeners:
             stack.push_async_callback(grpc_listener.stop)
         keep(stack, tell_left_out(self._logs))
