@@ -23,6 +23,15 @@ def test_a_result_for_a_person_is_its_lines_and_tables(capsys: pytest.CaptureFix
     assert told.err == ""
 
 
+def test_lines_are_printed_without_what_draws_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its import would be the longest part of what `marserve run` does between the load and the first answer."""
+    output = Output(as_json=False)
+    output.result({}, "ready\tin 0.5 s :100:", "  Ask it   [curl]")
+
+    assert capsys.readouterr().out == "ready\tin 0.5 s :100:\n  Ask it   [curl]\n"
+    assert "_results" not in vars(output)
+
+
 def test_a_result_for_a_script_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     """Lines, notes and progress are left out."""
     with Output(as_json=True) as output, output.progress() as progress:

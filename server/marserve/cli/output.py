@@ -179,7 +179,7 @@ class Output:
             return
         for line in lines:
             if isinstance(line, str):
-                self._results.print(escaped(line, keep="\n\t"), markup=False, soft_wrap=True)
+                typer.echo(escaped(line, keep="\n\t"))  # without rich, whose import a server's start need not wait for
             else:
                 self._print_table(line)
 
