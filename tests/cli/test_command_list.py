@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 
 import pytest
 
 from marserve import cli
+from marserve.cli import command_list
 from support.command_line import marserve
 
 COMMANDS = ("run", "new", "start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
@@ -106,6 +109,25 @@ def test_a_server_in_front_is_started_without_what_other_commands_need() -> None
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert ran.stdout == "set()\n", ran.stderr
+
+
+def test_nothing_is_collected_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collections would take a tenth of a start; a command itself may run for days."""
+    collects = []
+
+    def build(*asked: object, **more: object) -> Callable[[], None]:
+        collects.append(gc.isenabled())
+        return lambda: collects.append(gc.isenabled())
+
+    monkeypatch.setattr(command_list, "build_commands", build)
+    monkeypatch.setattr(sys, "argv", ["marserve", "run"])
+    try:
+        cli.main()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+    assert collects == [False, True]
 
 
 @pytest.mark.parametrize(

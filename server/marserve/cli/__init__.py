@@ -19,6 +19,7 @@ and without a traceback. This file sets that up before other imports, so it impo
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -63,9 +64,13 @@ def main() -> None:
     from marserve.cli.command_list import COMMANDS, build_commands
 
     # If the first word is no command, all of them are needed for the error.
+    # Imports leave many objects and hardly any garbage, and collections would take a tenth of their time.
+    gc.disable()
     asked = [word for word in sys.argv[1:2] or _words_to_complete() if word in COMMANDS]
     is_list = not asked and (sys.argv[1:] in ([], ["--help"]) or "_MARSERVE_COMPLETE" in os.environ)
     command = build_commands(asked or COMMANDS, are_listed_only=is_list)
+    gc.freeze()
+    gc.enable()
     with Interruptible():
         command()
 

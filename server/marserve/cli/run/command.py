@@ -7,6 +7,7 @@ only model that is. Everything the user's code does happens in workers.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import socket
 import time
@@ -219,6 +220,7 @@ def _refuse_taken(address: Address) -> None:
 
 def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, began: float, *, follows: bool) -> int:
     """Run the server until it is stopped; returns the exit status."""
+    gc.disable()  # for these imports, and on until the server is up, as `serve` has it
     # Late: it imports the web framework, which takes a second that a refusal above need not cost.
     from marserve.app.local_run import LocalRun, Reload
 
