@@ -2,8 +2,9 @@
 
 Measured is the time of a worker's own code for batches that are there already: from the bytes of the requests to those
 of the answers, without a socket. Both handlers take turns, batch by batch. The items: 64 float32 in and out as JSON, a
-small CNN on 28 x 28 pixels as `.npy`; 16 requests a batch, and one. Then a JSON object of 20 fields, checked by a
-pydantic model, beside pydantic's own `model_validate_json` alone.
+small CNN on 28 x 28 pixels as `.npy`, and on a PNG of that size, which is a `predict` of one picture, so that both go
+through a batch picture by picture; 16 requests a batch, and one. Then a JSON object of 20 fields, checked by a pydantic
+model, beside pydantic's own `model_validate_json` alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 from figures import Figure, Goal
 from load_generator import CannotMeasure
+from PIL import Image
 from plan import Plan
 
 from marserve.messages import Batch, Item, Load, Raised, pack_head
@@ -96,7 +98,7 @@ def measure(plan: Plan) -> list[Figure]:
         title = f"64 float32 in and out as JSON, batches of {size}: worker's time a request"
         figures.append(_beside_rows(plan, title, Doubled, DoubledRows, [numbers] * size, "application/json"))
     try:
-        declared, rows = _networks()
+        tensors, pictures = _networks()
     except ImportError:
         plan.say("declared: torch is not installed, so its figures are left out")
     else:
@@ -105,7 +107,10 @@ def measure(plan: Plan) -> list[Figure]:
         for size in SIZES:
             title = f"a small CNN on 28 x 28 pixels as .npy, batches of {size}: worker's time a request"
             body = [file.getvalue()] * size
-            figures.append(_beside_rows(plan, title, declared, rows, body, "application/octet-stream", share=10))
+            figures.append(_beside_rows(plan, title, *tensors, body, "application/octet-stream", share=10))
+        for size in SIZES:
+            title = f"a small CNN on a PNG of 28 x 28, one by one, batches of {size}: worker's time a request"
+            figures.append(_beside_rows(plan, title, *pictures, [_png()] * size, "image/png", share=20))
     figures.append(_pydantic(plan))
     return figures
 
@@ -148,7 +153,14 @@ def _in_turns(
     return own, other
 
 
-def _networks() -> tuple[type[Any], type[Any]]:
+def _png() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _networks() -> tuple[tuple[type[Any], type[Any]], tuple[type[Any], type[Any]]]:
+    """The handlers on pixels and on pictures, each declared and with rows. Raises ImportError without torch."""
     import torch
 
     torch.set_num_threads(1)
@@ -177,9 +189,24 @@ def _networks() -> tuple[type[Any], type[Any]]:
                 scores = net(torch.from_numpy(np.stack(arrays)))
             return [{"scores": row} for row in scores.tolist()]
 
+    def look(picture: Image.Image) -> list[float]:
+        pixels = torch.from_numpy(np.asarray(picture.convert("L"), np.float32) / 255)
+        with torch.inference_mode():
+            scores: list[float] = net(pixels[None, None])[0].tolist()
+        return scores
+
+    @model
+    class Picture:
+        def predict(self, picture: Image.Image) -> dict[str, Any]:
+            return {"scores": look(picture)}
+
+    class PictureRows:
+        def handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+            return [{"scores": look(Image.open(io.BytesIO(row["body"])))} for row in data]
+
     # so that the annotation of a class inside of a function is resolved
     globals()["torch"] = sys.modules["torch"]
-    return Pixels, PixelRows
+    return (Pixels, PixelRows), (Picture, PictureRows)
 
 
 def _pydantic(plan: Plan) -> Figure:
