@@ -26,7 +26,7 @@ LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist load --maxschedchunk 1 --by-file \
              -o console_output_style=classic
 # What `make test` runs.
-QUICK     := not long and not system and not browser and not ready
+QUICK     := not long and not system and not browser and not ready and not clients
 
 .DEFAULT_GOAL := help
 
@@ -58,6 +58,10 @@ test-browser: $(STAMPS)/browser  ## open /docs in a headless Chromium (apt-get i
 .PHONY: test-ready
 test-ready: $(STAMPS)/ready  ## run the ready handlers beside their libraries (transformers, scikit-learn, …)
 	$(PYTEST) tests/handlers/ready tests/end_to_end/test_ready_handlers.py -m "ready or not ready" --timeout 900 -rs
+
+.PHONY: test-clients
+test-clients: $(STAMPS)/clients  ## run real clients (LitServe's, curl, requests, httpx-sse, node), each in its environment
+	$(PYTEST) tests/clients -m clients --timeout 900 -rs
 
 .PHONY: test-contract
 test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered against this server (minutes)
@@ -145,7 +149,7 @@ floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house 
 .PHONY: coverage
 coverage: $(STAMPS)/test  ## run the tests and say which lines they never reach
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not long and not contract and not browser and not ready"
+	$(BIN)/coverage run -m pytest -m "not long and not contract and not browser and not ready and not clients"
 	$(BIN)/coverage combine
 	$(BIN)/coverage report
 
@@ -204,6 +208,12 @@ $(STAMPS)/browser: $(STAMPS)/test
 $(STAMPS)/ready: $(STAMPS)/test
 	@echo "Installing the libraries of the ready handlers ..."
 	@$(PIP) --group ready
+	@touch $@
+
+# Each client has an environment of its own below $(VENV)/clients; only those whose line has changed are made again.
+$(STAMPS)/clients: $(STAMPS)/test tests/clients/environments.py
+	@echo "Installing clients into environments of their own ..."
+	@PYTHONPATH=tests $(BIN)/python -m clients.environments $(VENV)/clients
 	@touch $@
 
 $(STAMPS)/images: $(STAMPS)/test

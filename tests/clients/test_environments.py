@@ -1,0 +1,56 @@
+"""The list of clients: each is pinned, made once, and made again when its line changes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients import environments
+from clients.environments import ENVIRONMENTS, SCRIPTS, CannotMake, Client, Environment, make
+
+ENVIRONMENT = Environment("a-client", "a-client==1.0 .", "a_client.py")
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: each.name)
+def test_a_client_is_pinned_and_has_a_script(environment: Environment) -> None:
+    """So that a run in a year is of the same client."""
+    packages = [word for word in environment.packages.split() if word != "."]
+
+    assert packages
+    assert all(re.fullmatch(r"(npm:)?[\w@/.-]+(\[[\w,-]+\])?(==|@)\d[\w.]*", word) for word in packages), packages
+    assert (SCRIPTS / environment.script).is_file()
+    assert [each.name for each in ENVIRONMENTS].count(environment.name) == 1
+
+
+def test_an_environment_is_made_once_and_again_when_its_line_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose installation broke off is not taken for made."""
+    steps: list[list[str]] = []
+    status = 0
+
+    def run(words: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        steps.append(words)
+        return subprocess.CompletedProcess(words, status, "", "there is no such version")
+
+    monkeypatch.setattr(environments.subprocess, "run", run)
+    made = [make(ENVIRONMENT, tmp_path), make(ENVIRONMENT, tmp_path)]
+    assert (made, len(steps)) == ([True, False], 2)
+    assert steps[1][-3:] == ["a-client==1.0", "--editable", str(environments.ROOT)]
+
+    newer, status = Environment("a-client", "a-client==2.0", "a_client.py"), 1
+    with pytest.raises(CannotMake, match="a-client cannot be installed: there is no such version"):
+        make(newer, tmp_path)
+    status = 0
+
+    assert make(newer, tmp_path)
+
+
+def test_a_client_that_is_not_installed_is_skipped(tmp_path: Path) -> None:
+    """With the command that installs it."""
+    with pytest.raises(pytest.skip.Exception, match="make test-clients"):
+        Client.of(ENVIRONMENTS[0].name, tmp_path)
