@@ -985,6 +985,14 @@ class CannotArchive(MarserveError):
     """No archive can be made of the named files. The message names the file or the value."""
 
 
+class CannotImport(CannotArchive):
+    """A handler's file cannot be imported. `traceback` is the author's part of it, or empty."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        self.traceback = traceback
+        super().__init__(message)
+
+
 class BadSettings(MarserveError):
     """A setting is wrong. `key` is its name, `source` its place (`config.properties, line 14`, `--models`).
 

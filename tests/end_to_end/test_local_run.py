@@ -52,6 +52,62 @@ def test_a_file_answers_in_one_command_and_leaves_nothing(folder: Path) -> None:
 
 
 @pytest.mark.system
+def test_a_file_that_fails_at_its_import_is_one_sentence_and_status_2(folder: Path) -> None:
+    """Though only its worker imports it; `--verbose` has the traceback."""
+    (folder / "shout.py").write_text("import sys\n\nsys.exit(3)\n" + (folder / "shout.py").read_text())
+
+    with Run(folder, "shout.py") as run:
+        status = run.process.wait(LIMIT_S)
+
+    assert status == 2, run.lines
+    assert run.lines[0] == "marserve: shout.py, line 3: it ends the process while it is imported (SystemExit: 3)."
+    assert "Traceback" not in "".join(run.lines)
+
+
+DIGITS = """
+from marserve_handlers import Tensor, model
+
+@model(inputs={"pixels": Tensor("float32", ["batch", 4])}, outputs={"scores": Tensor("float32", ["batch", 4])})
+class Digits:
+    def predict(self, pixels):
+        return {"scores": pixels / 3}
+"""
+
+
+@pytest.mark.system
+def test_what_is_run_answers_as_its_archive_byte_for_byte(tmp_path: Path) -> None:
+    """What fits and what does not; both declare the same before they are asked."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "digits.py").write_text(DIGITS)
+    packed = [sys.executable, "-m", "marserve.cli", "archive", "digits.py:Digits"]
+    subprocess.run(packed, cwd=here, check=True, capture_output=True)
+    json_type = {"content-type": "application/json"}
+    requests: list[tuple[bytes, dict[str, str]]] = [
+        (b'{"pixels": [1, 2, 3, 4]}', json_type),
+        (b'{"pixels": [[1, 2, 3, 4], [5, 6, 7, 8]]}', json_type),
+        (b'{"pixels": [1, 2, 3]}', json_type),
+        (b'{"pixel": [1, 2, 3, 4]}', json_type),
+        (b'{"pixels": ', json_type),
+        (b"\x00\x01", {"content-type": "image/png"}),
+        (b"[1, 2, 3, 4]", {}),
+    ]
+
+    def answers(source: str) -> list[tuple[int, str, bytes, object]]:
+        with Run(here, source) as run, httpx.Client() as client:
+            base = run.url.partition("/predictions")[0]
+            declared = client.get(f"{base}/models/digits").json()[0]["declaration"]
+            asked = [client.post(run.url, content=body, headers=headers) for body, headers in requests]
+            run.interrupt()
+        return [(one.status_code, one.headers.get("content-type", ""), one.content, declared) for one in asked]
+
+    of_source = answers("digits.py:Digits")
+
+    assert of_source == answers("digits.mar")
+    assert [status for status, *_ in of_source[:4]] == [200, 200, 400, 400]
+
+
+@pytest.mark.system
 def test_changes_are_taken_without_a_lost_request(folder: Path) -> None:
     """Ten saves a second; a syntax error, a deleted file and a model that cannot load keep the one before."""
     text = (folder / "shout.py").read_text()

@@ -20,7 +20,7 @@ from watchfiles import awatch
 from marserve.app.building.parts import Parts
 from marserve.app.draining import Stop
 from marserve.app.listeners import Listener
-from marserve.errors import Draining, LoadFailed, MarserveError
+from marserve.errors import CannotImport, Draining, LoadFailed, MarserveError
 from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.registry.models import Registry
@@ -30,6 +30,8 @@ from marserve.settings import Address
 _SETTLE_MS, _MOST_SETTLE_MS = 50, 800
 # Causes of a failed load that lie in what the source imports.
 _BAD_SOURCE = ("import_error", "missing_module")
+# Causes of one that may.
+_MAY_BE_OF_SOURCE = (*_BAD_SOURCE, "load_failed", "missing_file", "exit", "signal")
 # Some file systems give no notices.
 _LOOK_EVERY_MS = 1_000
 
@@ -47,10 +49,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A first load, or a change, failed. `reason` has the author's exception, empty without one."""
+    """A first load, or a change, failed. `reason` has the author's exception, empty without one.
+
+    `is_of_source`: the source cannot be imported, as the sentence says; `traceback` is the author's part of that, where
+    no log has it. `next_step` may help.
+    """
 
     sentence: str
     reason: str = ""
+    next_step: str = ""
+    traceback: str = ""
+    is_of_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +68,13 @@ class Reload:
 
     `stage` blocks: it stages what is there and returns the name of the store's entry, None if nothing has changed since
     its last call, whether that succeeded or not. Raises CannotArchive. `forget_old` deletes entries that are replaced.
+    `end` ends a call of `stage` that is under way.
     """
 
     folders: Callable[[], Collection[Path]]
     stage: Callable[[], str | None]
     forget_old: Callable[[], None]
+    end: Callable[[], None]
 
 
 class LocalRun:
@@ -80,12 +91,14 @@ class LocalRun:
         on_failure: Callable[[Failure], None],
         on_swapped: Callable[[float], None],
         shorten: Callable[[str], str] = str,
+        explain: Callable[[], Failure | None] = lambda: None,
         reload: Reload | None = None,
         binds_grpc: bool = False,
     ) -> None:
         """`began` is the command's begin, by `time.monotonic`. `on_swapped` gets a change's seconds.
 
-        `shorten` gives what of a log line the terminal is shown; it is called on any thread.
+        `shorten` gives what of a log line the terminal is shown; it is called on any thread. `explain` blocks: it finds
+        out whether a load failed because the source cannot be imported.
         """
         self.binds_grpc = binds_grpc
         self.shorten = shorten
@@ -94,6 +107,7 @@ class LocalRun:
         self.has_bad_source = False
         """Whether the source cannot be imported."""
         self._model, self._began, self._reload = model, began, reload
+        self._explain = explain
         self._on_ready, self._on_failure, self._on_swapped = on_ready, on_failure, on_swapped
 
     async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
@@ -102,8 +116,9 @@ class LocalRun:
             await asyncio.wait([reading])
             failures = [Failure(sentence) for sentence in parts.registry.startup_failures]
             for error in await parts.registry.failed_loads():
-                self.has_bad_source |= error.cause in _BAD_SOURCE
-                failures.append(Failure(str(error), error.reason))
+                failure = await self._failure_of(error)
+                self.has_bad_source |= failure.is_of_source
+                failures.append(failure)
             if not failures:
                 address = next(each.address for each in listeners if "Inference" in each.names)
                 declaration = parts.registry.describe(self._model).get("declaration")
@@ -117,7 +132,13 @@ class LocalRun:
                 stop.asked.set()
             await asyncio.Event().wait()
         finally:
+            if self._reload is not None:
+                self._reload.end()
             self.was_interrupted = stop.first_signal == signal.SIGINT
+
+    async def _failure_of(self, error: LoadFailed) -> Failure:
+        explained = await asyncio.to_thread(self._explain) if error.cause in _MAY_BE_OF_SOURCE else None
+        return explained or Failure(str(error), error.reason, is_of_source=error.cause in _BAD_SOURCE)
 
     async def _follow(self, registry: Registry, reload: Reload, stop: asyncio.Event) -> None:
         """Take each change, until a stop is asked for. The folders are watched; each second they are looked at, too."""
@@ -153,7 +174,9 @@ class LocalRun:
         except Draining:
             return
         except LoadFailed as error:
-            self._on_failure(Failure(str(error), error.reason))
+            self._on_failure(await self._failure_of(error))
+        except CannotImport as error:
+            self._on_failure(Failure(error.message, traceback=error.traceback, is_of_source=True))
         except MarserveError as error:
             self._on_failure(Failure(error.message))
         else:

@@ -137,6 +137,11 @@ class Output:
         if not self.as_json:
             self._notes.print(escaped(text, keep="\n\t"), markup=False, soft_wrap=True)
 
+    def say_wait(self, text: str) -> None:
+        """Print to standard error what the command waits for; nothing without a terminal."""
+        if self.shows_progress:
+            self.note(text)
+
     @property
     def has_colours(self) -> bool:
         """Whether results go to a terminal that shows colours."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from marserve.archive.writing import declaring
-from marserve.archive.writing.declaring import find_declaration
-from marserve.errors import CannotArchive
+from marserve.archive.writing.declaring import Declaring, Importing
+from marserve.errors import CannotArchive, CannotImport
 
 DECLARED = """
 from marserve_handlers import model
@@ -32,13 +32,21 @@ def members(folder: Path, source: str, beside: str = "KIND = str\n") -> dict[str
     return {"up.py": handler, "beside.py": other}
 
 
+def find_declaration(files: dict[str, Path], handler: str) -> Declaring:
+    """As `marserve archive` does."""
+    with Importing(files, handler) as importing:
+        return importing.declared()
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (DECLARED.replace("-> KIND", "-> object()"), "up.py cannot be archived: What up returns is annotated with"),
+        (DECLARED.replace("-> KIND", "-> object()"), "up.py: What up returns is annotated with"),
         (DECLARED + "\n@model\ndef other(text: str): ...\n", "defines several models, up and other"),
-        (DECLARED + "\n1 / 0\n", "up.py cannot be archived: ZeroDivisionError: division by zero."),
-        (DECLARED + "\ndef (\n", "up.py cannot be archived: line 10: invalid syntax"),
+        (DECLARED + "\n1 / 0\n", "up.py, line 10: ZeroDivisionError: division by zero."),
+        (DECLARED + "\ndef (\n", "up.py, line 10: invalid syntax"),
+        (DECLARED + "\nraise SystemExit\n", "up.py, line 10: it ends the process while it is imported (SystemExit)."),
+        (DECLARED + "\nraise KeyboardInterrupt\n", "up.py, line 10: KeyboardInterrupt."),
         (DECLARED + "\nimport os; os._exit(3)\n", "its import ended the process with status 3"),
     ],
 )
@@ -57,6 +65,52 @@ def test_an_import_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(CannotArchive, match=r"its import did not end within 0\.5 s"):
         find_declaration(members(tmp_path, source), "up.py")
+
+
+def test_a_fault_in_a_module_beside_has_that_modules_line_and_the_authors_traceback(tmp_path: Path) -> None:
+    """Without the frames of the import system and without the folder in which it was tried."""
+    with pytest.raises(CannotImport) as caught:
+        find_declaration(members(tmp_path, DECLARED, "KIND = str\nKIND.no\n"), "up.py")
+
+    assert caught.value.message.startswith("beside.py, line 2: AttributeError: type object 'str' has no")
+    assert caught.value.traceback.startswith('Traceback (most recent call last):\n  File "up.py", line 3, in <module>')
+    assert 'File "beside.py", line 2' in caught.value.traceback
+
+
+def test_a_syntax_error_in_a_module_beside_has_its_line(tmp_path: Path) -> None:
+    """And not that of the import."""
+    with pytest.raises(CannotImport, match=r"^beside\.py, line 2: invalid syntax\.$"):
+        find_declaration(members(tmp_path, DECLARED, "KIND = str\ndef (\n"), "up.py")
+
+
+def test_a_handler_that_marks_nothing_is_imported_where_that_is_asked_for(tmp_path: Path) -> None:
+    """And an import that is not here is a fault then."""
+    files = members(tmp_path, "import nothing_of_that_name\ndef handle(data, context): ...\n")
+
+    with (
+        Importing(files, "up.py", always=True) as importing,
+        pytest.raises(CannotImport, match=r"^up\.py, line 1: ModuleNotFoundError: No module named 'nothing_of_that_"),
+    ):
+        importing.declared(must_import=True)
+
+
+def test_a_caller_hears_of_a_long_import_and_may_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of the file; nothing of it is left."""
+    monkeypatch.setattr(declaring, "WAIT_S", 0.0)
+    heard: list[str] = []
+    source = DECLARED + "\nimport threading; threading.Event().wait()\n"
+
+    with Importing(members(tmp_path, source), "up.py") as importing:
+
+        def on_wait(file: str) -> None:
+            heard.append(file)
+            importing.end()
+
+        with pytest.raises(CannotArchive, match="its import ended the process with status -9"):
+            importing.declared(on_wait=on_wait)
+
+    assert heard == ["up.py"]
+    assert not importing.is_under_way
 
 
 def test_a_package_that_is_not_here_is_a_warning(tmp_path: Path) -> None:
@@ -80,6 +134,7 @@ def test_the_declaration_is_found_among_the_members(tmp_path: Path, word: str) -
 @pytest.mark.parametrize(
     ("source", "word"),
     [
+        ("from marserve_handlers import Tensor\nraise SystemExit", "up.py"),
         ("def handle(data, context): raise SystemExit", "up.py"),
         ("raise SystemExit('self.model(x)')", "up.py"),
         ("from marserve_handlers.base import BaseHandler\nself.model(x)", "up.py"),

@@ -31,6 +31,27 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(text: str, sentence: 
     assert sentence in refusal.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("from marserve_handlers import model\n@model\nclass A: ...", True),
+        ("import marserve_handlers as mh\n@mh.model()\ndef f(x): ...", True),
+        ("from marserve_handlers import *\n@model\nclass A: ...", True),
+        ("from marserve_handlers import model as m\nclass N: ...\nA = m(inputs={})(N)", True),
+        (
+            "from marserve_handlers import model\nif True:\n  mark = model(name='x')\n  @mark\n  class A: ...",
+            True,
+        ),
+        ("from marserve_handlers import model, Tensor\nclass A: ...", False),
+        ("from marserve_handlers.base import BaseHandler\nclass A(BaseHandler):\n  def f(self): self.model(1)", False),
+        ("def model(x): ...\n@model\nclass A: ...", False),
+    ],
+)
+def test_a_file_that_marks_a_model_is_told_from_others(text: str, marks: bool) -> None:
+    """By what the names stand for, not by how they are written."""
+    assert read(text).marks_a_model is marks
+
+
 def test_a_file_without_a_model_is_refused() -> None:
     """The sentence says what a model would be."""
     with pytest.raises(CannotArchive, match=r"m\.py has no model: no class or function with @model"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -15,6 +16,7 @@ from marserve.archive.writing.staging import Staging
 from marserve.cli.run.command import _settings, run
 from marserve.cli.run.source import LocalModel
 from marserve.errors import CannotArchive
+from support.command_line import marserve
 
 app = typer.Typer()
 app.command()(run)
@@ -63,6 +65,77 @@ def test_a_file_that_cannot_be_run_is_one_sentence_and_status_2(folder: Path, te
     assert sorted(path.name for path in folder.iterdir()) == ["config.properties", "m.mar", "m.py"]
 
 
+DECLARED = "from marserve_handlers import model\n@model\ndef up(text: str) -> str:\n    return text.upper()\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("1 / 0", "m.py, line 5: ZeroDivisionError: division by zero."),
+        ("import sys; sys.exit('no')", "m.py, line 5: it ends the process while it is imported (SystemExit: no)."),
+        ("import json.none", "m.py, line 5: ModuleNotFoundError: No module named 'json.none'"),
+    ],
+)
+def test_a_file_that_fails_at_its_import_is_one_sentence_and_status_2(folder: Path, line: str, sentence: str) -> None:
+    """With file and line; the traceback is for `--verbose`."""
+    (folder / "m.py").write_text(f"{DECLARED}{line}\n")
+
+    result = runner.invoke(app, ["m.py"])
+
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"marserve: {sentence}")
+    assert "Traceback" not in result.output
+    assert not list((folder.parent / "tmp").iterdir())
+
+
+def test_the_traceback_of_an_import_is_printed_where_it_is_asked_for(folder: Path) -> None:
+    """From the author's own file on."""
+    (folder / "m.py").write_text(f"{DECLARED}1 / 0\n")
+
+    result = runner.invoke(app, ["m.py", "--verbose"])
+
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith('Traceback (most recent call last):\n  File "m.py", line 5, in <module>\n')
+
+
+def test_the_fault_of_a_file_that_declares_nothing_is_found_when_its_load_has_failed(folder: Path) -> None:
+    """It is not imported before: only a worker needs it."""
+    (folder / "m.py").write_text(f"1 / 0\n{HANDLER}")
+    model = LocalModel("m.py", Wishes(), Staging(folder.parent / "tmp" / "models"))
+    model.find()
+
+    assert not model.is_importing
+    assert model.stage_first(print) == "m-1"
+    fault = model.find_fault()
+    assert fault is not None
+    assert fault.message == "m.py, line 1: ZeroDivisionError: division by zero."
+    (folder / "m.py").write_text(HANDLER)
+    assert model.find_fault() is None
+
+
+def test_what_is_run_is_what_archive_packs_byte_for_byte(folder: Path) -> None:
+    """Also what the model declares, which the server reads before the model is loaded."""
+    (folder / "m.py").write_text("from marserve_handlers import model\nfrom beside import KIND\n" + DECLARED)
+    (folder / "beside.py").write_text("KIND = open('words.txt').name\n")
+    (folder / "words.txt").write_text("one")
+    (folder / "model-config.yaml").write_text("batchSize: 4\n")
+
+    packed = marserve("archive", "m.py:up", "--format", "no-archive", "--export-path", "packed")
+    staging = Staging(folder.parent / "tmp" / "models")
+    with contextlib.closing(LocalModel("m.py:up", Wishes(), staging)) as model:
+        model.find()
+        [staged] = (staging.root / model.stage_first(print)).iterdir()
+
+    assert packed.status == 0, packed.err
+    assert contents(staged) == contents(folder / "packed" / "up")
+    assert {"MAR-INF/declaration.json", "beside.py", "words.txt"} <= contents(staged).keys()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -106,7 +179,8 @@ def test_settings_come_from_flags_then_variables_and_never_from_the_folder(
     monkeypatch.setenv("MARSERVE_DESIRED_STATE", "other.yaml")
     private = folder.parent / "tmp"
     model = LocalModel("m.py", Wishes(), Staging(private / "models"))
-    entry = model.stage_first()
+    model.find()
+    entry = model.stage_first(print)
 
     by_variable = _settings(model, entry, None, None, [], private)
     by_flag = _settings(model, entry, None, 7003, ["default_workers_per_model=4"], private)
@@ -125,7 +199,8 @@ def test_settings_come_from_flags_then_variables_and_never_from_the_folder(
 def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path) -> None:
     """Ten saves of the same state are one change."""
     model = LocalModel("m.py", Wishes(), Staging(folder.parent / "tmp" / "models"))
-    model.stage_first()
+    model.find()
+    model.stage_first(print)
 
     assert model.stage_again() is None
     (folder / "m.py").write_text(HANDLER + "# more\n")
@@ -154,7 +229,8 @@ def test_tracebacks_are_for_clients_of_this_machine_alone(folder: Path, host: st
     private = folder.parent / "tmp"
     model = LocalModel("m.py", Wishes(), Staging(private / "models"))
 
-    settings = _settings(model, model.stage_first(), host, 7003, [], private)
+    model.find()
+    settings = _settings(model, model.stage_first(print), host, 7003, [], private)
 
     assert settings.expose_errors == exposed
     assert settings.management_is_kept_here

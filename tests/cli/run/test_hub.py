@@ -91,7 +91,8 @@ def test_safetensors_and_what_the_handler_reads_are_served_and_no_code(hub: HubS
     found = desk.fetch("hf://org/film@main")
     staging = Staging(desk.folder / "models")
     model = LocalModel(str(found.path), Wishes(task="fill-mask"), staging, address=found.address)
-    entry = staging.root / model.stage_first()
+    model.find()
+    entry = staging.root / model.stage_first(print)
     [folder] = entry.iterdir()
 
     assert found == HubModel(desk.folder / "links" / "film", f"hf://org/film@{commit}")

@@ -13,7 +13,7 @@ from marserve.cli.run.screen import Screen
 from marserve.settings import Address
 
 
-def screen(*, as_json: bool = False, is_litserve: bool = False) -> Screen:
+def screen(*, as_json: bool = False, is_litserve: bool = False, is_verbose: bool = False) -> Screen:
     """The screen of `shout.py`, staged in `/srv/staged/models`."""
     return Screen(
         Output(as_json),
@@ -24,6 +24,7 @@ def screen(*, as_json: bool = False, is_litserve: bool = False) -> Screen:
         folder=None,
         follows=True,
         is_litserve=is_litserve,
+        is_verbose=is_verbose,
     )
 
 
@@ -67,6 +68,27 @@ def test_a_failed_change_says_that_the_one_before_goes_on(capsys: pytest.Capture
     assert "http://127.0.0.1:8080/predictions/shout" in said.out
     assert "http://127.0.0.1:8080/docs" in said.out
     assert "marserve logs --management http://127.0.0.1:8080\n" in said.out
+
+
+def test_a_source_that_cannot_be_imported_is_one_sentence_without_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`--verbose` has it; a script gets one document."""
+    text = (
+        "W-9000-shout_1.0 Traceback (most recent call last):\n"
+        '  File "/srv/staged/models/shout-1/shout/shout.py", line 3, in <module>\n    1 / 0\n'
+        "ZeroDivisionError: division by zero\n"
+    )
+    failure = Failure("shout.py, line 3: ZeroDivisionError: division by zero.", next_step="More.", is_of_source=True)
+
+    assert screen().shorten(text) == ""
+    assert "ZeroDivisionError" in screen(is_verbose=True).shorten(text)
+    screen().failed(failure)
+    assert capsys.readouterr().err == "marserve: shout.py, line 3: ZeroDivisionError: division by zero.\n  More.\n"
+    screen(as_json=True).failed(failure)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["error"] == {"message": failure.sentence, "next_step": "More."}
+    assert said.err == ""
 
 
 def test_scripts_get_one_document_and_files_of_litserve_their_own_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,8 @@ class LitOptions:
 class PythonSource:
     """The facts about one file. `bound` has every name that the module binds at its top, with its line.
 
-    `file_names` are texts that may name files beside it, parts of paths joined.
+    `file_names` are texts that may name files beside it, parts of paths joined. `marks_a_model`: somewhere it uses
+    `model` of `marserve_handlers`.
     """
 
     label: str
@@ -79,6 +80,7 @@ class PythonSource:
     imports: tuple[Imported, ...]
     file_names: tuple[str, ...]
     lit_options: LitOptions = LitOptions()
+    marks_a_model: bool = False
 
 
 def read_python(text: str | bytes, label: str) -> PythonSource:
@@ -99,6 +101,7 @@ def read_python(text: str | bytes, label: str) -> PythonSource:
         imports,
         tuple(dict.fromkeys(_file_names(tree))),
         _lit_options(tree, origins),
+        _marks_a_model(tree, origins),
     )
 
 
@@ -175,7 +178,9 @@ def _imports(tree: ast.Module, origins: dict[str, str]) -> Iterator[Imported]:
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             for alias in node.names:
-                if not node.level:
+                if not node.level and alias.name == "*":
+                    origins.setdefault("model", f"{module}.model")
+                elif not node.level:
                     origins.setdefault(alias.asname or alias.name, f"{module}.{alias.name}")
             if id(node) not in skipped:
                 names = tuple(alias.name for alias in node.names)
@@ -227,6 +232,15 @@ def _declared(top: Sequence[ast.stmt], origins: Mapping[str, str]) -> Iterator[F
                 for target in node.targets:
                     if isinstance(target, ast.Name):
                         yield Found(target.id, "declared", node.lineno, _name_given(made))
+
+
+def _marks_a_model(tree: ast.Module, origins: Mapping[str, str]) -> bool:
+    """Whether `model` of `marserve_handlers` is called or decorates something."""
+    for node in ast.walk(tree):
+        words = node.decorator_list if isinstance(node, _DEFINITIONS) else [node] if isinstance(node, ast.Call) else []
+        if any(_DECLARATION.fullmatch(_origin(word, origins)) for word in words):
+            return True
+    return False
 
 
 def _name_given(call: ast.expr) -> str | None:

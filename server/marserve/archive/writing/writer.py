@@ -33,7 +33,7 @@ from marserve.archive.contents.manifest import MANIFEST_PATH, RUNTIMES
 from marserve.archive.contents.torchscript import strip_debug_records
 from marserve.archive.reading import zip_records
 from marserve.archive.reading.member_names import NameSpace, split_name
-from marserve.archive.writing.declaring import find_declaration
+from marserve.archive.writing.declaring import Declaring, Importing
 from marserve.errors import CannotArchive, UnsafeArchive, without_stop
 from marserve.files.atomic import placing
 from marserve.names import name_fault
@@ -228,13 +228,15 @@ def plan_archive(
     return Plan(spec, dict(sorted(collected.members.items())), warnings, total_bytes, made)
 
 
-def with_declaration(plan: Plan) -> Plan:
-    """The plan with what its handler declares as a further member, where it declares something. Raises CannotArchive.
-
-    The handler is imported, in a process of its own.
-    """
+def begin_import(plan: Plan, *, always: bool = False) -> Importing:
+    """Begin to import a plan's handler, in a process of its own, with `always` though it marks no model."""
     members = {name: path for name, path in plan.members.items() if name != DECLARATION_PATH}
-    found = find_declaration(members, plan.spec.handler)
+    return Importing(members, plan.spec.handler, always=always)
+
+
+def with_declaration(plan: Plan, found: Declaring) -> Plan:
+    """The plan with what its handler declares as a further member, where it declares something."""
+    members = {name: path for name, path in plan.members.items() if name != DECLARATION_PATH}
     warnings = [*plan.warnings, found.warning] if found.warning else plan.warnings
     made = {name: text for name, text in plan.made.items() if name != DECLARATION_PATH}
     if found.text is not None:

@@ -22,6 +22,7 @@ from marserve.archive.writing.writer import (
     ArchiveSpec,
     Packed,
     Plan,
+    begin_import,
     handler_file,
     output_path,
     plan_archive,
@@ -159,7 +160,10 @@ def archive(
                 )
                 _check_handler(spec)
                 plan = plan_archive(spec)
-            plan = with_declaration(plan)
+            with begin_import(plan) as importing:
+                plan = with_declaration(
+                    plan, importing.declared(on_wait=lambda file: output.say_wait(f"Importing {file} …"))
+                )
             spec = plan.spec
             _check_export_path(export_path)
             warnings = [*plan.warnings, *_foresee(plan)]

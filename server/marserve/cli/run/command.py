@@ -6,12 +6,14 @@ only model that is. Everything the user's code does happens in workers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
 import socket
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -25,7 +27,7 @@ from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.cli.run.hub import fetch_model, is_hub_address
 from marserve.cli.run.screen import Screen
-from marserve.cli.run.source import LocalModel
+from marserve.cli.run.source import LocalModel, advice_on
 from marserve.cli.server.foreground import serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
 from marserve.cli.server.port_holder import holder_of
@@ -90,6 +92,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of config.properties; may be repeated."),
     ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print tracebacks, and print them whole.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a model from a file, in this terminal."""
@@ -99,13 +102,12 @@ def run(
         wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options, task)
         scratch = Scratch(None)
         try:
-            model = _find(source, wishes, settings or [], scratch.path, output)
-            if reload and not model.can_change:
-                raise WrongArguments(f"--reload follows files that you edit, and {model.shown} is none; leave it out.")
-            entry = model.stage_first()
-            loaded = _settings(model, entry, host, port, settings or [], scratch.path)
-            _refuse_taken(loaded.inference_address)
-            status = _serve(loaded, model, output, scratch.path, began, follows=reload)
+            with contextlib.closing(_find(source, wishes, settings or [], scratch.path, output)) as model:
+                entry = _stage(model, output, follows=reload, verbose=verbose)
+                loaded = _settings(model, entry, host, port, settings or [], scratch.path)
+                _refuse_taken(loaded.inference_address)
+                screen = _screen(model, output, loaded, follows=reload, is_verbose=verbose)
+                status = _serve(loaded, model, screen, scratch.path, began, follows=reload)
         finally:
             scratch.remove()
         raise typer.Exit(status)
@@ -121,6 +123,27 @@ def _find(source: str, wishes: Wishes, set_words: Sequence[str], folder: Path, o
     settings = load_as_typed(flags, pairs, spelling=_SPELLING, reads_file=False)
     found = fetch_model(source, settings, folder / "hub", output)
     return LocalModel(str(found.path), wishes, staging, address=found.address)
+
+
+def _stage(model: LocalModel, output: Output, *, follows: bool, verbose: bool) -> str:
+    """Stage the source; returns the store's entry. Raises WrongArguments."""
+    if follows and not model.can_change:
+        raise WrongArguments(f"--reload follows files that you edit, and {model.shown} is none; leave it out.")
+    model.find()
+    if model.is_importing:
+        gc.disable()  # as below
+        try:
+            # Here, so that both imports run side by side: that of the web framework takes a second, too.
+            import_module("marserve.app.server")
+        finally:
+            gc.enable()
+    try:
+        return model.stage_first(lambda file: output.say_wait(f"Importing {file} …"))
+    except WrongArguments as error:
+        if verbose and error.detail.get("traceback"):
+            output.note(error.detail["traceback"])
+            error.next_step = None
+        raise
 
 
 def _options(
@@ -218,13 +241,8 @@ def _refuse_taken(address: Address) -> None:
         ) from None
 
 
-def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, began: float, *, follows: bool) -> int:
-    """Run the server until it is stopped; returns the exit status."""
-    gc.disable()  # for these imports, and on until the server is up, as `serve` has it
-    # Late: it imports the web framework, which takes a second that a refusal above need not cost.
-    from marserve.app.local_run import LocalRun, Reload
-
-    screen = Screen(
+def _screen(model: LocalModel, output: Output, loaded: Settings, *, follows: bool, is_verbose: bool) -> Screen:
+    return Screen(
         output,
         model.shown,
         model.name,
@@ -232,11 +250,25 @@ def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, be
         model.staging.root,
         folder=None if model.planned is None else model.planned.folder,
         follows=follows,
+        is_verbose=is_verbose,
         is_litserve=model.is_litserve,
         example=model.example,
         keys=None if loaded.disable_token_authorization else loaded.token_file,
     )
-    reload = Reload(model.folders, model.stage_again, model.staging.forget_old) if follows else None
+
+
+def _serve(loaded: Settings, model: LocalModel, screen: Screen, folder: Path, began: float, *, follows: bool) -> int:
+    """Run the server until it is stopped; returns the exit status."""
+    gc.disable()  # for these imports, and on until the server is up, as `serve` has it
+    # Late: it imports the web framework, which takes a second that a refusal above need not cost.
+    from marserve.app.local_run import Failure, LocalRun, Reload
+
+    def explain() -> Failure | None:
+        fault = model.find_fault()
+        advice = advice_on(fault) if fault is not None else None
+        return None if fault is None else Failure(fault.message, next_step=advice or "", is_of_source=True)
+
+    reload = Reload(model.folders, model.stage_again, model.staging.forget_old, model.end_import) if follows else None
     companion = LocalRun(
         model.name,
         began=began,
@@ -244,6 +276,7 @@ def _serve(loaded: Settings, model: LocalModel, output: Output, folder: Path, be
         on_failure=screen.failed,
         on_swapped=screen.swapped,
         shorten=screen.shorten,
+        explain=explain,
         reload=reload,
         binds_grpc=any(loaded.origins.get(f"grpc_{which}_port") for which in ("inference", "management")),
     )

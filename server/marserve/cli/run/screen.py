@@ -35,6 +35,7 @@ class Screen:
         *,
         folder: Path | None,
         follows: bool,
+        is_verbose: bool = False,
         is_litserve: bool = False,
         example: str | None = "{}",
         keys: Path | None = None,
@@ -50,6 +51,7 @@ class Screen:
         self._staged = re.compile(re.escape(str(staged)) + r"/[^/\s]+/[^/\s]+/")
         self._model, self._version, self._follows = model, version, follows
         self._is_ready = False
+        self._is_verbose = is_verbose
 
     def ready(self, ready: Ready) -> None:
         """The model answers."""
@@ -85,7 +87,17 @@ class Screen:
         """A first load or a change failed."""
         goes_on = "; what was there goes on answering" if self._is_ready else ""
         what = f"{self._source} was not loaded: {failure.reason}" if failure.reason else failure.sentence
-        self._output.note(f"  {_now()}  {without_stop(what)}{goes_on}")
+        if failure.traceback and self._is_verbose:
+            self._output.note(failure.traceback)
+        if not self._is_ready and self._output.as_json:
+            hint = {"next_step": failure.next_step} if failure.next_step else {}
+            self._output.result({"error": {"message": what, **hint}})
+        elif failure.is_of_source and not self._is_ready:
+            self._output.note(f"marserve: {without_stop(what)}.")
+            if failure.next_step and not self._is_verbose:
+                self._output.note(f"  {failure.next_step}")
+        else:
+            self._output.note(f"  {_now()}  {without_stop(what)}{goes_on}")
 
     def shorten(self, text: str) -> str:
         """A text of the logs as the author knows it: the names of their own files, and their part of a traceback.
@@ -95,15 +107,17 @@ class Screen:
         text = _WORKER.sub("", text)
         if text.startswith((f"Model {self._model} version", "ended (")):
             return ""
-        return self._staged.sub("", self._own_part(text))
+        return text if self._is_verbose else self._staged.sub("", self._own_part(text))
 
     def _own_part(self, text: str) -> str:
-        """A traceback without the frames above the first one of the source."""
+        """A traceback without the frames above the first one of the source. Empty for that of the source's import."""
         if _TRACEBACK not in text:
             return text
         lines = text.rstrip().split("\n")
         top = next(number for number, line in enumerate(lines) if _TRACEBACK in line)
         own = [number for number, line in enumerate(lines) if number > top and self._staged.search(line)]
+        if own and lines[own[0]].rstrip().endswith("in <module>"):
+            return ""  # `failed` says what is wrong in which line
         return "\n".join([*lines[: top + 1], *lines[own[0] if own else top + 1 :]])
 
 

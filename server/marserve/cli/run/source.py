@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from marserve.archive.writing.declaring import Importing
 from marserve.archive.writing.sources import SourcePlan, Wishes, is_archive, missing_modules, plan_source
 from marserve.archive.writing.staging import Staging
+from marserve.archive.writing.writer import begin_import, with_declaration
 from marserve.cli.output import WrongArguments
-from marserve.errors import CannotArchive
+from marserve.errors import CannotArchive, CannotImport, MarserveError
 
 
 class LocalModel:
@@ -19,29 +22,49 @@ class LocalModel:
         """`address` is where the source was fetched from; the files of one that was fetched do not change."""
         self.source, self.wishes, self.staging = source, wishes, staging
         self.shown = address or source
-        self.can_change = not address and not is_archive(source)
+        self.is_archive = is_archive(source)
+        self.can_change = not address and not self.is_archive
         self.name = ""
         self.version = wishes.version
         self.planned: SourcePlan | None = None
         self._seen: object = None
+        self._importing: Importing | None = None
 
-    def stage_first(self) -> str:
-        """Plan and stage the source; returns the store's entry. Raises WrongArguments."""
+    def find(self) -> None:
+        """Plan the source, and begin to import what marks a model. Raises WrongArguments."""
+        if self.is_archive:
+            if self.wishes.options or self.wishes.extra_files or self.wishes.task:
+                raise WrongArguments(
+                    f"{self.shown} is an archive, which says itself how it is served; leave those options out, or "
+                    "use `marserve register`."
+                )
+            return
         try:
-            if is_archive(self.source):
-                if self.wishes.options or self.wishes.extra_files or self.wishes.task:
-                    raise WrongArguments(
-                        f"{self.shown} is an archive, which says itself how it is served; leave those options out, or "
-                        "use `marserve register`."
-                    )
-                entry, self.name, self.version = self.staging.take_archive(Path(self.source))
-                self.name = self.wishes.name or self.name
-                return entry
             self.planned = plan_source(self.source, self.wishes)
             self._refuse_missing(self.planned)
             self._seen = _state(self.planned)
             self.name = self.planned.plan.spec.model_name
-            return self.staging.stage(self.planned.plan, links=not self.can_change)
+            self._importing = begin_import(self.planned.plan)
+        except CannotArchive as error:
+            raise WrongArguments(error.message) from error
+
+    def stage_first(self, on_wait: Callable[[str], None]) -> str:
+        """Stage what `find` has found; returns the store's entry. `on_wait` is that of `Importing.declared`.
+
+        Raises WrongArguments.
+        """
+        try:
+            if self.planned is None:
+                entry, name, self.version = self.staging.take_archive(Path(self.source))
+                self.name = self.wishes.name or name
+                return entry
+            assert self._importing is not None
+            with self._importing as importing:
+                declaring = importing.declared(must_import=True, on_wait=on_wait)
+            plan = with_declaration(self.planned.plan, declaring)
+            return self.staging.stage(plan, links=not self.can_change)
+        except CannotImport as error:
+            raise WrongArguments(error.message, advice_on(error), traceback=error.traceback) from error
         except CannotArchive as error:
             raise WrongArguments(error.message) from error
 
@@ -58,7 +81,37 @@ class LocalModel:
         if seen == self._seen:
             return None
         self.planned, self._seen = planned, seen
-        return self.staging.stage(planned.plan)
+        with begin_import(planned.plan) as self._importing:
+            declaring = self._importing.declared(must_import=True)
+        return self.staging.stage(with_declaration(planned.plan, declaring))
+
+    def find_fault(self) -> CannotImport | None:
+        """Why the source cannot be imported, found by importing it; None if it can be, or is no Python."""
+        if self.planned is None:
+            return None
+        try:
+            with begin_import(self.planned.plan, always=True) as self._importing:
+                self._importing.declared(must_import=True)
+        except CannotImport as error:
+            return error
+        except MarserveError:
+            return None
+        return None
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether the source is being imported."""
+        return self._importing is not None and self._importing.is_under_way
+
+    def end_import(self) -> None:
+        """End an import that is under way, from any thread."""
+        if self._importing is not None:
+            self._importing.end()
+
+    def close(self) -> None:
+        """Leave nothing of an import."""
+        if self._importing is not None:
+            self._importing.close()
 
     def folders(self) -> list[Path]:
         """The folders of the source's files."""
@@ -86,6 +139,11 @@ class LocalModel:
                 "file.",
                 f"pip install {top}",
             )
+
+
+def advice_on(fault: CannotImport) -> str | None:
+    """The next step after a source that cannot be imported; None if there is no more to see."""
+    return "--verbose prints the traceback." if fault.traceback else None
 
 
 def _state(planned: SourcePlan) -> object:

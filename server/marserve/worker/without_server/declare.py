@@ -1,6 +1,6 @@
 """Imports a handler, and writes what it declares as JSON. Its arguments are a folder and the handler's word.
 
-For `marserve archive`, whose process runs no code of an archive. No model is loaded.
+For `marserve archive` and `marserve run`, whose process runs no code of an archive. No model is loaded.
 """
 
 from __future__ import annotations
@@ -8,14 +8,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from typing import Any
 
 from marserve.messages import Load
 from marserve.worker.load import enter_model_folder, find_definition, import_handler
 
+# Of a traceback, in characters.
+_MOST_TRACEBACK = 8_000
+
 
 def declare(folder: str, handler: str) -> dict[str, Any]:
-    """What the handler in this folder declares: `declaration`, or `fault` and `is_missing`; empty for nothing."""
+    """What the handler in this folder declares: `declaration`, or `fault` with what belongs to it; empty for nothing.
+
+    The keys are those of `marserve.archive.writing.declaring.Imported`.
+    """
     word, _, name = handler.partition(":")
     try:
         enter_model_folder(Load("model", "1.0", folder, handler, None, None, 1))
@@ -27,13 +34,33 @@ def declare(folder: str, handler: str) -> dict[str, Any]:
         from marserve_handlers.declared.opening import declare
 
         return {"declaration": declare(definition).encode().decode()}
-    except ImportError as error:
-        return {"fault": f"{type(error).__name__}: {error}", "is_missing": True}
-    except SyntaxError as error:
-        return {"fault": f"line {error.lineno}: {error.msg}"}
-    except Exception as error:  # what the author's module raises
-        is_ours = type(error).__name__ == "DeclarationError"
-        return {"fault": str(error) if is_ours else f"{type(error).__name__}: {error}"}
+    except BaseException as error:  # what the author's module raises, also to end the process
+        return _fault(error, folder)
+
+
+def _fault(error: BaseException, folder: str) -> dict[str, Any]:
+    """What is wrong, in which line of the author's, and the author's part of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if frame.filename.startswith(folder + os.sep)]
+    lines: list[str] = []
+    where = ""
+    if own:
+        last = frames[own[-1]]
+        where = f"{os.path.relpath(last.filename, folder)}, line {last.lineno}"
+        kept = traceback.StackSummary.from_list(frames[own[0] :])
+        lines = ["Traceback (most recent call last):\n", *kept.format()]
+    said = ": ".join(word for word in (type(error).__name__, str(error)) if word)
+    if type(error).__name__ == "DeclarationError":
+        said = str(error)
+    elif isinstance(error, SyntaxError):
+        said = str(error.msg)
+        if error.filename and error.filename.startswith(folder + os.sep):
+            where = f"{os.path.relpath(error.filename, folder)}, line {error.lineno}"
+    elif isinstance(error, SystemExit):
+        said = f"it ends the process while it is imported ({said})"
+    lines += traceback.format_exception_only(error) if lines else []
+    text = "".join(lines).replace(folder + os.sep, "")[-_MOST_TRACEBACK:]
+    return {"fault": said, "where": where, "traceback": text, "is_missing": isinstance(error, ImportError)}
 
 
 def main() -> None:
