@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 Result = TypeVar("Result")
 
@@ -19,6 +21,8 @@ class Runner:
         """Run to its end, and return its result or raise its exception."""
         loop = self._loop
         if loop is None:
+            import asyncio  # here for a quicker start: few workers need asyncio
+
             loop = self._loop = asyncio.new_event_loop()
         return loop.run_until_complete(coroutine)
 

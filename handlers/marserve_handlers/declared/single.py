@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +33,8 @@ class ItemModel:
         self.is_async = predicting.is_async
         self._takes_context = predicting.takes_context
         self.runner = Runner()
+        if self.is_async:  # imported once, by the template, and not by each worker at its first request
+            import asyncio  # noqa: F401
 
     def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """One answer for each request. An exception in an answer's place is that request's alone."""
@@ -46,6 +47,8 @@ class ItemModel:
 
     async def handle_async(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """The same where `predict` is a coroutine: the requests of a batch run side by side."""
+        import asyncio  # here for a quicker start: few workers need it, and those have it since their model was opened
+
         if len(rows) == 1:
             return [self._encode(await self.predict(**self.arguments(rows[0], context, 0)), context, 0)]
         return list(await asyncio.gather(*(self._one_async(row, context, place) for place, row in enumerate(rows))))

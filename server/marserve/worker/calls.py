@@ -6,13 +6,15 @@ reads here, and keeps what is not an answer for later. A concurrent worker's own
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marserve.messages import Called, Returned
 from marserve.worker.connection import Connection
 from marserve_handlers.calling import CallFailed, ModelAnswer, body_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 # How many calls one worker may wait for at a time.
 MOST_CALLS = 1000
@@ -39,6 +41,8 @@ class Calls:
         headers: Mapping[str, str] | None = None,
     ) -> ModelAnswer:
         """Call a model on behalf of item `position` of batch `number`. Raises CallFailed, and EOFError at the end."""
+        import asyncio  # here for a quicker start: few workers need asyncio
+
         data, content_type = body_of(body, content_type)
         if len(data) > self._most_bytes:
             raise CallFailed(f"The request to {model} has {len(data)} bytes, more than {self._most_bytes}.", 413)
