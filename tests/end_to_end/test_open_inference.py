@@ -110,6 +110,10 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
             raw_input_contents=[struct.pack("<4f", 1, 2, 3, 4)],
         )
         echoed = ask("ModelInfer", model_name="echo", inputs=[{**PAIR, "contents": {"fp32_contents": [1, 2, 3, 4]}}])
+        config = ask("ModelConfig", name="sums", version="1.0").config
+        index = ask("RepositoryIndex", ready=True)
+        counts = ask("ModelStatistics", name="sums")
+        regions = [ask(f"{kind}SharedMemoryStatus").regions for kind in ("System", "Cuda")]
         with pytest.raises(grpc.RpcError) as caught:
             ask("ModelInfer", model_name="sums", inputs=[PAIR], raw_input_contents=[b"1234"])
 
@@ -117,6 +121,10 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
     assert list(typed.outputs[0].contents.fp32_contents) == [3, 7]
     assert (list(raw.raw_output_contents), raw.model_version) == ([struct.pack("<2f", 3, 7)], "1.0")
     assert list(echoed.outputs[0].contents.fp32_contents) == [1, 2, 3, 4]
+    assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (4, 11, [2])
+    assert [(each.name, each.state) for each in index.models] == [("echo", "READY"), ("sums", "READY")]
+    assert counts.model_stats[0].inference_stats.success.count == counts.model_stats[0].inference_count > 0
+    assert regions == [{}, {}]
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "4 bytes came, and its shape takes 16" in caught.value.details()
 

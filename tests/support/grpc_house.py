@@ -98,6 +98,7 @@ async def inference_port(
     authorize: Authorize | None = None,
     identity: Identity | None = None,
     has_open_inference: bool = False,
+    is_open_inference_whole: bool = False,
     error_rules: ErrorRules = AS_RECORDED,
     stall_timeout_s: float = 60.0,
     ledger: ByteLedger | None = None,
@@ -115,7 +116,13 @@ async def inference_port(
         ledger=ledger,
         request_ids=request_ids,
     )
-    listener = ports.bind_inference(HERE, limits or GrpcLimits(), authorize, has_open_inference=has_open_inference)
+    listener = ports.bind_inference(
+        HERE,
+        limits or GrpcLimits(),
+        authorize,
+        has_open_inference=has_open_inference,
+        is_open_inference_whole=is_open_inference_whole,
+    )
     async with _accepting(listener):
         yield listener
 

@@ -33,7 +33,8 @@ class ItemModel:
         self.is_async = predicting.is_async
         self._takes_context = predicting.takes_context
         self.runner = Runner()
-        if self.is_async:  # imported once, by the template, and not by each worker at its first request
+        if self.is_async:
+            # here: imported once, by the template, and not by each worker at its first request
             import asyncio  # noqa: F401
 
     def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:

@@ -12,10 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
+from marserve.answers.pages import OfferedModel
 from marserve.api.grpc import inference, management
 from marserve.api.grpc.listener import GrpcListener
 from marserve.api.grpc.schema import OPEN_INFERENCE
 from marserve.errors import WorkerDied
+from marserve.telemetry.metrics.counts import VersionMetrics
 from support.fake_data_plane import Submitted
 from support.grpc_house import (
     SCHEMA,
@@ -230,12 +232,31 @@ class Echoing(FakeRegistry):
         """One version."""
         return ["1.0"]
 
+    def declaration_of(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """Tensors, so that those of a request are carried as bytes."""
+        return {"kind": "tensors", "inputs": [], "outputs": []}
+
+    declaration_if_there = declaration_of
+
+    def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """What a configuration is made of."""
+        numbers = {"batchSize": 1, "maxBatchDelay": 0, "minWorkers": 1}
+        return {"modelName": "m", "modelVersion": "1.0", "deviceType": "cpu", **numbers}
+
+    def version_metrics(self, model: str | None = None, version: str | None = None) -> list[VersionMetrics]:
+        """Nothing was counted."""
+        return [VersionMetrics("m", "1.0")]
+
+    def all_offered(self) -> list[OfferedModel]:
+        """No model is listed."""
+        return []
+
 
 @pytest.mark.parametrize("times", [30, pytest.param(500, marks=pytest.mark.long)])
 async def test_no_bytes_make_an_inference_call_stumble(times: int) -> None:
     """Of any method; the next call is answered."""
     services = [inference.SERVICE, f"{OPEN_INFERENCE}.GRPCInferenceService"]
-    async with inference_port(Echoing(), has_open_inference=True) as port:
+    async with inference_port(Echoing(), has_open_inference=True, is_open_inference_whole=True) as port:
         seen = await throw_bytes(port, services, times, seed=1)
         async with client_of(port) as client:
             answer = await client.method(inference.SERVICE, "Ping")()

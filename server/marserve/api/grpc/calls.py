@@ -199,12 +199,14 @@ class Calls:
         self._is_silent.set()
 
     def service(self, name: str, answers: Answers) -> grpc.GenericRpcHandler:
-        """grpcio's handler of a service of the schema; `answers` has a coroutine for each of its methods."""
+        """grpcio's handler of a service of the schema; `answers` has a coroutine for each method that is answered."""
         handlers = {}
         for method, described in self._schema.methods(name).items():
             path = f"{name}/{method}"
             message = self._schema.message(described.input_type.full_name)
-            answer: Any = answers[method]
+            answer: Any = answers.get(method)
+            if answer is None:
+                continue
             if described.client_streaming:
                 handlers[method] = grpc.stream_stream_rpc_method_handler(self._dialogue(path, message, answer))
             elif described.server_streaming:

@@ -15,16 +15,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from google.protobuf.json_format import ParseDict
 
 from marserve import __version__
 from marserve.api.decoding import Decoding
 from marserve.api.grpc.answers import Pieces
-from marserve.api.grpc.calls import Answers, Call
+from marserve.api.grpc.calls import Answers, Call, UnaryAnswer
 from marserve.api.grpc.errors import ReportedInternal
 from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, write_body
 from marserve.api.grpc.raw_tensors import fill_response as fill_raw
 from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
-from marserve.api.open_inference.documents import declares_tensors, metadata_document, server_document
+from marserve.api.open_inference.documents import (
+    config_document,
+    declares_tensors,
+    index_document,
+    metadata_document,
+    server_document,
+    statistics_document,
+    versions_of,
+)
 from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
 from marserve.messages import Part, Request
@@ -92,6 +101,17 @@ class GrpcOpenInference:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._infer,
+            **(self._further() if self._is_whole and not self._is_torchserves else {}),
+        }
+
+    def _further(self) -> Answers:
+        """The methods that TorchServe's service does not have."""
+        return {
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "SystemSharedMemoryStatus": self._no_regions("SystemSharedMemoryStatus"),
+            "CudaSharedMemoryStatus": self._no_regions("CudaSharedMemoryStatus"),
         }
 
     async def _live(self, _: Any, call: Call) -> Any:
@@ -122,6 +142,31 @@ class GrpcOpenInference:
             return self._responses["ModelMetadata"](name=message.name, versions=versions)
         declaration = self._registry.declaration_of(message.name, message.version or None)
         return self._responses["ModelMetadata"](**metadata_document(message.name, versions, declaration))
+
+    async def _config(self, message: Any, call: Call) -> Any:
+        if not message.name:
+            raise BadInput("Parameter name is required.")
+        described = self._registry.describe(message.name, message.version or None)
+        return ParseDict({"config": config_document(described)}, self._responses["ModelConfig"]())
+
+    async def _statistics(self, message: Any, call: Call) -> Any:
+        counts = self._registry.version_metrics(message.name or None, message.version or None)
+        found = [statistics_document(each) for each in counts]
+        return ParseDict({"model_stats": found}, self._responses["ModelStatistics"](), ignore_unknown_fields=True)
+
+    async def _index(self, message: Any, call: Call) -> Any:
+        found = index_document(versions_of(self._registry), only_ready=message.ready)
+        return self._responses["RepositoryIndex"](models=found)
+
+    def _no_regions(self, method: str) -> UnaryAnswer:
+        """Says that no memory is shared: there is none to be registered."""
+
+        async def answer(message: Any, call: Call) -> Any:
+            if message.name:
+                raise BadInput(f"No shared memory is registered under {message.name!r}; this server takes none.")
+            return self._responses[method]()
+
+        return answer
 
     async def _infer(self, message: Any, call: Call) -> Any:
         model, version = message.model_name, message.model_version or None

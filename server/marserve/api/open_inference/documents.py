@@ -6,10 +6,11 @@ declares nothing, or one item in place of tensors, has no inputs and outputs her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from marserve import __version__
+from marserve.registry.models import Registry
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 PLATFORM: Final = "marserve_python"
@@ -81,6 +82,13 @@ def config_document(described: Mapping[str, Any]) -> Document:
         "dynamic_batching": {"max_queue_delay_microseconds": round(1000 * described["maxBatchDelay"])},
         "parameters": {"version": {"string_value": described["modelVersion"]}},
     }
+
+
+def versions_of(registry: Registry) -> Iterator[tuple[str, str, bool, str]]:
+    """Model, version, whether it answers, and its state, of all versions in order of the models' names."""
+    for model in registry.all_offered():
+        for each in model.versions:
+            yield model.name, each.version, registry.data_plane.is_model_ready(model.name, each.version), each.state
 
 
 def index_document(versions: Iterable[tuple[str, str, bool, str]], *, only_ready: bool) -> list[Document]:

@@ -6,7 +6,6 @@ document says is made in `api/open_inference`; for users it is in docs/open-infe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from marserve.api.open_inference.documents import (
     metadata_document,
     server_document,
     statistics_document,
+    versions_of,
 )
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
@@ -60,7 +60,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
     )
     async def index(request: Request) -> Response:
         only_ready = await _wants_ready(request)
-        return PrettyJson(index_document(_versions(registry), only_ready=only_ready))
+        return PrettyJson(index_document(versions_of(registry), only_ready=only_ready))
 
     @router.get(
         "/v2/models/stats", operation_id="oip_all_statistics", summary="What every version answered (Open Inference)"
@@ -105,13 +105,6 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
 
 def _ready(document: dict[str, Any], *, is_ready: bool) -> Response:
     return PrettyJson({**document, "ready": is_ready}, status_code=200 if is_ready else 503)
-
-
-def _versions(registry: Registry) -> Iterator[tuple[str, str, bool, str]]:
-    """Model, version, whether it answers, and its state, of all versions in order of the models' names."""
-    for model in registry.all_offered():
-        for each in model.versions:
-            yield model.name, each.version, registry.data_plane.is_model_ready(model.name, each.version), each.state
 
 
 async def _wants_ready(request: Request) -> bool:
