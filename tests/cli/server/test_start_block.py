@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
-
-from marserve.cli.server.start_block import Started, block, coloured, listening_at, sample_of, try_it
+from marserve.cli.server.start_block import Started, block, coloured, listening_at
 
 BASE = "http://127.0.0.1:8080"
 
@@ -93,61 +90,3 @@ def test_colours_are_only_where_they_are_asked_for() -> None:
     """A pipe gets plain text."""
     assert not any("\x1b" in line for line in block(started(version("m"))))
     assert any("\x1b[32mready\x1b[0m" in line for line in block(started(version("m")), coloured))
-
-
-@pytest.mark.parametrize(
-    ("declaration", "sample"),
-    [
-        ({}, None),
-        ({"kind": "item", "input": {"type": "image"}}, None),
-        ({"kind": "item", "input": {"type": "text"}}, ("text/plain", "hello")),
-        (
-            {"kind": "tensors", "inputs": [{"name": "x", "dtype": "float32", "shape": ["batch", 2, "n"]}]},
-            ("application/json", {"x": [[0.0], [0.0]]}),
-        ),
-        (
-            {
-                "kind": "item",
-                "input": {
-                    "type": "json",
-                    "schema": {
-                        "type": "object",
-                        "required": ["text", "kind", "inner", "ages"],
-                        "properties": {
-                            "text": {"type": "string"},
-                            "kind": {"enum": ["a", "b"]},
-                            "inner": {"$ref": "#/$defs/Inner"},
-                            "ages": {"type": "array", "items": {"type": "integer", "minimum": 3}},
-                            "more": {"type": "number"},
-                        },
-                        "$defs": {"Inner": {"type": "object", "properties": {}}},
-                    },
-                },
-            },
-            ("application/json", {"text": "hello", "kind": "a", "inner": {}, "ages": [3]}),
-        ),
-    ],
-)
-def test_a_declared_input_makes_the_command_whole(declaration: dict[str, Any], sample: Any) -> None:
-    """What fits the declaration; None where it has no such value."""
-    found = sample_of(declaration)
-
-    assert found == sample if found is None or sample[0] == "text/plain" else json.loads(found[1]) == sample[1]
-
-
-def test_a_large_tensor_is_made_by_python_in_the_command() -> None:
-    """A line of seven hundred zeros could not be read."""
-    tensor = {"name": "pixels", "dtype": "float32", "shape": ["batch", 1, 28, 28]}
-
-    command = try_it(version("m", declaration={"kind": "tensors", "inputs": [tensor]}), BASE)
-
-    assert command.startswith("python3 -c ")
-    assert '"pixels": z([1, 28, 28])' in command
-    assert command.endswith("| curl -d @- -H 'Content-Type: application/json' http://127.0.0.1:8080/predictions/m")
-
-
-def test_a_server_behind_a_socket_is_asked_through_it() -> None:
-    """curl needs the socket's file beside a URL."""
-    command = try_it(version("m"), "unix:/run/m.sock")
-
-    assert command == "curl --unix-socket /run/m.sock -T FILE http://localhost/predictions/m"

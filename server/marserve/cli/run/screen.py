@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marserve import __version__
 from marserve.cli.output import Output
-from marserve.cli.server.sample_request import curl_line
+from marserve.cli.server.sample_request import base_of, curl_line, is_socket
 from marserve.errors import without_stop
-from marserve.settings import Address
 
 if TYPE_CHECKING:
     from marserve.app.local_run import Failure, Ready
@@ -56,16 +54,17 @@ class Screen:
     def ready(self, ready: Ready) -> None:
         """The model answers."""
         self._is_ready = True
-        base, seconds = _shown(ready.address), f"{ready.seconds:.1f} s"
-        url = f"{base}/predictions/{self._model}"
-        asked = f"{base}/predict" if self._is_litserve else url
+        address, seconds = str(ready.address), f"{ready.seconds:.1f} s"
+        base, route = base_of(address), f"/predictions/{self._model}"
+        asked = "/predict" if self._is_litserve else route
+        line = curl_line(address, asked, ready.declaration, folder=self._folder, example=self._example)
+        pages = [f"  Docs     {base}/docs", f"  Logs     marserve logs --management {base}"]
         lines = [
             "",
             f"  marserve {__version__}: {self._model} {self._version} of {self._source}, ready in {seconds}",
             "",
-            f"  Ask it   {curl_line(asked, self._folder, ready.declaration, self._example)}",
-            f"  Docs     {base}/docs",
-            *([f"  Logs     marserve logs --management {base}"] if ready.address.scheme != "unix" else []),
+            f"  Ask it   {line}",
+            *([] if is_socket(address) else pages),
             *([f"  Keys     {self._keys}"] if self._keys else []),
             "",
             "  Ctrl-C stops it" + (f"; changes of {self._source} are taken as they are saved" if self._follows else ""),
@@ -74,7 +73,8 @@ class Screen:
         document = {
             "model": self._model,
             "version": self._version,
-            "url": url,
+            "url": f"{base}{route}",
+            **({"socket": ready.address.path} if is_socket(address) else {}),
             "seconds": round(ready.seconds, 3),
         }
         self._output.result(document, *lines)
@@ -119,14 +119,6 @@ class Screen:
         if own and lines[own[0]].rstrip().endswith("in <module>"):
             return ""  # `failed` says what is wrong in which line
         return "\n".join([*lines[: top + 1], *lines[own[0] if own else top + 1 :]])
-
-
-def _shown(address: Address) -> str:
-    """The beginning of URLs of this machine's clients."""
-    if address.scheme == "unix":
-        return f"--unix-socket {address.path} http://localhost"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
-    return str(replace(address, host=host))
 
 
 def _now() -> str:

@@ -7,32 +7,66 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from marserve.registry.intake.drawn_samples import draw_samples
 
 # The beginning of the name of a file that is a request.
 _STEM = "request"
-_LONGEST = 240
+# A longer body cannot be read in a line, in characters; tensors of more numbers are made by Python.
+_LONGEST = 400
+_MOST_NUMBERS = 64
 _JSON = "application/json"
-_MOST_DEPTH = 4
+_MOST_DEPTH = 6
+# What stands for a size that varies, in a tensor that Python makes.
+_SIZE = 1
+_HERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def curl_line(url: str, folder: Path | None, declaration: Mapping[str, Any] | None, example: str | None = "{}") -> str:
-    """The line to type. `folder` is the model's, None for an archive; `declaration` is what the model declares.
+def curl_line(
+    address: str,
+    path: str,
+    declaration: Mapping[str, Any] | None,
+    *,
+    folder: Path | None = None,
+    example: str | None = None,
+) -> str:
+    """The line to type, which asks the `path` of the server at `address`.
 
-    `example` is the JSON for a model that declares nothing, None where it takes a file.
+    `folder` is the model's, None for an archive; `declaration` is what the model declares. `example` is the JSON for a
+    model that declares nothing, None where it takes a file.
     """
+    curl = f"curl --unix-socket {shlex.quote(address.removeprefix('unix:'))}" if is_socket(address) else "curl"
+    url = shlex.quote(f"{base_of(address)}{path}")
     file = _request_beside(folder)
     if file is not None:
-        said = f"-H 'Content-Type: {_JSON}' " if file.suffix == ".json" else ""
-        return f"curl {said}-T {shlex.quote(os.path.relpath(file))} {url}"
-    content_type, body = (_JSON, example) if declaration is None else _fitting(declaration)
+        kind = f"-H 'Content-Type: {_JSON}' " if file.suffix == ".json" else ""
+        return f"{curl} {kind}-T {shlex.quote(os.path.relpath(file))} {url}"
+    said = sample_of(declaration, example)
+    if said is None:
+        return f"{curl} -T FILE {url}"
+    kind, body = f"-H 'Content-Type: {said[0]}'", said[1]
     if body is None:
-        return f"curl -T FILE {url}"
-    return f"curl -H 'Content-Type: {content_type}' -d {shlex.quote(body)} {url}"
+        assert declaration is not None
+        return f"python3 -c {shlex.quote(_program_for(declaration))} | {curl} {kind} -d @- {url}"
+    return f"{curl} {kind} -d {shlex.quote(body)} {url}"
+
+
+def is_socket(address: str) -> bool:
+    """Whether an address is the file of a socket."""
+    return address.startswith("unix:")
+
+
+def base_of(address: str) -> str:
+    """The beginning of URLs of this machine's clients."""
+    if is_socket(address):
+        return "http://localhost"
+    parts = urlsplit(address)
+    host = _HERE.get(parts.hostname or "")
+    return address if host is None else f"{parts.scheme}://{host}:{parts.port}"
 
 
 def _request_beside(folder: Path | None) -> Path | None:
@@ -41,30 +75,51 @@ def _request_beside(folder: Path | None) -> Path | None:
     return found[0] if found and found[0].is_file() else None
 
 
-def _fitting(declaration: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The content type and body of a request; no body where only a file will do."""
-    samples = draw_samples(declaration)
-    if samples:
-        body = (samples[0].body or b"").decode()
-        return _JSON, body if len(body) <= _LONGEST else None
+def sample_of(declaration: Mapping[str, Any] | None, example: str | None = None) -> tuple[str, str | None] | None:
+    """The content type and body of a request that fits; no body where Python makes it, None where a file will do."""
+    if not declaration:
+        return None if example is None else (_JSON, example)
+    if declaration.get("kind") == "tensors":
+        numbers = sum(_count(_shape(one)) for one in declaration.get("inputs", ()))
+        samples = draw_samples(declaration) if numbers <= _MOST_NUMBERS else ()
+        body = (samples[0].body or b"").decode() if samples else ""
+        return _JSON, body if 0 < len(body) <= _LONGEST else None
     item = declaration.get("input")
-    kind = item.get("type") if isinstance(item, Mapping) else None
-    if kind == "text":
+    if not isinstance(item, Mapping):
+        return None
+    if item.get("type") == "text":
         return "text/plain", "hello"
-    if kind in ("image", "bytes") or declaration.get("kind") == "tensors":
-        return "", None
-    schema = item.get("schema") if isinstance(item, Mapping) else None
-    body = json.dumps(_example(schema, schema, 0)) if isinstance(schema, Mapping) else "{}"
-    return _JSON, body if len(body) <= _LONGEST else None
+    schema = item.get("schema")
+    if not isinstance(schema, Mapping):
+        return (_JSON, "{}") if item.get("type") == "json" else None
+    body = json.dumps(_fitting(schema, schema.get("$defs") or {}, 0), ensure_ascii=False)
+    return (_JSON, body) if len(body) <= _LONGEST else None
 
 
-def _example(schema: Any, whole: Mapping[str, Any], depth: int) -> Any:
-    """A value that the JSON schema may take: the defaults and the simplest values of what is required."""
+def _shape(one: Mapping[str, Any]) -> list[int]:
+    """The shape of one item of a tensor."""
+    return [size if isinstance(size, int) else _SIZE for size in one.get("shape", ())[1:]]
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _program_for(declaration: Mapping[str, Any]) -> str:
+    """A line of Python that prints zeros of a declaration of tensors."""
+    fields = ", ".join(f"{json.dumps(one['name'])}: z({_shape(one)})" for one in declaration.get("inputs", ()))
+    return f"import json; z = lambda s: [z(s[1:])] * s[0] if s else 0; print(json.dumps({{{fields}}}))"
+
+
+def _fitting(schema: Any, named: Mapping[str, Any], depth: int) -> Any:
+    """A small value that fits a JSON schema: defaults, and the simplest values of what is required."""
     if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
         return None
     if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        return _example((whole.get("$defs") or {}).get(name), whole, depth + 1)
+        return _fitting(named.get(str(schema["$ref"]).rpartition("/")[2]), named, depth + 1)
     for key in ("default", "const"):
         if key in schema:
             return schema[key]
@@ -73,11 +128,13 @@ def _example(schema: Any, whole: Mapping[str, Any], depth: int) -> Any:
             return schema[key][0]
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
-            return _example(schema[key][0], whole, depth + 1)
+            return _fitting(schema[key][0], named, depth + 1)
     kind = schema.get("type")
-    if kind == "object":
+    if kind == "object" or "properties" in schema:
         fields, required = schema.get("properties") or {}, schema.get("required") or ()
-        return {name: _example(fields.get(name), whole, depth + 1) for name in required}
+        return {name: _fitting(fields.get(name), named, depth + 1) for name in required}
     if kind == "array":
-        return [_example(schema.get("items"), whole, depth + 1)]
-    return {"string": "text", "integer": 1, "number": 1.0, "boolean": True}.get(str(kind))
+        return [_fitting(schema.get("items") or {}, named, depth + 1)] * max(1, int(schema.get("minItems", 1)))
+    if kind in ("integer", "number"):
+        return schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
+    return {"string": "hello"[: schema.get("maxLength", 5)], "boolean": True}.get(str(kind))

@@ -7,9 +7,7 @@ models are loaded or a few seconds have passed, and a line for each model that i
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from marserve import __version__
+from marserve.cli.server.sample_request import curl_line
 from marserve.cli.versions import Description, has_failed, is_ready, last_death, ready_workers
 from marserve.names import escaped
 
@@ -31,8 +30,6 @@ LOOK_EVERY_S = 0.1
 # In the block: ready models beyond these are counted; models that failed are all named.
 MOST_READY = 12
 MOST_REASON = 160
-# Numbers in the sample input of a command; a larger one is made by Python.
-MOST_NUMBERS = 16
 
 Style = Literal["bold", "green", "red", "yellow", "dim"]
 Paint = Callable[[str, Style], str]
@@ -118,91 +115,9 @@ def _short(text: str) -> str:
     return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 1]}…"
 
 
-# ------------------------------------------------------------------------------------------- a command to try it
-
-
 def try_it(version: Description, inference: str) -> str:
     """A command that asks the model: with its declared input where it is known, else with a file."""
-    socket = inference.removeprefix("unix:") if inference.startswith("unix:") else ""
-    base = "http://localhost" if socket else inference
-    url = shlex.quote(f"{base}/predictions/{version['modelName']}")
-    curl = f"curl --unix-socket {shlex.quote(socket)}" if socket else "curl"
-    said = sample_of(version.get("declaration") or {})
-    if said is None:
-        return f"{curl} -T FILE {url}"
-    kind, text = said
-    header = f" -H 'Content-Type: {kind}'"
-    if len(text) > 400:
-        return f"python3 -c {shlex.quote(_program_for(version['declaration']))} | {curl} -d @-{header} {url}"
-    return f"{curl} -d {shlex.quote(text)}{header} {url}"
-
-
-def sample_of(declaration: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The content type and the text of an input that fits a declaration; None if it declares no such thing."""
-    if declaration.get("kind") == "tensors":
-        return "application/json", json.dumps(
-            {one["name"]: _zeros(one["dtype"], _shape(one)) for one in declaration.get("inputs", ())}
-        )
-    item = declaration.get("input") or {}
-    if item.get("type") in ("str", "text"):
-        return "text/plain", "hello"
-    schema = item.get("schema")
-    if isinstance(schema, dict):
-        return "application/json", json.dumps(_fitting(schema, schema.get("$defs") or {}, 0))
-    return None
-
-
-def _shape(one: Mapping[str, Any]) -> list[int]:
-    shape = list(one.get("shape") or ())
-    if shape and shape[0] == "batch":
-        shape = shape[1:]
-    return [size if isinstance(size, int) else 1 for size in shape]
-
-
-def _zeros(dtype: str, shape: Sequence[int]) -> Any:
-    if not shape:
-        return False if dtype == "bool" else "" if dtype in ("str", "bytes") else 0.0 if "float" in dtype else 0
-    return [_zeros(dtype, shape[1:]) for _ in range(shape[0])] if _count(shape) <= 1_000_000 else []
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def _program_for(declaration: Mapping[str, Any]) -> str:
-    """A line of Python that prints the sample of a declaration of tensors."""
-    fields = ", ".join(f"{json.dumps(one['name'])}: z({_shape(one)})" for one in declaration.get("inputs", ()))
-    return f"import json; z = lambda s: [z(s[1:])] * s[0] if s else 0; print(json.dumps({{{fields}}}))"
-
-
-def _fitting(schema: Mapping[str, Any], named: Mapping[str, Any], depth: int) -> Any:
-    """A small value that fits a JSON schema."""
-    if depth > 6:
-        return None
-    if "$ref" in schema:
-        return _fitting(named.get(str(schema["$ref"]).rpartition("/")[2], {}), named, depth + 1)
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if schema.get(key):
-            return schema[key][0]
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            return _fitting(schema[key][0], named, depth + 1)
-    kind = schema.get("type")
-    if kind == "object" or "properties" in schema:
-        required = schema.get("required", ())
-        fields = schema.get("properties", {})
-        return {name: _fitting(one, named, depth + 1) for name, one in fields.items() if name in required}
-    if kind == "array":
-        return [_fitting(schema.get("items") or {}, named, depth + 1)] * max(1, int(schema.get("minItems", 1)))
-    if kind in ("integer", "number"):
-        return schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-    return {"string": "hello"[: schema.get("maxLength", 5)], "boolean": True}.get(str(kind))
+    return curl_line(inference, f"/predictions/{version['modelName']}", version.get("declaration"))
 
 
 # ------------------------------------------------------------------------------------------- in front
