@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,10 +12,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from marserve.cli.server import start as start_command
+from marserve.cli.server.pid_file import PidFile
+from marserve.machine.start_watch import StartWatch
+from marserve.settings import load_settings
 from support.command_line import marserve
 from support.prepared import Prepared
 from support.server import poll
@@ -253,3 +259,53 @@ def test_a_start_that_is_not_waited_for_goes_on(place: Workplace) -> None:
     (pid,) = place.server_pids()
     assert f"The server goes on as process {pid}; `marserve stop` ends it." in (place.folder / "said").read_text()
     assert place.marserve("stop").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "verbose", "expected"),
+    [
+        ("terminal", "terminal", False, "coloured"),
+        ("pipe", "terminal", False, "plain"),
+        ("terminal", "pipe", False, "coloured"),
+        ("pipe", "pipe", False, "logs"),
+        ("terminal", "terminal", True, "logs"),
+    ],
+)
+def test_who_looks_on_gets_the_block_and_others_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, err: str, verbose: bool, expected: str
+) -> None:
+    """`| tee file` leaves a terminal; a container's log is none."""
+    seen: list[Any] = []
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def serve(*arguments: Any) -> int:
+        seen.append(arguments[3:])
+        return 0
+
+    monkeypatch.setattr(start_command, "serve", serve)
+    settings = load_settings("marserve", {}, {}, tmp_path, reads_file=False)
+    (read, write), terminal = os.pipe(), os.openpty()
+    with contextlib.ExitStack() as opened:
+        for descriptor in (read, terminal[0]):
+            opened.callback(os.close, descriptor)
+        ends = {"pipe": opened.enter_context(os.fdopen(write, "w"))}
+        ends["terminal"] = opened.enter_context(os.fdopen(terminal[1], "w"))
+        monkeypatch.setattr(sys, "stdout", ends[out])
+        monkeypatch.setattr(sys, "stderr", ends[err])
+        start_command._serve_here(settings, cast("PidFile", None), cast("StartWatch", None), 0.0, verbose=verbose)
+        monkeypatch.undo()
+
+    [further] = seen
+    assert (further[0]._paint.__name__ if further else "logs") == expected
+
+
+def test_a_reader_of_the_block_that_goes_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`marserve start --foreground | head -1`: further lines go nowhere."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        start_command._show("one")
+        start_command._show("two")
+        monkeypatch.undo()

@@ -114,17 +114,36 @@ def start(
 
 
 def _serve_here(loaded: Settings, pid_file: PidFile, watch: StartWatch, began: float, *, verbose: bool) -> int:
-    """Serve in this process. A terminal gets one block and what asks for something; anything else gets the logs."""
-    if verbose or loaded.log_format != "text" or not sys.stdout.isatty():
+    """Serve in this process. A person gets one block and what asks for something; anything else gets the logs."""
+    if verbose or loaded.log_format != "text" or not _is_watched():
         return serve(loaded, pid_file, watch)
     # Late: a server whose output no person reads needs no block.
     from marserve.cli.server.start_block import StartScreen, coloured, plain
 
     logs = loaded.log_location or loaded.working_directory / "logs"
-    has_colours = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     shown = os.path.relpath(logs, loaded.working_directory)
-    screen = StartScreen(print, began, shown, coloured if has_colours else plain)
+    screen = StartScreen(_show, began, shown, coloured if has_colours else plain)
     return serve(dataclasses.replace(loaded, log_location=logs), pid_file, watch, screen)
+
+
+def _is_watched() -> bool:
+    """Whether a person reads what is printed: output or errors go to a terminal, as in `marserve start … | tee file`.
+
+    A container's log and a service manager's journal have neither.
+    """
+    return any(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+def _show(text: str) -> None:
+    """Print lines at once. A reader that has gone, such as `head -1`, ends the printing and not the server."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # What is still buffered would fail again when the process ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _text(path: Path | None) -> str | None:
