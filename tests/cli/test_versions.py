@@ -137,6 +137,22 @@ def test_the_table_of_versions_shows_the_last_minute_where_it_is_known() -> None
     assert "req/s" not in drawn(versions_table([description()]))[0]
 
 
+@pytest.mark.parametrize(
+    ("requests", "p95", "shown"),
+    [
+        (0.3426, 999.4, ["0.343", "999", "ms"]),
+        (999.4, 999.6, ["999", "1", "s"]),
+        (12_345.6, 23_456.0, ["12,346", "23.5", "s"]),
+        (1e6, 3_600_000.0, ["1,000,000", "3,600", "s"]),
+    ],
+)
+def test_large_figures_are_shown_as_people_write_them(requests: float, p95: float, shown: list[str]) -> None:
+    """A model that takes long to answer showed `2.4e+04 ms`."""
+    version = description(lastMinute={"requestsPerSecond": requests, "p95Milliseconds": p95})
+
+    assert drawn(versions_table([version]))[1][-5:-2] == shown
+
+
 def test_the_table_of_versions_shows_memory_where_it_is_counted() -> None:
     """What a version holds, or in brackets what it would take; no column where nobody counts."""
     held = {"residentBytes": 412 << 20, "neededBytes": 400 << 20}

@@ -132,7 +132,7 @@ def _traffic(version: Description) -> str:
 def _batch(version: Description) -> str:
     """The most requests in a batch, and how many there were on average in the last minute: `8 (3.2)`."""
     mean = (version.get("lastMinute") or {}).get("meanBatch")
-    return str(version["batchSize"]) if mean is None else f"{version['batchSize']} ({mean:.3g})"
+    return str(version["batchSize"]) if mean is None else f"{version['batchSize']} ({_rounded(mean)})"
 
 
 def _last_minute(version: Description) -> list[str]:
@@ -141,7 +141,18 @@ def _last_minute(version: Description) -> list[str]:
     if not figures:
         return ["-", "-"]
     p95 = figures.get("p95Milliseconds")
-    return [f"{figures['requestsPerSecond']:.3g}", "-" if p95 is None else f"{p95:.3g} ms"]
+    return [_rounded(figures["requestsPerSecond"]), "-" if p95 is None else _duration(p95)]
+
+
+def _rounded(number: float) -> str:
+    """Three digits that say something: `0.343`, `41.3`, `12,346`."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
+
+
+def _duration(milliseconds: float) -> str:
+    """In milliseconds, from a second on in seconds."""
+    is_long = milliseconds >= 999.5
+    return f"{_rounded(milliseconds / 1000)} s" if is_long else f"{_rounded(milliseconds)} ms"
 
 
 def _memory(version: Description) -> str:
