@@ -53,6 +53,19 @@ def test_what_is_said_anyway_is_not_said_twice() -> None:
     assert shown.shorten("printed by the author") == "printed by the author"
 
 
+def test_a_worker_that_dies_while_it_serves_is_shown() -> None:
+    """Until it has answered, and for a change that cannot be loaded, `failed` says it."""
+    shown = screen()
+    text = "W-9000-shout_1.0 ended (killed): killed by SIGKILL"
+    before = shown.shorten(text)
+
+    shown.ready(Ready(Address("http", "127.0.0.1", 8080), 1.0, None))
+
+    assert before == ""
+    assert shown.shorten(text) == "A worker ended (killed): killed by SIGKILL"
+    assert shown.shorten("W-9000-shout_1.0 ended (import_error): no") == ""
+
+
 def test_a_failed_change_says_that_the_one_before_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Unlike a first load."""
     shown = screen()

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WORKER = re.compile(r"^W-\d+-\S+ ")
+_ENDED = re.compile(r"ended \((\w+)\): ")
+# Causes of a worker's end that make a load fail, or that are no failure.
+_OF_LOADS = (
+    "import_error",
+    "missing_module",
+    "missing_file",
+    "load_failed",
+    "fork_refused",
+    "startup_timeout",
+    "stopped",
+)
 
 
 class Screen:
@@ -105,8 +116,11 @@ class Screen:
         Empty for what `failed` says.
         """
         text = _WORKER.sub("", text)
-        if text.startswith((f"Model {self._model} version", "ended (")):
+        ended = _ENDED.match(text)
+        if text.startswith(f"Model {self._model} version") or (ended and (ended[1] in _OF_LOADS or not self._is_ready)):
             return ""
+        if ended:
+            text = f"A worker {text}"
         return text if self._is_verbose else self._staged.sub("", self._own_part(text))
 
     def _own_part(self, text: str) -> str:
