@@ -73,6 +73,7 @@ def test_nobody_there_is_told_with_what_was_tried(nobody: str) -> None:
 
     assert nobody in failed.value.message
     assert "marserve start" in str(failed.value.next_step)
+    assert "`marserve run` shows its address" in str(failed.value.next_step)
 
 
 def test_somebody_else_who_listens_there_is_told() -> None:

@@ -118,10 +118,7 @@ class Listener:
         try:
             return self._client.request(method, path, timeout=httpx.Timeout(timeout_s, connect=QUICK_S), **more)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise CommandFailed(
-                f"No server answers at {self.address} ({_reason(error)}).",
-                f"Start one with `marserve start`, or say where it is with {self.flag}.",
-            ) from error
+            raise self._unreachable(error) from error
         except httpx.TimeoutException as error:
             raise CommandFailed(
                 f"The server at {self.address} did not answer {method} {path} within {timeout_s:g} s.",
@@ -132,6 +129,12 @@ class Listener:
                 f"The connection to {self.address} broke during {method} {path} ({_reason(error)}).",
                 "Is it marserve that listens there, and http or https as configured?",
             ) from error
+
+    def _unreachable(self, error: httpx.HTTPError) -> CommandFailed:
+        where = f"say where it is with {self.flag}; `marserve run` shows its address"
+        return CommandFailed(
+            f"No server answers at {self.address} ({_reason(error)}).", f"Start one with `marserve start`, or {where}."
+        )
 
     @contextlib.contextmanager
     def stream(self, path: str, parameters: Mapping[str, str]) -> Iterator[Iterator[str]]:
@@ -144,10 +147,7 @@ class Listener:
                     raise refused(answer)
                 yield answer.iter_lines()
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise CommandFailed(
-                f"No server answers at {self.address} ({_reason(error)}).",
-                f"Start one with `marserve start`, or say where it is with {self.flag}.",
-            ) from error
+            raise self._unreachable(error) from error
         except httpx.HTTPError as error:
             raise CommandFailed(f"The connection to {self.address} broke ({_reason(error)}).") from error
 
