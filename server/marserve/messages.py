@@ -374,7 +374,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class SetLevel(msgspec.Struct, frozen=True, array_like=True, tag="set_level"):
-    """Log from this level on from now on. `level` is a name of Python's logging."""
+    """Log from this level on from now on. `level` is a name of Python's logging. Rank 0 passes it on to the others."""
 
     level: str
 
@@ -689,4 +689,4 @@ class DeviceTold(msgspec.Struct, frozen=True, array_like=True, tag="device_told"
     is_lost: bool
 
 
-ToRank = Share | Call | CallEnded | AskDevice | DeviceTold
+ToRank = Share | Call | CallEnded | AskDevice | DeviceTold | SetLevel

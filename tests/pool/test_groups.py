@@ -138,7 +138,7 @@ def formed(size: int = 3) -> tuple[RankGroup, list[Rank], list[Any]]:
     followers = [group_module._Follower(rank, grouped) for rank in range(1, size)]
     for follower in followers:
         grouped.follow(follower)
-    grouped.formed(Load("m", "1.0", "", "h.py", None, None, 1))
+    grouped.formed(Load("m", "1.0", "", "h.py", None, None, 1), "info")
     return grouped, members, followers
 
 
@@ -253,6 +253,27 @@ async def test_every_rank_sees_a_request_and_rank_0_answers(tmp_path: Path) -> N
         assert sockets_outside_loopback(view.ranks) == []
         lines = {line.worker_id: line.text for line in running.log.lines if "is up" in line.text}
         assert lines == {"29500": "rank 0 is up", "29500.1": "rank 1 is up"}
+
+
+async def test_every_rank_logs_at_the_level_that_was_set_last(tmp_path: Path) -> None:
+    """From its load on, and changed between two requests."""
+    source = """
+import logging, os
+log = logging.getLogger("mine")
+def handle(data, context):
+    log.debug("%s of rank %s", bytes(data[0]["body"]).decode() if data else "load", os.environ["RANK"])
+    return [b""] * len(data or ())
+"""
+    async with group(tmp_path, source) as running:
+        running.launchers.levels.set("debug", "m")
+        await running.start()
+        for level, word in (("info", b"unsaid"), ("debug", b"said")):
+            running.launchers.levels.set(level)
+            await running.ask_body(word)
+        await until(lambda: sum(text.startswith("said") for text in running.log.texts) == 2, "both lines")
+
+        said = sorted(text for text in running.log.texts if " of rank " in text)
+        assert said == ["load of rank 0", "load of rank 1", "said of rank 0", "said of rank 1"]
 
 
 async def test_what_is_late_or_cancelled_is_left_out_on_every_rank_alike(tmp_path: Path) -> None:

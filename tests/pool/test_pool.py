@@ -56,6 +56,27 @@ async def test_a_pool_answers(tmp_path: Path, start: str) -> None:
         assert answers == [Answer(b"hello %d" % number) for number in range(50)]
 
 
+@pytest.mark.parametrize("start", STARTS)
+async def test_a_worker_logs_at_its_models_level_from_its_load_on(tmp_path: Path, start: str) -> None:
+    """One that is forked from a template that has loaded the model has its own level, too."""
+    source = """
+    import logging
+    def handle(data, context):
+        logging.getLogger("mine").debug("asked" if data else "loaded")
+        return [b"" for _ in data or ()]
+    """
+    async with RunningPool(tmp_path, source, start=start) as running:
+        running.launchers.levels.set("debug", "m")
+        await running.start()
+        running.launchers.levels.set("info")
+        await running.ask(b"in between")
+        running.launchers.levels.set("debug")
+        await running.ask(b"last")
+        await until(lambda: "asked" in running.log.texts, "the last line")
+
+        assert running.log.texts == ["loaded", "asked"]
+
+
 async def test_a_pool_answers_on_asyncios_own_loop_too(tmp_path: Path) -> None:
     """uvloop is not everywhere; pipes, sockets and pidfds must do without it."""
     source = textwrap.dedent(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 import socket
 import threading
 import time
@@ -367,6 +368,24 @@ def test_what_raised_because_another_rank_is_gone_is_not_told_as_the_handlers(
         group.call(b"a")
 
     assert group.server.told == []
+
+
+@pytest.mark.parametrize("is_mirrored", [True, False])
+def test_a_level_of_logging_is_passed_on_between_two_calls(
+    start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, is_mirrored: bool
+) -> None:
+    """In a pipeline, too, where no call is."""
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(rank_module, "set_level", said.put)
+    group = start(reporting([]), is_mirrored=is_mirrored)
+
+    levels = []
+    for level in ("DEBUG", "INFO"):
+        group.leader.set_level(level)
+        group.call(b"a")
+        levels.append(said.get(timeout=10))
+
+    assert levels == ["DEBUG", "INFO"]
 
 
 def test_in_a_pipeline_nothing_is_mirrored(start: Callable[..., Group]) -> None:

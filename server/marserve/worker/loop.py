@@ -71,6 +71,8 @@ class WorkerLoop:
                         self._load(message)
                     elif type(message) is SetLevel:
                         set_level(message.level)
+                        if self._leader is not None:
+                            self._leader.set_level(message.level)
                     elif type(message) is Stop:
                         leave(0)
                     if self._leader is not None:

@@ -38,6 +38,7 @@ from marserve.messages import (
     Item,
     OutOfStep,
     Rank,
+    SetLevel,
     Share,
     ToRank,
 )
@@ -47,7 +48,7 @@ from marserve.worker.device.device_loss import find_loss
 from marserve.worker.device.device_memory import give_back
 from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
-from marserve.worker.process.printed_lines import running
+from marserve.worker.process.printed_lines import running, set_level
 from marserve.worker.rows import begin_unwatched, rows_of
 
 LOOPBACK = "127.0.0.1"
@@ -162,6 +163,10 @@ class Leader:
             self._unsettled = False
             self._compare(None)
 
+    def set_level(self, level: str) -> None:
+        """Have the other ranks log from this level on, too; one that is still loading does so when it has loaded."""
+        self._tell(SetLevel(level))
+
     @property
     def may_break_off(self) -> bool:
         """Whether a call may end because all clients of its stream have gone: not if other ranks would go on."""
@@ -254,7 +259,7 @@ class Leader:
 
 
 class Follower:
-    """Any other rank: makes the calls that rank 0 announces, or says whether its device is lost."""
+    """Any other rank: makes the calls that rank 0 announces, logs at its level, says whether its device is lost."""
 
     def __init__(self, place: Rank, leader: Peer, server: Connection, page: Page) -> None:
         self._rank = place.rank
@@ -276,6 +281,8 @@ class Follower:
                     self._items, self._bodies, self._is_once = message.items, bodies, message.is_once
                 elif type(message) is Call:
                     self._call(model, message)
+                elif type(message) is SetLevel:
+                    set_level(message.level)
                 elif type(message) is AskDevice:
                     loss = find_loss((), model.load.gpu_id, wait=message.wait)
                     if loss:

@@ -30,7 +30,7 @@ from marserve import wire
 from marserve.allocator import give_back_free_memory
 from marserve.errors import BadFrame
 from marserve.lineage import VARIABLE as LINEAGE
-from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, Stop, Templated, ToServer
+from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, SetLevel, Stop, Templated, ToServer
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
@@ -40,7 +40,7 @@ from marserve.worker.process.idle_threads import describe_threads, end_idle_thre
 from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import exit_status, leave, use_threads
 from marserve.worker.process.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
-from marserve.worker.process.printed_lines import configure_output
+from marserve.worker.process.printed_lines import configure_output, set_level
 
 # The device files that runtimes of accelerators open (CUDA, also on Jetson and under WSL, ROCm, Level Zero): a driver
 # that was opened before a fork does not work after it.
@@ -122,6 +122,8 @@ class Template:
                 except ImportError:
                     continue
             self._report(began, [])
+        elif isinstance(message, SetLevel):
+            set_level(message.level)
         elif isinstance(message, Fork):
             self._fork(message)
         elif isinstance(message, Stop):

@@ -25,19 +25,20 @@ def test_running_workers_get_a_new_level_at_once() -> None:
     levels.set("debug", "a")
     levels.set("warning")
 
-    assert (a.levels, b.levels) == (["debug", "warning"], ["warning"])
+    assert (a.levels, b.levels) == (["info", "debug", "warning"], ["info", "warning"])
     assert (levels.default, levels.of_models) == ("warning", {})
 
 
 def test_a_worker_that_comes_begins_with_its_models_level() -> None:
-    """It is sent nothing where that is how workers begin."""
+    """Whatever the template that it was forked from had."""
     levels, plain, early, late = WorkerLevels(), Worker(), Worker(), Worker()
     levels.join("a", plain.set_level)
     levels.set("debug", "a")
     levels.join("a", early.set_level)
     levels.join("b", late.set_level)
 
-    assert (plain.levels, early.levels, late.levels) == (["debug"], ["debug"], [])
+    assert (plain.levels, early.levels, late.levels) == (["info", "debug"], ["debug"], ["info"])
+    assert (levels.of("a"), levels.of("b")) == ("debug", "info")
 
 
 def test_a_worker_that_has_ended_is_sent_nothing() -> None:
@@ -49,4 +50,4 @@ def test_a_worker_that_has_ended_is_sent_nothing() -> None:
 
     levels.set("debug")
 
-    assert worker.levels == []
+    assert worker.levels == ["info"]

@@ -24,7 +24,7 @@ from typing import Any
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.machine.limits import process_limits
-from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, Stop, Templated, ToWorker
+from marserve.messages import Exited, Fork, Forked, Load, NotLoaded, Preload, SetLevel, Stop, Templated, ToWorker
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.leftovers import Leftovers
 from marserve.pool.launchers.process import (
@@ -37,6 +37,7 @@ from marserve.pool.launchers.process import (
 )
 from marserve.pool.worker_end.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load
 from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
+from marserve.pool.worker_end.worker_levels import DEFAULT_LEVEL
 
 # One thread before anything is imported: a numeric library's own pool would make forking unsafe.
 SINGLE_THREADED = limit_threads(1)
@@ -140,17 +141,17 @@ class Template:
         """The template's process id, -1 before it has one."""
         return self._process.pid if self._process is not None else -1
 
-    async def open(self, order: Load | Preload) -> Templated:
+    async def open(self, order: Load | Preload, level: str = DEFAULT_LEVEL) -> Templated:
         """Start the process and have it load (or import). Raises StartFailed; there is nothing to close then.
 
-        The caller bounds the wait: when cancelled, the process is ended all the same.
+        `level` is that of its logging while it loads; a worker that it forks gets its own. The caller bounds the wait: when cancelled, the process is ended all the same.
         """
         loop = asyncio.get_running_loop()
         process = self._process = await self._spawn()
         self._answer = loop.create_future()
         process.exited.add_done_callback(lambda _: self._ended())
         try:
-            self._unsent = memoryview(b"".join(wire.encode(order)))
+            self._unsent = memoryview(b"".join([*wire.encode(SetLevel(level.upper())), *wire.encode(order)]))
             assert self._control is not None
             loop.add_reader(self._control.fileno(), self._readable)
             loop.add_writer(self._control.fileno(), self._writable)

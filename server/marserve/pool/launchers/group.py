@@ -25,7 +25,7 @@ import msgspec
 
 from marserve import wire
 from marserve.errors import BadFrame
-from marserve.messages import DeviceLost, Hello, Load, Loaded, Metrics, NotLoaded, OutOfStep, Rank
+from marserve.messages import DeviceLost, Hello, Load, Loaded, Metrics, NotLoaded, OutOfStep, Rank, SetLevel
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.worker_end.cause_of_death import Cause, Death, death_of_load
@@ -124,11 +124,12 @@ class RankGroup(WorkerProcess):
         """Add the connection to a further rank."""
         self._followers.append(follower)
 
-    def formed(self, order: Load) -> None:
-        """All ranks are there: have the further ones load the model."""
+    def formed(self, order: Load, level: str) -> None:
+        """All ranks are there: have the further ones load the model, and log from this level on."""
         if self._ended_rank is not None:  # one has ended while the others were started
             self.signal_group(signal.SIGKILL)
         for follower in self._followers:
+            follower.send(SetLevel(level.upper()))
             follower.send(self.load(order, follower.rank))
         if not self._unloaded and not self._whole.done():
             self._whole.set_result(True)
@@ -186,11 +187,17 @@ class RankGroup(WorkerProcess):
 
 
 async def form_group(
-    shape: GroupShape, order: Load, worker_id: str, ends: WorkerEnds, output: WorkerOutput, start: StartRank
+    shape: GroupShape,
+    order: Load,
+    level: str,
+    worker_id: str,
+    ends: WorkerEnds,
+    output: WorkerOutput,
+    start: StartRank,
 ) -> RankGroup:
     """Start the ranks of one worker, and have all but rank 0 load; rank 0 gets its order on the worker's own wire.
 
-    Raises what `start` raises, and OSError if the system gives no more descriptors; nothing is left then.
+    `level` is that of their logging, as `debug`. Raises what `start` raises, and OSError if the system gives no more descriptors; nothing is left then.
     """
     # All ranks draw the same random numbers: samples that they draw together must be equal on each.
     seed = random.SystemRandom().getrandbits(63)
@@ -209,7 +216,7 @@ async def form_group(
         except BaseException:
             group.abandon()
             raise
-    group.formed(order)
+    group.formed(order, level)
     return group
 
 
@@ -287,7 +294,7 @@ class _Follower(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._has_loaded = False
 
-    def send(self, message: Load) -> None:
+    def send(self, message: Load | SetLevel) -> None:
         """Send one message."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(wire.encode(message))

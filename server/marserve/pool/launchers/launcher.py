@@ -387,7 +387,8 @@ class Launcher:
         order = msgspec.structs.replace(self._load, threads=threads, gpu_id=view.gpu_id, cpus=list(cpus))
         device_count = len(devices) if view.environment else 0
         shape = GroupShape(self._options.ranks, self._options.parallel_type != "pp", view.environment, device_count)
-        group = await form_group(shape, order, worker_id, ends, output, start)
+        level = self._launchers.levels.of(order.model)
+        group = await form_group(shape, order, level, worker_id, ends, output, start)
         how = f"{shape.size} ranks, {'fresh' if shared is None else 'forked before loading'}"
         return Launched(group, needs_load=True, how=how, cpus=cpus)
 
@@ -416,7 +417,7 @@ class Launcher:
         template = Template(load.model, load.version, launchers.environment, launchers.log, launchers.leftovers)
         self._loading = template
         try:
-            ready = await template.open(load)
+            ready = await template.open(load, launchers.levels.of(load.model))
         finally:
             self._loading = None
         if not ready.refusals:

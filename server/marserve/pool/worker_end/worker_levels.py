@@ -1,6 +1,7 @@
 """The level of workers' logging, changed while they run: of all workers, or of one model's.
 
-Workers log at INFO until another level is set. One that starts gets its model's level before it loads.
+Workers log at INFO until another level is set. One that starts gets its model's level before it loads. The ranks of a
+group behind the first get theirs with their order to load (`pool/launchers/group.py`), later ones from the first rank.
 """
 
 from __future__ import annotations
@@ -22,11 +23,9 @@ class WorkerLevels:
         self._workers: dict[SetLevel, str] = {}
 
     def join(self, model: str, set_level: SetLevel) -> None:
-        """A worker of `model` has a connection; it gets its level, if that is not the one that it begins with."""
+        """A worker of `model` has a connection; it gets its level, since its template may have had another one."""
         self._workers[set_level] = model
-        level = self._level_of(model)
-        if level != DEFAULT_LEVEL:
-            set_level(level)
+        set_level(self.of(model))
 
     def leave(self, set_level: SetLevel) -> None:
         """A worker has ended. May be called again, and for one that never joined."""
@@ -43,5 +42,6 @@ class WorkerLevels:
             if model in (None, its_model):
                 set_level(level)
 
-    def _level_of(self, model: str) -> str:
+    def of(self, model: str) -> str:
+        """The level that a model's workers have now."""
         return self.of_models.get(model, self.default)
