@@ -12,6 +12,7 @@
 `tensors`, `single`   `handle(rows, context)` for the two shapes; `running` runs coroutines for them
 `streams`, `events`   the same for a `predict` that yields, and Server-Sent Events
 `named`         models that declare themselves, for `base_handler`
+`accept`        which of two content types a client would rather have
 `item_context`  what `predict(self, item, context)` knows of its request
 
 A worker imports none of this for a handler of TorchServe's shape. numpy, Pillow and pydantic are imported only by

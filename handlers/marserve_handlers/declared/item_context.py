@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Context
+from marserve_handlers.declared.accept import prefers
 
 if TYPE_CHECKING:
     from marserve_handlers.calling import ModelAnswer
 
 
-def accepts(context: Context, place: int, content_type: str) -> bool:
-    """Whether the header `Accept` of a request names this content type."""
-    items, wanted = context.batch_items, content_type.encode()
-    return bool(items) and any(name.lower() == b"accept" and wanted in value for name, value in items[place].headers)
+def accepts(context: Context, place: int, content_type: str, usual: str) -> bool:
+    """Whether the header `Accept` of a request names this content type, and does not ask for the usual one more."""
+    items = context.batch_items
+    if not items:
+        return False
+    lines = [value.decode("latin-1") for name, value in items[place].headers if name.lower() == b"accept"]
+    return prefers(", ".join(lines), content_type, usual)
 
 
 class ItemContext:

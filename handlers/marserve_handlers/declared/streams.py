@@ -146,7 +146,7 @@ class _Stream:
             raise value
         is_event = isinstance(value, Event)
         if not self._count:
-            self._has_events = is_event and accepts(self._context, self.place, EVENT_STREAM)
+            self._has_events = is_event and accepts(self._context, self.place, EVENT_STREAM, "text/plain")
         if self._has_events:
             body, content_type = (value if is_event else Event(value)).frame(), EVENT_STREAM
         elif is_event:

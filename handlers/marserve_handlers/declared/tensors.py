@@ -13,7 +13,7 @@ from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.arrays import NPY_TYPE, Array, Slot, as_array, as_npy
 from marserve_handlers.declared.declaration import Declaration
 from marserve_handlers.declared.item_context import accepts
-from marserve_handlers.declared.items import encode_json
+from marserve_handlers.declared.items import JSON, encode_json
 from marserve_handlers.declared.open_inference.inferring import Inferring
 from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
@@ -178,7 +178,7 @@ class TensorModel:
     def _answer(self, parts: Mapping[str, list[Array]], rows: Rows, context: Context, place: int) -> Any:
         if rows.infer is not None:
             return self._infer.answer({name: _joined(arrays) for name, arrays in parts.items()}, rows, context, place)
-        if rows.came_as_npy and len(self._outputs) == 1 and accepts(context, place, NPY_TYPE):
+        if rows.came_as_npy and len(self._outputs) == 1 and accepts(context, place, NPY_TYPE, JSON):
             context.set_response_content_type(place, NPY_TYPE)
             array = _joined(next(iter(parts.values())))
             return as_npy(array if rows.is_batch else array[0])

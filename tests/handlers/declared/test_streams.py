@@ -14,7 +14,7 @@ from marserve_handlers.support.line_owner import of_this_task
 from support.declared_models import Opening
 from support.model_context import FakeItem
 
-SSE = [(b"Accept", b"text/event-stream")]
+SSE = "text/html, text/event-stream;q=0.9"
 CLOSED: list[str] = []
 
 
@@ -58,7 +58,7 @@ def events(item: str) -> Iterator[Event]:
 class Sending:
     """A model whose pieces are kept: for each request what was sent, exceptions included, and what came last."""
 
-    def __init__(self, target: Any, *requests: bytes, accept: bool = False, gone: set[int] | None = None) -> None:
+    def __init__(self, target: Any, *requests: bytes, accept: str = "", gone: set[int] | None = None) -> None:
         CLOSED.clear()
         self.opening = Opening(target)
         context = self.opening.context
@@ -73,7 +73,10 @@ class Sending:
 
         context.send_pieces = take
         context.ask_cancelled = lambda place: gone is not None and place in gone
-        items = [FakeItem(str(place), headers=SSE if accept else []) for place in range(len(requests))]
+        items = [
+            FakeItem(str(place), headers=[(b"Accept", accept.encode())] if accept else [])
+            for place in range(len(requests))
+        ]
         self.last = self.opening.answer(*requests, items=items)
 
 
@@ -146,7 +149,7 @@ def test_all_are_closed_once_no_client_waits(target: Any) -> None:
 
 def test_events_are_framed_where_they_are_accepted() -> None:
     """Lines of data, a name, an id; JSON for what is no text; and an end."""
-    sending = Sending(events, b"good", accept=True)
+    sending = Sending(events, b"good", accept=SSE)
 
     assert sending.sent == [[b"event: token\nid: 1\ndata: a\ndata: b\n\n", b'data: {"text":"c"}\n\n']]
     assert sending.last == [b"event: end\ndata: {}\n\n"]
@@ -164,15 +167,16 @@ def test_a_failed_stream_of_events_ends_with_an_error(
     request_: bytes, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The message of an error for the client; of any other one only the log has the words."""
-    sending = Sending(events, request_, accept=True)
+    sending = Sending(events, request_, accept=SSE)
 
     assert sending.last == [b"event: error\ndata: %b\n\n" % data]
     assert ("secret" in caplog.text) is (request_ == b"worse")
 
 
-def test_events_are_lines_where_they_are_not_accepted() -> None:
-    """A client that asked for nothing gets the data."""
-    sending = Sending(events, b"good")
+@pytest.mark.parametrize("accept", ["", "*/*", "text/event-stream;q=0", "text/event-stream;q=0.4, text/plain"])
+def test_events_are_lines_where_they_are_not_accepted(accept: str) -> None:
+    """A client that asked for nothing, or refuses them, gets the data."""
+    sending = Sending(events, b"good", accept=accept)
 
     assert sending.sent == [[b"a\nb\n", b'{"text":"c"}\n']]
     assert sending.last == [b""]

@@ -144,7 +144,8 @@ class Template:
     async def open(self, order: Load | Preload, level: str = DEFAULT_LEVEL) -> Templated:
         """Start the process and have it load (or import). Raises StartFailed; there is nothing to close then.
 
-        `level` is that of its logging while it loads; a worker that it forks gets its own. The caller bounds the wait: when cancelled, the process is ended all the same.
+        `level` is that of its logging while it loads; a worker that it forks gets its own. The caller bounds the wait:
+        when cancelled, the process is ended all the same.
         """
         loop = asyncio.get_running_loop()
         process = self._process = await self._spawn()

@@ -197,7 +197,8 @@ async def form_group(
 ) -> RankGroup:
     """Start the ranks of one worker, and have all but rank 0 load; rank 0 gets its order on the worker's own wire.
 
-    `level` is that of their logging, as `debug`. Raises what `start` raises, and OSError if the system gives no more descriptors; nothing is left then.
+    `level` is that of their logging, as `debug`. Raises what `start` raises, and OSError if the system gives no more
+    descriptors; nothing is left then.
     """
     # All ranks draw the same random numbers: samples that they draw together must be equal on each.
     seed = random.SystemRandom().getrandbits(63)
