@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
+from marserve_handlers.support.shown import short
 
 HANDLER = "handler"
 PREDICTION = "prediction"
@@ -58,11 +59,12 @@ class BadInput(PredictionException):
     """The request's value does not fit: the client gets 400 and `field: message`, or the message alone without a field.
 
     The message says what was expected and what came: `BadInput("expected float32 [28, 28], got [28, 27]", "pixels")`.
+    The field may be a client's word, and is cut there.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
         self.field = field
-        super().__init__(message if field is None else f"{field}: {message}", 400)
+        super().__init__(message if field is None else f"{short(str(field))}: {message}", 400)
 
 
 class BadPicture(BadInput):

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from marserve_handlers.declared.bodies import Body, read_json, shown
+from marserve_handlers.declared.bodies import Body, read_json
 from marserve_handlers.declared.declaration import Tensor
 from marserve_handlers.errors import BadInput
+from marserve_handlers.support.shown import shown
 
 NPY_MAGIC: Final = b"\x93NUMPY"
 NPY_TYPE: Final = "application/x-npy"

@@ -10,8 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from marserve_handlers.errors import BadInput
+from marserve_handlers.support.shown import names_of
 
-MAX_SHOWN: Final = 80
+JSON: Final = "application/json"
 
 # The escape of half a character beyond U+FFFF; one alone is no text, and could not be answered.
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -27,12 +28,17 @@ def only_body(row: Mapping[str, Any]) -> Body | None:
     if body is None:
         body = row.get("data")
     if body is None and len(row) == 1:
-        name, body = next(iter(row.items()))
-        if not body and name.lstrip()[:1] in ("{", "["):
-            raise BadInput(
-                "the body came as a form, which is what curl -d sends: add -H 'Content-Type: application/json'"
-            )
+        body = next(iter(row.values())) or None
     return body
+
+
+def what_came(row: Mapping[str, Any], content_type: str) -> str:
+    """Words for a request that has no such body as was expected; `content_type` would have been right."""
+    if not row:
+        return "an empty request"
+    if len(row) == 1 and not next(iter(row.values())):  # the text has become the name of a field
+        return f"a form, which is what curl -d sends: add -H 'Content-Type: {content_type}'"
+    return f"a form with {names_of(row)}"
 
 
 def read_json(body: Body) -> Any:
@@ -63,9 +69,3 @@ def read_json_slowly(body: Body) -> Any:
         raise BadInput("the body is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
         raise BadInput(f"the body is not JSON that can be read: {error}") from None
-
-
-def shown(value: object) -> str:
-    """A value for a message, cut to `MAX_SHOWN` characters."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -17,18 +17,21 @@ from typing import Any, Final
 import msgspec
 
 from marserve_handlers.declared.answer import JsonAnswer
-from marserve_handlers.declared.bodies import Body, only_body, read_json_slowly, shown
+from marserve_handlers.declared.bodies import JSON, Body, only_body, read_json_slowly, what_came
 from marserve_handlers.declared.declaration import DeclarationError, ItemType
 from marserve_handlers.errors import BadInput
+from marserve_handlers.support.shown import short, shown
 
 Decode = Callable[[Mapping[str, Any]], Any]
 # The answer's body or JSON, and its content type; empty for none, and for JSON.
 Encoded = tuple[bytes | JsonAnswer, str]
 
-JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 PNG: Final = "image/png"
+
+# Of what a library says, which may repeat a value of the client's.
+_MAX_MESSAGE: Final = 300
 
 _PLACE = re.compile(r" - at `(.*)`$")
 
@@ -124,13 +127,7 @@ def _has_custom(info: Any, seen: set[int]) -> bool:
 def _needed(row: Mapping[str, Any], what: str, content_type: str) -> Body:
     body = only_body(row)
     if body is None:
-        came = f"a form with {', '.join(row)}" if row else "an empty request"
-        raise BadInput(f"expected {what} as the body, got {came}")
-    if not body and "body" not in row and "data" not in row:  # the text has become the name of a field
-        raise BadInput(
-            f"expected {what} as the body; it came as a form, which is what curl -d sends: "
-            f"add -H 'Content-Type: {content_type}'"
-        )
+        raise BadInput(f"expected {what} as the body, got {what_came(row, content_type)}")
     return body
 
 
@@ -203,7 +200,7 @@ def _pydantic_fault(error: ValueError, row: Mapping[str, Any]) -> Exception:
         except BadInput as fault:
             return fault
         return BadInput(f"the body is not JSON: {first['msg']}")
-    message = first["msg"]
+    message = short(first["msg"], _MAX_MESSAGE)
     message = message[:1].lower() + message[1:]
     if first["type"] != "missing":
         message += f", got {shown(first.get('input'))}"
@@ -241,7 +238,7 @@ def _json_reader(annotation: Any) -> Decode:
 def _msgspec_fault(error: msgspec.ValidationError) -> BadInput:
     text = str(error)
     place = _PLACE.search(text)
-    message = text[: place.start()] if place else text
+    message = short(text[: place.start()] if place else text, _MAX_MESSAGE)
     path = place[1].removeprefix("$").removeprefix(".") if place else ""
     return BadInput(message[:1].lower() + message[1:].replace("`", ""), path or None)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from marserve_handlers.declared.arrays import Array, Slot
-from marserve_handlers.declared.bodies import read_json
+from marserve_handlers.declared.bodies import JSON, read_json, what_came
 from marserve_handlers.declared.declaration import Tensor
 from marserve_handlers.errors import BadInput
 
@@ -90,7 +90,7 @@ class Inputs:
             return self.read_value(read_json(body))
         values = {name: value for name, value in row.items() if name in self.slots}
         if not values:
-            raise BadInput(f"expected {self.words}, got {_what_came(row)}")
+            raise BadInput(f"expected {self.words}, got {what_came(row, JSON)}")
         return self._rows({name: _read_field(self.slots[name], value) for name, value in values.items()})
 
     def read_infer(self, infer: InferRequest) -> Rows:
@@ -303,11 +303,3 @@ def _read_field(slot: Slot, value: Any) -> Any:
 def _kind(value: Any) -> str:
     names = {list: "a list", str: "a text", bool: "true or false", type(None): "null", dict: "an object"}
     return names.get(type(value), "a number")
-
-
-def _what_came(row: Mapping[str, Any]) -> str:
-    if len(row) == 1:
-        name, value = next(iter(row.items()))
-        if not value and name.lstrip()[:1] in ("{", "["):
-            return "a form, which is what curl -d sends: add -H 'Content-Type: application/json'"
-    return f"a form with {', '.join(row)}" if row else "an empty request"

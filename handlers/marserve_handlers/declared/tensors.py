@@ -11,9 +11,10 @@ import numpy as np
 from marserve_handlers.context import Context
 from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.arrays import NPY_TYPE, Array, Slot, as_array, as_npy
+from marserve_handlers.declared.bodies import JSON
 from marserve_handlers.declared.declaration import Declaration
 from marserve_handlers.declared.item_context import accepts
-from marserve_handlers.declared.items import JSON, encode_json
+from marserve_handlers.declared.items import encode_json
 from marserve_handlers.declared.open_inference.inferring import Inferring
 from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting

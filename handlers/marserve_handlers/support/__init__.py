@@ -4,6 +4,7 @@ builtin          the names of the handlers that come with marserve
 classes          a class by its dotted name, and those that a module defines
 labels targets   names of classes, and which class an explanation is asked for
 tokens contractions pictures     from text and pictures to what a model takes
+shown            names and values of clients, cut for messages
 line_owner       which requests what is logged and printed belongs to
 timing           the steps of a handler, timed
 distributions    the package that brings a module which was not found

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pytest
 from PIL import Image
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from marserve_handlers import BadInput, model
 from marserve_handlers.declared.declaration import DeclarationError
@@ -111,6 +111,42 @@ def test_what_does_not_fit_is_the_clients_fault(target: Any, body: Any, message:
 
     assert message in caught.value.message
     assert caught.value.error_code == 400
+
+
+@dataclass
+class Coloured:
+    """With a choice."""
+
+    colour: Literal["red", "green"]
+
+
+class Strict(BaseModel):
+    """Without further fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def test_what_a_client_wrote_is_cut_in_its_message() -> None:
+    """Names and values that the libraries repeat whole."""
+
+    @model
+    def paint(item: Coloured) -> str:
+        return item.colour
+
+    @model
+    def strict(item: Strict) -> str:
+        return ""
+
+    @model
+    def numbers(item: dict[str, int]) -> str:
+        return ""
+
+    long = "x" * 100_000
+    for target, body in ((paint, {"colour": long}), (strict, {long: 1}), (numbers, {long: long}), (greet, {"name": 1})):
+        with pytest.raises(BadInput) as caught:
+            Opening(target).only(body)
+
+        assert len(caught.value.message) < 500
 
 
 def test_mates_of_what_does_not_fit_are_answered() -> None:

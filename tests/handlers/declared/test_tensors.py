@@ -88,6 +88,24 @@ def test_what_does_not_fit_is_the_clients_fault(body: Any, message: str) -> None
     assert caught.value.error_code == 400
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"x" * 100_000: 1},
+        {"x" * 100_000: bytearray(b"1"), "y": bytearray(b"1")},
+        {str(number): bytearray(b"1") for number in range(1000)},
+        {"x": ["1" * 100_000, 2]},
+    ],
+)
+def test_what_a_client_wrote_is_cut_in_its_message(body: Any) -> None:
+    """Names, too: an error is no echo."""
+    with pytest.raises(BadInput) as caught:
+        opened().only(body)
+
+    assert "expected x: float32 [2]" in caught.value.message or "x: expected float32 [2]" in caught.value.message
+    assert len(caught.value.message) < 400
+
+
 def test_a_body_of_no_rows_is_refused() -> None:
     """A batch axis of length 0."""
     with pytest.raises(BadInput, match="the request has no rows"):

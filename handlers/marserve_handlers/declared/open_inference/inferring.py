@@ -11,11 +11,11 @@ from typing import Any
 from marserve_handlers.context import Context
 from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.arrays import Array
-from marserve_handlers.declared.bodies import shown
 from marserve_handlers.declared.declaration import Declaration
 from marserve_handlers.declared.open_inference.marking import ANSWER_HEADER_LENGTH, RAW_TYPE, header_length
 from marserve_handlers.declared.stacking import Inputs, Rows
 from marserve_handlers.errors import BadInput
+from marserve_handlers.support.shown import shown
 
 
 class Inferring:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from marserve_handlers.declared.bodies import Body, read_json, shown
+from marserve_handlers.declared.bodies import Body, read_json
 from marserve_handlers.declared.open_inference.datatypes import (
     BYTES,
     DATATYPES,
@@ -23,10 +23,10 @@ from marserve_handlers.declared.open_inference.datatypes import (
     from_raw,
 )
 from marserve_handlers.errors import BadInput
+from marserve_handlers.support.shown import short, shown
 
 MAX_TENSORS: Final = 1024
 MAX_DIMENSIONS: Final = 32
-MAX_NAME_SHOWN: Final = 80
 
 _KINDS: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
@@ -86,22 +86,20 @@ def read_request(body: Body | dict[str, Any], header_length: str | None = None) 
     for number, tensor in enumerate(given):
         name = _name(tensor, f"inputs[{number}]")
         if name in tensors:
-            raise BadInput("came twice", _short(name))
+            raise BadInput("came twice", name)
         datatype, shape, size = _described(tensor, name)
         datatypes[name] = datatype
         if size is None:
             tensors[name] = _from_json(tensor, name, datatype, shape)
             continue
         if raw is None:
-            raise BadInput(
-                "has binary_data_size, and the request no header Inference-Header-Content-Length", _short(name)
-            )
+            raise BadInput("has binary_data_size, and the request no header Inference-Header-Content-Length", name)
         if at + size > len(raw):
-            raise BadInput(f"has a binary_data_size of {size}, and {len(raw) - at} bytes are left", _short(name))
+            raise BadInput(f"has a binary_data_size of {size}, and {len(raw) - at} bytes are left", name)
         try:
             tensors[name] = from_raw(datatype, raw[at : at + size], shape)
         except ValueError as error:
-            raise BadInput(f"{datatype} {list(shape)}: {error}", _short(name)) from None
+            raise BadInput(f"{datatype} {list(shape)}: {error}", name) from None
         at += size
     if raw is not None and at != len(raw):
         raise BadInput(f"{len(raw)} bytes came behind the JSON, and the inputs' binary_data_size name {at}")
@@ -126,10 +124,6 @@ def _split(body: Body, header_length: str | None) -> tuple[Body, memoryview | No
     return bytes(body[:length]), memoryview(body)[length:]
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= MAX_NAME_SHOWN else f"{name[:MAX_NAME_SHOWN]}…"
-
-
 def _name(tensor: Any, place: str) -> str:
     if not isinstance(tensor, dict):
         raise BadInput(f"expected an object, got {shown(tensor)}", place)
@@ -143,7 +137,7 @@ def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
     """Data type, shape, and the bytes of a raw tensor; None for one in JSON."""
     datatype = tensor.get("datatype")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise BadInput(f"has the datatype {shown(datatype)}; it must be one of {', '.join(DATATYPES)}", _short(name))
+        raise BadInput(f"has the datatype {shown(datatype)}; it must be one of {', '.join(DATATYPES)}", name)
     shape = tensor.get("shape")
     if (
         not isinstance(shape, list)
@@ -151,24 +145,24 @@ def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
         or not all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
     ):
         raise BadInput(
-            f"has the shape {shown(shape)}; it must be a list of at most {MAX_DIMENSIONS} whole numbers", _short(name)
+            f"has the shape {shown(shape)}; it must be a list of at most {MAX_DIMENSIONS} whole numbers", name
         )
-    size = _parameters(tensor, f"{_short(name)}.parameters").get("binary_data_size")
+    size = _parameters(tensor, f"{short(name)}.parameters").get("binary_data_size")
     if size is not None:
         if type(size) is not int or size < 0:
-            raise BadInput(f"has a binary_data_size of {shown(size)}; it must be a whole number", _short(name))
+            raise BadInput(f"has a binary_data_size of {shown(size)}; it must be a whole number", name)
         if "data" in tensor:
-            raise BadInput("has both data and binary_data_size", _short(name))
+            raise BadInput("has both data and binary_data_size", name)
     return datatype, tuple(shape), size
 
 
 def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple[int, ...]) -> Array:
     """The values in `data`, one flat list or nested as the shape is."""
     if "data" not in tensor:
-        raise BadInput("has no data", _short(name))
+        raise BadInput("has no data", name)
     if datatype in RAW_ONLY:
         raise BadInput(
-            f"is {datatype}, which JSON has no numbers for: send it as a binary tensor (binary_data_size)", _short(name)
+            f"is {datatype}, which JSON has no numbers for: send it as a binary tensor (binary_data_size)", name
         )
     data = tensor["data"]
     count = 1
@@ -176,7 +170,7 @@ def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple
         count *= size
     array = as_objects(_texts(data, name)) if datatype == BYTES else _numbers(data, name, datatype)
     if array.size != count:
-        raise BadInput(f"has {array.size} values, and its shape {list(shape)} has {count}", _short(name))
+        raise BadInput(f"has {array.size} values, and its shape {list(shape)} has {count}", name)
     return array.reshape(shape)
 
 
@@ -187,17 +181,17 @@ def _numbers(data: Any, name: str, datatype: str) -> Array:
     try:
         array = np.asarray(data)
     except (ValueError, OverflowError, TypeError):
-        raise BadInput("has lists of unequal lengths, or numbers beyond 64 bits", _short(name)) from None
+        raise BadInput("has lists of unequal lengths, or numbers beyond 64 bits", name) from None
     if not array.size:
         return np.empty(0, dtype)
     if datatype == "UINT64" and array.dtype.kind == "f":  # numpy's choice for small and very large whole numbers
         array = _large(data, array)
     if array.dtype.kind not in _KINDS[dtype.kind]:
-        raise BadInput(f"has values that are no {datatype}: {shown(data)}", _short(name))
+        raise BadInput(f"has values that are no {datatype}: {shown(data)}", name)
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if array.min() < info.min or array.max() > info.max:
-            raise BadInput(f"has a number outside of {info.min} to {info.max}, those of {datatype}", _short(name))
+            raise BadInput(f"has a number outside of {info.min} to {info.max}, those of {datatype}", name)
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False).reshape(-1)
 
@@ -221,7 +215,7 @@ def _texts(data: Any, name: str) -> list[bytes]:
                 lists.append(iter(each))
                 break
             else:
-                raise BadInput(f"has a value that is no text: {shown(each)}", _short(name))
+                raise BadInput(f"has a value that is no text: {shown(each)}", name)
         else:
             lists.pop()
     return found
@@ -254,7 +248,7 @@ def _outputs(document: Mapping[str, Any], is_binary: bool) -> list[AskedOutput] 
         place = f"outputs[{number}]"
         name = _name(each, place)
         if any(output.name == name for output in outputs):
-            raise BadInput("is asked for twice", _short(name))
+            raise BadInput("is asked for twice", name)
         parameters = _parameters(each, f"{place}.parameters")
         classes = parameters.get("classification", 0)
         if type(classes) is not int or classes < 0:
