@@ -69,3 +69,9 @@ def read_json_slowly(body: Body) -> Any:
         raise BadInput("the body is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
         raise BadInput(f"the body is not JSON that can be read: {error}") from None
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, for a message."""
+    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null", dict: "an object"}
+    return names.get(type(value), "a number")

@@ -11,18 +11,19 @@ import io
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from marserve_handlers.declared.answer import JsonAnswer
-from marserve_handlers.declared.bodies import JSON, Body, only_body, read_json_slowly, what_came
+from marserve_handlers.declared.bodies import JSON, Body, kind_of, only_body, read_json, read_json_slowly, what_came
 from marserve_handlers.declared.declaration import DeclarationError, ItemType
 from marserve_handlers.errors import BadInput
 from marserve_handlers.support.shown import short, shown
 
-Decode = Callable[[Mapping[str, Any]], Any]
+# Reads a request: its values by name, and name and content type of each, empty outside of a server.
+Decode = Callable[[Mapping[str, Any], Sequence[tuple[str, str | None]]], Any]
 # The answer's body or JSON, and its content type; empty for none, and for JSON.
 Encoded = tuple[bytes | JsonAnswer, str]
 
@@ -30,6 +31,8 @@ TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 PNG: Final = "image/png"
 
+# Types that say nothing of what a body is.
+_UNNAMED: Final = ("", "application/octet-stream")
 # Of what a library says, which may repeat a value of the client's.
 _MAX_MESSAGE: Final = 300
 
@@ -50,12 +53,15 @@ def is_picture(annotation: Any) -> bool:
     return isinstance(annotation, type) and annotation.__module__ == "PIL.Image" and annotation.__name__ == "Image"
 
 
-def input_type(words: str, annotation: Any) -> tuple[ItemType, Decode]:
-    """What a request must hold for this annotation, and how it is read. Raises DeclarationError."""
+def input_type(words: str, annotation: Any, parameter: str) -> tuple[ItemType, Decode]:
+    """What a request must hold for this annotation, and how it is read. Raises DeclarationError.
+
+    `words` are the parameter's in messages of the load, `parameter` is its name.
+    """
     if annotation in (bytes, bytearray):
         return ItemType("bytes", BYTES), _read_bytes if annotation is bytes else _read_bytearray
     if annotation is str:
-        return ItemType("text", "text/plain"), _read_text
+        return ItemType("text", "text/plain"), _text_reader(parameter)
     if is_picture(annotation):
         return ItemType("image", "image/*"), _read_picture
     if is_pydantic(annotation):
@@ -131,22 +137,49 @@ def _needed(row: Mapping[str, Any], what: str, content_type: str) -> Body:
     return body
 
 
-def _read_bytes(row: Mapping[str, Any]) -> bytes:
+def _read_bytes(row: Mapping[str, Any], parts: Sequence[tuple[str, str | None]]) -> bytes:
     return bytes(_needed(row, "bytes", BYTES))
 
 
-def _read_bytearray(row: Mapping[str, Any]) -> bytearray:
+def _read_bytearray(row: Mapping[str, Any], parts: Sequence[tuple[str, str | None]]) -> bytearray:
     return bytearray(_needed(row, "bytes", BYTES))
 
 
-def _read_text(row: Mapping[str, Any]) -> str:
-    try:
-        return _needed(row, "text", "text/plain").decode()
-    except UnicodeDecodeError as error:
-        raise BadInput(f"expected UTF-8 text, got another byte at {error.start}") from None
+def _text_reader(parameter: str) -> Decode:
+    """Reads text: as it is, or as JSON says it, alone or in an object as the value of the parameter's name."""
+    of_json = f'a JSON text or {{"{parameter}": text}}'
+
+    def decode(row: Mapping[str, Any], parts: Sequence[tuple[str, str | None]]) -> str:
+        body = _needed(row, "text", "text/plain")
+        content_type = next((kind for name, kind in reversed(parts) if row.get(name) is body), None) or ""
+        essence = content_type.partition(";")[0].strip().lower()
+        if essence == JSON:
+            return _text_of_json(read_json(body), parameter, of_json)
+        if essence not in _UNNAMED and not essence.startswith("text/"):
+            raise BadInput(f"expected text/plain, or {JSON} with {of_json}, got {short(essence)}")
+        try:
+            return body.decode()
+        except UnicodeDecodeError as error:
+            raise BadInput(f"expected UTF-8 text, got another byte at {error.start}") from None
+
+    return decode
 
 
-def _read_picture(row: Mapping[str, Any]) -> Any:
+def _text_of_json(value: Any, parameter: str, wanted: str) -> str:
+    field = None
+    if type(value) is dict:
+        for name in value:
+            if name != parameter:
+                raise BadInput(f"there is no such field; expected {wanted}", name)
+        if not value:
+            raise BadInput("is missing, expected a text", parameter)
+        value, field, wanted = value[parameter], parameter, "a text"
+    if type(value) is not str:
+        raise BadInput(f"expected {wanted}, got {kind_of(value)}", field)
+    return value
+
+
+def _read_picture(row: Mapping[str, Any], parts: Sequence[tuple[str, str | None]]) -> Any:
     # here: only models that take pictures need Pillow and numpy
     from marserve_handlers.support.pictures import open_picture
 
@@ -172,7 +205,7 @@ def _fields(row: Mapping[str, Any]) -> dict[str, str]:
 def _pydantic_reader(cls: Any) -> Decode:
     read, validate = cls.model_validate_json, cls.model_validate
 
-    def decode(row: Mapping[str, Any]) -> Any:
+    def decode(row: Mapping[str, Any], parts: Sequence[tuple[str, str | None]]) -> Any:
         try:
             body = row.get("body")
             if body is None:
@@ -215,7 +248,7 @@ def _json_reader(annotation: Any) -> Decode:
     kind = dict[str, Any] if annotation is dict else annotation
     read = msgspec.json.Decoder(kind).decode
 
-    def decode(row: Mapping[str, Any]) -> Any:
+    def decode(row: Mapping[str, Any], parts: Sequence[tuple[str, str | None]]) -> Any:
         body = row.get("body")
         try:
             if body is None:

@@ -50,7 +50,7 @@ def _declare(definition: Definition, predicting: Predicting) -> Declaration:
     if annotation is Any:
         annotation = dict
     return Declaration(
-        input=input_type(f"The parameter {parameter} of {predicting.words}", annotation)[0],
+        input=input_type(f"The parameter {parameter} of {predicting.words}", annotation, parameter)[0],
         output=output_type(f"What {predicting.words} returns", predicting.returns, is_stream=predicting.is_stream),
         name=definition.name,
     )
@@ -80,7 +80,7 @@ def open_declared(
     else:
         parameter = item_parameter(predicting)
         annotation = predicting.hints.get(parameter, dict)
-        decode = input_type(parameter, dict if annotation is Any else annotation)[1]
+        decode = input_type(parameter, dict if annotation is Any else annotation, parameter)[1]
         convert = None if predicting.is_stream else converter(predicting.words, predicting.returns)
         serve = ItemModel
         if predicting.is_stream:

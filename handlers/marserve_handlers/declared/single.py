@@ -70,7 +70,8 @@ class ItemModel:
 
     def arguments(self, row: dict[str, Any], context: Context, place: int) -> dict[str, Any]:
         """The arguments of `predict` for a request. Raises BadInput."""
-        arguments = {self._parameter: self._decode(row)}
+        items = context.batch_items
+        arguments = {self._parameter: self._decode(row, items[place].parts if items else ())}
         if self._takes_context:
             arguments[CONTEXT] = ItemContext(context, place)
         return arguments

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from marserve_handlers.declared.arrays import Array, Slot
-from marserve_handlers.declared.bodies import JSON, read_json, what_came
+from marserve_handlers.declared.bodies import JSON, kind_of, read_json, what_came
 from marserve_handlers.declared.declaration import Tensor
 from marserve_handlers.errors import BadInput
 
@@ -118,7 +118,7 @@ class Inputs:
                     return self._single(only, array)
             return self._rows(value)
         if only is None:
-            raise BadInput(f"expected a JSON object with {self.words}, got {_kind(value)}")
+            raise BadInput(f"expected a JSON object with {self.words}, got {kind_of(value)}")
         return self._single(only, value)
 
     def _single(self, slot: Slot, value: Any) -> Rows:
@@ -298,8 +298,3 @@ def _read_field(slot: Slot, value: Any) -> Any:
         return read_json(value)
     except BadInput as error:
         raise BadInput(str(error.message), slot.name) from None
-
-
-def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null", dict: "an object"}
-    return names.get(type(value), "a number")

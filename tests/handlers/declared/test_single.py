@@ -216,6 +216,63 @@ def test_an_item_is_read_by_its_annotation(target: Any, body: Any, answer: Any) 
     assert Opening(target).only(body) == answer
 
 
+def ask_upper(body: bytes, content_type: str | None, name: str = "body") -> Any:
+    """What the model of text answers to a value of this type."""
+    return Opening(upper).answer({name: bytearray(body)}, items=[FakeItem(parts=[(name, content_type)])])[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "answer"),
+    [
+        (b'{"text": "a"}', None, b'{"TEXT": "A"}'),
+        (b'{"text": "a"}', "text/plain; charset=utf-8", b'{"TEXT": "A"}'),
+        (b'"a"', "text/markdown", b'"A"'),
+        (b'"a"', "application/octet-stream", b'"A"'),
+        (b'"a"', "application/json", b"A"),
+        (b'{"text": "\\u00e4"}', "Application/JSON ; charset=utf-8", "Ä".encode()),
+        (b'""', "application/json", b""),
+        (b"", "text/plain", b""),
+    ],
+)
+def test_text_is_read_by_its_content_type(body: bytes, content_type: str | None, answer: bytes) -> None:
+    """JSON says it alone, or in an object by the parameter's name; a file of a form has a type, too."""
+    assert ask_upper(body, content_type) == ask_upper(body, content_type, "file" if body else "data") == answer
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "message"),
+    [
+        (b"abc", "application/json", "the body is not JSON: Expecting value at line 1, column 1"),
+        (b"", "application/json", "expected JSON, got an empty body"),
+        (b"[1]", "application/json", 'expected a JSON text or {"text": text}, got a list'),
+        (b"{}", "application/json", "text: is missing, expected a text"),
+        (b'{"text": 1}', "application/json", "text: expected a text, got a number"),
+        (b'{"text": "a", "other": 1}', "application/json", 'other: there is no such field; expected a JSON text or {"'),
+        (
+            b"a",
+            "application/xml",
+            'expected text/plain, or application/json with a JSON text or {"text": text}, got app',
+        ),
+        (b"a", "image/" + "x" * 1000, "xxx…"),
+    ],
+)
+def test_text_in_another_form_is_the_clients_fault(body: bytes, content_type: str, message: str) -> None:
+    """With what is expected, and what was seen."""
+    with pytest.raises(BadInput) as caught:
+        ask_upper(body, content_type)
+
+    assert message in caught.value.message
+
+
+def test_bytes_are_the_body_whatever_its_type() -> None:
+    """JSON, too."""
+    served = Opening(backwards)
+
+    answers = served.answer(b'"ab"', items=[FakeItem(parts=[("body", "application/json")])])
+
+    assert answers == [b'"ba"']
+
+
 def test_a_picture_comes_and_goes_as_a_file() -> None:
     """PNG with its content type."""
     picture = Image.new("RGB", (2, 1))
