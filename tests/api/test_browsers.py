@@ -233,7 +233,7 @@ def test_a_host_is_read_with_its_port(value: bytes, parts: tuple[str, int]) -> N
 def application(rules: BrowserRules) -> object:
     """Routes as a listener has them, behind the guard."""
     router = APIRouter()
-    for path in ("/models", "/ping/{rest:path}", *OPEN_PATHS, "/health"):
+    for path in ("/models", "/logs", "/ping/{rest:path}", *OPEN_PATHS, "/health"):
         router.add_api_route(path, lambda: {"answered": True}, methods=["GET", "POST"])
     return build_app([router], title="test", guard=lambda app: BrowserGuard(app, rules))
 
@@ -266,6 +266,31 @@ async def test_health_and_metrics_are_answered_to_all() -> None:
     )
     for path in elsewhere:
         assert (await ask(app, "GET", path, **evil)).status_code == 403, path
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Sec_Fetch_Site": "none"}, 200),
+        ({"Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Origin": "http://localhost:8081"}, 200),
+        ({"Origin": "https://ours.example", "Sec_Fetch_Site": "cross-site"}, 200),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Origin": "http://localhost:3000", "Sec_Fetch_Site": "same-site"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_the_places_of_logs_are_not_for_other_sites_pages(headers: dict[str, str], status: int) -> None:
+    """A page that cannot read the answer could hold them all the same; other routes that only read stay open."""
+    app = application(BrowserRules("http", HERE, ["https://ours.example"]))
+
+    answers = [await ask(app, "GET", path, Host="localhost:8081", **headers) for path in ("/logs", "/models")]
+
+    assert [answer.status_code for answer in answers] == [status, 200]
 
 
 @pytest.mark.anyio

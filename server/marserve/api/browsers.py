@@ -21,6 +21,8 @@ from marserve.api.errors import ForeignHost, ForeignOrigin
 SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", b"GET", b"HEAD", b"OPTIONS"))
 # Probes name a pod by its address, KServe's those of the Open Inference Protocol too.
 OPEN_PATHS: Final = ("/ping", "/livez", "/readyz", "/startupz", "/metrics", "/v2/health/live", "/v2/health/ready")
+# A request for these takes one of a few places, as long as it follows: judged as if it changed something.
+SCARCE_PATHS: Final = ("/logs",)
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 _ORIGIN = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@\s]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
@@ -62,7 +64,7 @@ class BrowserRules:
     """The rules of one listener. With `own_hosts` None any `Host` passes.
 
     `allowed_origins` are those of `cors_allowed_origin`, `*` for all. `check_scope` lets `open_paths`, and the paths
-    below them, pass: health and metrics say little and change nothing.
+    below them, pass: health and metrics say little and change nothing. It is strict with `SCARCE_PATHS`.
     """
 
     def __init__(
@@ -79,8 +81,11 @@ class BrowserRules:
         # `null` and other values without scheme and host are compared as written.
         self._allowed = frozenset(read_origin(each) or each for each in allowed_origins)
 
-    def check(self, method: str | bytes, lines: Lines) -> None:
-        """Check a request by its method and header. Raises ForeignHost and ForeignOrigin."""
+    def check(self, method: str | bytes, lines: Lines, *, is_scarce: bool = False) -> None:
+        """Check a request by its method and header. Raises ForeignHost and ForeignOrigin.
+
+        `is_scarce`: a GET is judged as well. A page of the same site may send one without `Origin`.
+        """
         host, sites, origins = b"", [], []
         for name, value in lines:
             size = len(name)
@@ -92,20 +97,21 @@ class BrowserRules:
                 sites.append(value.strip().lower())
         if self._own_hosts is not None and not self._own_hosts.has(host):
             raise ForeignHost(host.decode("latin-1"))
-        if self._takes_all or method in SAFE_METHODS:
+        if self._takes_all or (method in SAFE_METHODS and not is_scarce):
             return
         is_told_same = sites == [b"same-origin"]
         for origin in origins:
             if not self._may_call(origin, host, is_told_same=is_told_same):
                 raise ForeignOrigin(origin)
-        if b"cross-site" in sites and not (origins and all(map(self._is_allowed, origins))):
+        is_foreign = b"cross-site" in sites or (is_scarce and b"same-site" in sites)
+        if is_foreign and not (origins and all(map(self._is_allowed, origins))):
             raise ForeignOrigin(origins[0] if origins else "")
 
     def check_scope(self, scope: Scope) -> None:
         """As `check`, for a request on its way through an application. Its path must be split already."""
         path = scope["path"]
         if not any(path == each or path.startswith(f"{each}/") for each in self._open_paths):
-            self.check(scope["method"], scope["headers"])
+            self.check(scope["method"], scope["headers"], is_scarce=scope["method"] == "GET" and path in SCARCE_PATHS)
 
     def check_host(self, lines: Lines) -> None:
         """As `check`, for the `Host` alone."""

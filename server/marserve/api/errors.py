@@ -154,7 +154,7 @@ class ExpectationFailed(HttpRefusal):
 
 
 class ForeignOrigin(ClientError):
-    """A browser sent a changing request for a page of another site, and no key shows that its user meant it.
+    """A browser sent a request for a page of another site, and no key shows that its user meant it.
 
     `origin` is the page's, empty where the browser does not name it.
     """
@@ -165,8 +165,8 @@ class ForeignOrigin(ClientError):
         self.origin = origin
         page = f"a page of {_quoted(origin)}" if origin else "a page of another site"
         super().__init__(
-            f"A browser sent this request for {page}. This address asks for no key, so what changes something is "
-            "taken from no other site's pages, unless cors_allowed_origin names their origin."
+            f"A browser sent this request for {page}. This address asks for no key, so what changes something, or "
+            "follows the logs, is taken from no other site's pages, unless cors_allowed_origin names their origin."
         )
 
 
