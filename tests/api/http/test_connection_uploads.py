@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.http.request_head import HttpLimits
@@ -19,22 +20,27 @@ HEAD = b"PUT /archives/m.mar HTTP/1.1\r\nHost: x\r\n"
 
 
 class Counter:
-    """An application that answers with how many bytes came; it reads only while `goes_on` is set."""
+    """An application that answers with how many bytes came; it reads only while `goes_on` is set.
+
+    `began` is set with its first request; `ended` has how each one ended.
+    """
 
     def __init__(self) -> None:
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.largest = 0
-        self.ended: list[str] = []
+        self.began = asyncio.Event()
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Count one body."""
+        self.began.set()
         total = 0
         while True:
             await self.goes_on.wait()
             message = await receive()
             if message["type"] == "http.disconnect":
-                self.ended.append("gone")
+                self.ended.put_nowait("gone")
                 return
             total += len(message["body"])
             self.largest = max(self.largest, len(message["body"]))
@@ -44,7 +50,7 @@ class Counter:
         headers = [(b"content-length", b"%d" % len(text))]
         await send({"type": "http.response.start", "status": 201, "headers": headers})
         await send({"type": "http.response.body", "body": text})
-        self.ended.append("answered")
+        self.ended.put_nowait("answered")
 
 
 async def test_an_upload_may_be_longer_than_a_request_and_than_the_memory_for_bodies() -> None:
@@ -63,16 +69,23 @@ async def test_an_upload_may_be_longer_than_a_request_and_than_the_memory_for_bo
     assert set(held.values()) == {0}
 
 
-async def test_an_upload_that_is_not_read_is_not_taken_in() -> None:
+async def test_an_upload_that_is_not_read_is_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits as long as the server does."""
     app = Counter()
     app.goes_on.clear()
+    paused = asyncio.Event()
+    pause = FlowControl.pause_reading
+
+    def note(flow: FlowControl) -> None:
+        pause(flow)
+        paused.set()
+
+    monkeypatch.setattr(FlowControl, "pause_reading", note)
 
     async with listening(LIMITS, app=app) as listener, listener.connect() as client:
         asking = asyncio.create_task(client.ask(HEAD + b"Content-Length: 2900000\r\n\r\n" + b"a" * 2_900_000))
         async with asyncio.timeout(10):
-            while not any(connection.flow.read_paused for connection in listener.server.server_state.connections):
-                await asyncio.sleep(0.001)
+            await paused.wait()
         app.goes_on.set()
         response = await asking
 
@@ -163,13 +176,14 @@ async def test_a_client_that_stalls_is_answered_and_the_application_hears() -> N
     async with listening(LIMITS, app=app) as listener, listener.connect() as client:
         await client.send(HEAD + b"Content-Length: 500\r\n\r\n")
         async with asyncio.timeout(10):
-            while not (busy := [each for each in listener.server.server_state.connections if each.active]):
-                await asyncio.sleep(0.001)
-        busy[0].check(monotonic() + LIMITS.body_timeout_s)
-        response = await client.read()
+            await app.began.wait()
+            [connection] = listener.server.server_state.connections
+            connection.check(monotonic() + LIMITS.body_timeout_s)
+            response = await client.read()
+            ended = await app.ended.get()
 
     assert response.status == 408
-    assert app.ended == ["gone"]
+    assert ended == "gone"
 
 
 async def test_a_client_that_hangs_up_is_noticed() -> None:
@@ -179,9 +193,7 @@ async def test_a_client_that_hangs_up_is_noticed() -> None:
     async with listening(LIMITS, app=app) as listener:
         async with listener.connect() as client:
             await client.send(HEAD + b"Content-Length: 500\r\n\r\nabc")
-        await listener.wait_until_empty()
         async with asyncio.timeout(10):
-            while not app.ended:
-                await asyncio.sleep(0.001)
+            ended = await app.ended.get()
 
-    assert app.ended == ["gone"]
+    assert ended == "gone"
