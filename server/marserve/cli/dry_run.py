@@ -9,8 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+from rich.filesize import decimal
 from rich.table import Table
 
+from marserve.answers.management import UploadedArchive
 from marserve.cli.output import CommandFailed, Output, Step, table
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import QUICK_S, Management
@@ -20,6 +23,8 @@ DRY: Mapping[str, str] = {"dry_run": "true"}
 """The parameter of a dry run."""
 HEAD = "This would be, and nothing was changed:"
 MIB = 1 << 20
+# The type of the error for an archive that the store has not.
+_NOT_THERE = "ModelNotFoundException"
 
 
 def as_dry(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,6 +55,32 @@ def show_dry_run(
     if not outcome.get("isDryRun"):
         raise CommandFailed(f"The server at {server.address} did not take {method} {path} for a dry run.")
     output.result(outcome, HEAD, *lines_of(outcome))
+
+
+def show_dry_run_of_sent(
+    output: Output, sent: UploadedArchive | None, show: Callable[[], None], what: str, *, replaces: bool
+) -> None:
+    """Show a dry run by `show`; of an archive that the server has only checked, what can be said.
+
+    `what` is in words what the command does with it. With `replaces` the store may have another file of the name, whose
+    dry run would say nothing of the one sent.
+    """
+    if sent is not None:
+        output.note(
+            f"{sent.archive} ({decimal(sent.bytes)}) would be sent; the server has checked it and kept nothing."
+        )
+    if sent is None or not replaces:
+        try:
+            show()
+            return
+        except CommandFailed as failure:
+            if sent is None or failure.detail.get("type") != _NOT_THERE:
+                raise
+    output.result(
+        as_dry({"upload": msgspec.to_builtins(sent)}),
+        HEAD,
+        f"{sent.archive}: sent to the server and {what} can be said when it is there",
+    )
 
 
 def lines_of(outcome: Mapping[str, Any]) -> list[str | Table]:

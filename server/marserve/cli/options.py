@@ -17,3 +17,11 @@ ResponseTimeout = Annotated[int | None, typer.Option("--response-timeout", min=1
 StartupTimeout = Annotated[int | None, typer.Option("--startup-timeout", min=1, help=BY_KEY["startupTimeout"].help)]
 Memory = Annotated[str | None, typer.Option("--memory", help=BY_KEY["memory"].help)]
 Pinned = Annotated[bool, typer.Option("--pinned", help=BY_KEY["pinned"].help)]
+Upload = Annotated[
+    bool | None,
+    typer.Option("--upload/--no-upload", help="Send the file to the server, or leave the name to the server."),
+]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Let the file take the place of another one of its name that no version uses."),
+]

@@ -7,13 +7,15 @@ import time
 from typing import Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from marserve.cli.changes.shadow import read_compare
-from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run
-from marserve.cli.options import DryRun
+from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run, show_dry_run_of_sent
+from marserve.cli.options import DryRun, Replace, Upload
 from marserve.cli.output import FAILED_STATUS, AsJson, Output, Step, WrongArguments, interrupted_as, table
+from marserve.cli.progress.uploads import local_archive, send_named
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots, model_path
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)").fullmatch
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
@@ -26,8 +28,15 @@ def rollout(
         str | None, typer.Argument(help="The version that is to take over; without it the roll-out is shown.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="Register this archive first; else the version must be registered.")
+        str | None,
+        typer.Option(
+            "--url",
+            help="Register this archive first; with a slash (./m.mar) it is a file of this machine, which is sent to "
+            "the server. Without it the version must be registered.",
+        ),
     ] = None,
+    upload: Upload = None,
+    replace: Replace = False,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Its workers, with --url.")] = None,
     steps: Annotated[
         str | None,
@@ -104,22 +113,41 @@ def rollout(
             raise typer.BadParameter("it needs something to do: a version, or an order", param_hint="--dry-run")
         if dry_run and follow:
             raise typer.BadParameter("it goes with no --follow: there is nothing to follow", param_hint="--dry-run")
+        if url is None and (replace or upload is not None):
+            raise WrongArguments(
+                "--upload, --no-upload and --replace are for an archive: name it by --url.", "See --help."
+            )
+        roots = () if management is not None else known_roots(config)
+        file = None if url is None else local_archive(url, upload, roots)
         path = f"{model_path(model)}/rollout"
         with Management(find_address("management", management, config)) as server:
             if orders and dry_run:
                 show_dry_run(server, output, "PUT", f"{path}/{orders[0]}")
+                return
+            sent = None
+            if url is not None:
+                if file is not None:
+                    server.describe(model)  # first, so that an unknown name is an error before anything is sent
+                document["url"], sent = send_named(server, output, url, file, replaces=replace, is_dry_run=dry_run)
+            if dry_run:
+                show_dry_run_of_sent(
+                    output,
+                    sent,
+                    lambda: _show_plan(output, server.order("POST", path, query(is_dry=True), json=document)),
+                    "rolled out; what the steps would see",
+                    replaces=replace,
+                )
                 return
             if orders:
                 status = server.order("PUT", f"{path}/{orders[0]}")
             elif version is None:
                 status = server.order("GET", path)
             else:
-                status = server.order("POST", path, query(dry_run), json=document)
-            if dry_run and version is not None:
-                output.result(as_dry(status), HEAD, *_plan(status))
-                return
+                status = server.order("POST", path, json=document)
             if follow:
                 status = _follow(server, path, model, output)
+            if sent is not None:
+                status["upload"] = to_builtins(sent)
         output.result(status, *_shown(status))
         if follow and status["state"] != "promoted":
             raise typer.Exit(FAILED_STATUS)
@@ -178,6 +206,10 @@ def _event(event: dict[str, Any]) -> str:
     """As in the table, without the day."""
     at, what = _event_row(event)
     return f"{at.rpartition(' ')[2]}  {what}"
+
+
+def _show_plan(output: Output, plan: dict[str, Any]) -> None:
+    output.result(as_dry(plan), HEAD, *_plan(plan))
 
 
 def _plan(plan: dict[str, Any]) -> list[Any]:

@@ -7,17 +7,14 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.filesize import decimal
 
-from marserve.answers.management import UploadedArchive
 from marserve.cli import options
-from marserve.cli.dry_run import HEAD, as_dry, show_dry_run
-from marserve.cli.output import AsJson, CommandFailed, Interrupted, Output
+from marserve.cli.dry_run import show_dry_run, show_dry_run_of_sent
+from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.downloads import AwaitedDownload
 from marserve.cli.progress.registering import register_and_show
-from marserve.cli.progress.uploads import local_archive, send_archive
+from marserve.cli.progress.uploads import local_archive, send_named
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots
-from marserve.store.addresses.pinned_digest import split_digest
 
 
 def register(
@@ -40,14 +37,8 @@ def register(
         bool, typer.Option("--on-demand", help="Load it at its first request, and let it make room for others.")
     ] = False,
     pinned: options.Pinned = False,
-    upload: Annotated[
-        bool | None,
-        typer.Option("--upload/--no-upload", help="Send the file to the server, or leave the name to the server."),
-    ] = None,
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Let the file take the place of another one of its name that no version uses."),
-    ] = False,
+    upload: options.Upload = None,
+    replace: options.Replace = False,
     dry_run: options.DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -71,16 +62,16 @@ def register(
     roots = () if management is not None else known_roots(config)
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         file = local_archive(url, upload, roots)
-        sent = None
-        if file is not None:
-            sent = send_archive(server, output, file, replaces=replace, is_dry_run=dry_run)
-            pin = split_digest(url)[1]
-            parameters["url"] = file.name if pin is None else f"{file.name}#sha256={pin}"
-            if sent is None:
-                output.note(f"This server takes no uploads, so {file.name} is looked for in its own model store.")
+        parameters["url"], sent = send_named(server, output, url, file, replaces=replace, is_dry_run=dry_run)
         download = AwaitedDownload(server, url)
         if dry_run:
-            _show_dry_run(server, output, parameters, download, sent, replaces=replace)
+            show_dry_run_of_sent(
+                output,
+                sent,
+                lambda: _show_dry_run(server, output, parameters, download),
+                "registered; what the registration does",
+                replaces=replace,
+            )
             return
         document = register_and_show(server, output, parameters, download)
         if sent:
@@ -89,26 +80,10 @@ def register(
 
 
 def _show_dry_run(
-    server: Management,
-    output: Output,
-    parameters: Mapping[str, str | int],
-    download: AwaitedDownload,
-    sent: UploadedArchive | None,
-    *,
-    replaces: bool,
+    server: Management, output: Output, parameters: Mapping[str, str | int], download: AwaitedDownload
 ) -> None:
-    """Show the dry run. The server fetches the archive for it, which may take long; one of this machine it has seen.
-
-    With `replaces` the store may have another file of the name, whose registration would say nothing of the one sent.
-    """
+    """Show the dry run. The server fetches the archive for it, which may take long."""
     url = parameters["url"]
-    if sent:
-        output.note(
-            f"{sent.archive} ({decimal(sent.bytes)}) would be sent; the server has checked it and kept nothing."
-        )
-    if sent and replaces:
-        _show_sent(output, sent)
-        return
     try:
         show_dry_run(
             server,
@@ -123,16 +98,3 @@ def _show_dry_run(
     except KeyboardInterrupt:
         download.cancel()
         raise Interrupted(f"The look at {url} is given up; nothing was changed.") from None
-    except CommandFailed as failure:
-        if sent is None or failure.detail.get("code") != 404:
-            raise
-        _show_sent(output, sent)
-
-
-def _show_sent(output: Output, sent: UploadedArchive) -> None:
-    """Show the dry run of an upload and its registration, of which the server can say nothing yet."""
-    output.result(
-        as_dry({"upload": msgspec.to_builtins(sent)}),
-        HEAD,
-        f"{sent.archive}: sent to the server and registered; what the registration does can be said when it is there",
-    )

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
-from marserve.cli.dry_run import HEAD, lines_of
-from marserve.cli.options import BatchSize, DryRun, Handler
+from marserve.cli.dry_run import HEAD, lines_of, show_dry_run_of_sent
+from marserve.cli.options import BatchSize, DryRun, Handler, Replace, Upload
 from marserve.cli.output import AsJson, Output, interrupted_as
+from marserve.cli.progress.uploads import local_archive, send_named
 from marserve.cli.progress.wait_progress import while_showing
-from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots, model_path
 from marserve.cli.versions import progress_of
 from marserve.errors import without_stop
 
 
 def swap(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    url: Annotated[str, typer.Argument(help="The archive: its name in the model store, or an allowed URL.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="The archive: its name in the model store, an allowed URL, or with a slash (./m.mar) a file of this "
+            "machine, which is sent to the server."
+        ),
+    ],
     version: Annotated[
         str | None,
         typer.Option("--version", help="Whose place is taken: of the archive's version, else the default's."),
@@ -32,6 +41,8 @@ def swap(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Send it its samples before it answers.")] = True,
     handler: Handler = None,
     batch_size: BatchSize = None,
+    upload: Upload = None,
+    replace: Replace = False,
     dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -39,7 +50,6 @@ def swap(
 ) -> None:
     """Put an archive in the place of a version, without a gap, and only if it loads and answers as it should."""
     given: dict[str, str | int | None] = {
-        "url": url,
         "version": version,
         "order": order,
         "initial_workers": workers,
@@ -50,16 +60,40 @@ def swap(
         "dry_run": "true" if dry_run else None,
     }
     parameters = {name: value for name, value in given.items() if value is not None}
+    roots = () if management is not None else known_roots(config)
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
-        server.describe(model)  # first, so that an unknown name is an error before anything is shown
-        goes_on = f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
-        ended = f"The dry run was ended; of {model} nothing was changed."
-        with interrupted_as(ended if dry_run else goes_on):
-            outcome = while_showing(
-                lambda: server.order("POST", f"{model_path(model)}/swap", parameters, timeout_s=None),
-                lambda: [progress_of(each) for each in server.describe(model)],
+        file = local_archive(url, upload, roots)
+        server.describe(model)  # first, so that an unknown name is an error before anything is sent or shown
+        parameters["url"], sent = send_named(server, output, url, file, replaces=replace, is_dry_run=dry_run)
+        if dry_run:
+            show_dry_run_of_sent(
                 output,
-                f"Swapping {model}",
+                sent,
+                lambda: _show_dry_run(output, _swap(server, output, model, parameters)),
+                "put in the version's place; what the swap does",
+                replaces=replace,
             )
+            return
+        outcome = _swap(server, output, model, parameters)
+        if sent is not None:
+            outcome["upload"] = to_builtins(sent)
         notes = (f"Note: {without_stop(note)}." for note in outcome.get("notes", []))
-        output.result(outcome, *((HEAD, *lines_of(outcome)) if dry_run else (outcome["status"], *notes)))
+        output.result(outcome, outcome["status"], *notes)
+
+
+def _show_dry_run(output: Output, outcome: Mapping[str, Any]) -> None:
+    output.result(outcome, HEAD, *lines_of(outcome))
+
+
+def _swap(server: Management, output: Output, model: str, parameters: Mapping[str, str | int]) -> dict[str, Any]:
+    """Ask for the swap, or its dry run, and show how far it is."""
+    goes_on = f"The swap of {model} goes on in the server; `marserve models {model}` shows how far it is."
+    ended = f"The dry run was ended; of {model} nothing was changed."
+    with interrupted_as(ended if "dry_run" in parameters else goes_on):
+        outcome: dict[str, Any] = while_showing(
+            lambda: server.order("POST", f"{model_path(model)}/swap", parameters, timeout_s=None),
+            lambda: [progress_of(each) for each in server.describe(model)],
+            output,
+            f"Swapping {model}",
+        )
+    return outcome

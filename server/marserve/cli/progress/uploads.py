@@ -68,6 +68,22 @@ def send_archive(
         raise Interrupted(f"The upload of {file.name} is broken off; the server keeps nothing of it.") from None
 
 
+def send_named(
+    server: Management, output: Output, url: str, file: Path | None, *, replaces: bool = False, is_dry_run: bool = False
+) -> tuple[str, UploadedArchive | None]:
+    """By which word the server finds the archive `url`, and what was sent of it.
+
+    `file` is what `local_archive` found: it is sent; without one nothing is. Raises as `send_archive`.
+    """
+    if file is None:
+        return url, None
+    sent = send_archive(server, output, file, replaces=replaces, is_dry_run=is_dry_run)
+    if sent is None:
+        output.note(f"This server takes no uploads, so {file.name} is looked for in its own model store.")
+    pin = split_digest(url)[1]
+    return file.name if pin is None else f"{file.name}#sha256={pin}", sent
+
+
 class _Sending:
     def __init__(self, server: Management, file: Path, *, replaces: bool, is_dry_run: bool) -> None:
         self._server, self._file = server, file
