@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         make_archive(store / f"{name}.mar", SUMS, name=name)
         with zipfile.ZipFile(store / f"{name}.mar", "a") as archive:
             archive.writestr("MAR-INF/declaration.json", declaration)
-    with Server(folder, store=store) as server:
+    with Server(folder, store=store, entry="marserve") as server:
         server.register("sums.mar").raise_for_status()
         server.register("greet.mar").raise_for_status()
         server.register("tokens.mar").raise_for_status()
