@@ -32,7 +32,19 @@ _TAKES: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 class Slot:
     """A declared tensor, prepared for arrays: its dtype, its rank, its fixed sizes."""
 
-    __slots__ = ("_exact", "_fixed", "_takes", "dtype", "name", "names", "rank", "tensor", "whole_words", "words")
+    __slots__ = (
+        "_exact",
+        "_fixed",
+        "_numbers",
+        "_takes",
+        "dtype",
+        "name",
+        "names",
+        "rank",
+        "tensor",
+        "whole_words",
+        "words",
+    )
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         self.name = name
@@ -44,6 +56,7 @@ class Slot:
         self._exact = tuple(tensor.shape[1:]) if not tensor.names else None
         self.names = [(axis, size) for axis, size in enumerate(tensor.shape) if axis and isinstance(size, str)]
         self._takes = _TAKES[self.dtype.kind]
+        self._numbers = (int, float) if self.dtype.kind == "f" else (int,)
         self.words = f"{tensor.dtype} {_brackets(tensor.item_shape)}"
         self.whole_words = f"{tensor.dtype} {_brackets(tensor.shape)}"
 
@@ -73,18 +86,36 @@ class Slot:
             array = np.asarray(value)
         except (ValueError, OverflowError, TypeError):
             raise BadInput(f"expected {self.words}, got lists of unequal lengths", self.name) from None
-        if array.dtype.kind not in "biuf":
+        kind = array.dtype.kind
+        if kind in self._takes:
+            return array
+        if kind in "fO" and self.dtype.kind != "b" and array.size and not _has_odd(value, self._numbers):
+            return self._of_large(value)
+        if kind not in "biuf":
             if not array.size:
-                return array.astype(self.dtype) if array.dtype.kind == "f" else np.empty(array.shape, self.dtype)
+                return np.empty(array.shape, self.dtype)
             raise BadInput(f"expected {self.words}, got {_odd(value)}", self.name)
         return array
+
+    def _of_large(self, value: Any) -> Array:
+        """The array of numbers of which one has more than 64 bits, or 64 beside negative ones. Raises BadInput."""
+        try:
+            return np.asarray(value, np.float64 if self.dtype.kind == "f" else self.dtype)
+        except OverflowError:
+            raise self._outside() from None
+
+    def _outside(self) -> BadInput:
+        if self.dtype.kind == "f":
+            return BadInput(f"expected {self.words}, got a number that is too large", self.name)
+        info = np.iinfo(self.dtype)
+        return BadInput(f"expected {self.words}, got a number outside of {info.min} to {info.max}", self.name)
 
     def _cast(self, array: Array) -> Array:
         """The array in the declared dtype. Raises BadInput for a whole number that it cannot hold."""
         if self.dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
             info = np.iinfo(self.dtype)
             if array.min() < info.min or array.max() > info.max:
-                raise BadInput(f"expected {self.words}, got a number outside of {info.min} to {info.max}", self.name)
+                raise self._outside()
         with np.errstate(over="ignore"):
             return array.astype(self.dtype)
 
@@ -172,12 +203,15 @@ def _dtype_words(array: Array) -> str:
 def _odd(value: Any) -> str:
     """What of a JSON value is no number: the first such element."""
     while isinstance(value, list) and value:
-        value = next((each for each in value if _is_odd(each)), value[0])
+        value = next((each for each in value if _has_odd(each, (int, float))), value[0])
     return "an object" if isinstance(value, dict) else "null" if value is None else shown(value)
 
 
-def _is_odd(value: Any) -> bool:
-    return any(_is_odd(each) for each in value) if isinstance(value, list) else not isinstance(value, (int, float))
+def _has_odd(value: Any, numbers: tuple[type, ...]) -> bool:
+    """Whether a JSON value is, or has among its elements, something else than these numbers."""
+    if isinstance(value, list):
+        return any(_has_odd(each, numbers) for each in value)
+    return not isinstance(value, numbers)
 
 
 def _brackets(shape: Sequence[int | str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,6 +105,51 @@ def test_what_a_client_wrote_is_cut_in_its_message(body: Any) -> None:
 
     assert "expected x: float32 [2]" in caught.value.message or "x: expected float32 [2]" in caught.value.message
     assert len(caught.value.message) < 400
+
+
+def opened_as(dtype: str) -> Opening:
+    """A model of two numbers of this dtype, which gives them back."""
+
+    @model(inputs={"x": Tensor(dtype, ["batch", 2])}, outputs={"x": Tensor(dtype, ["batch", 2])})
+    class Same:
+        def predict(self, x: Any) -> Any:
+            return x
+
+    return Opening(Same)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        ("uint64", [1, 2**64 - 1]),
+        ("int64", [-(2**63), 2**63 - 1]),
+        ("float64", [1, 2**100]),
+        ("float64", [-1, 2**63]),
+    ],
+)
+def test_large_whole_numbers_are_taken_where_they_fit(dtype: str, numbers: list[int]) -> None:
+    """numpy has no integer that holds them, or both of them."""
+    assert opened_as(dtype).only({"x": numbers}) == {"x": numbers}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "seen"),
+    [
+        ("int64", [1, 2**63], "a number outside of -9223372036854775808 to 9223372036854775807"),
+        ("int64", [1, 10**30], "a number outside of -9223372036854775808 to 9223372036854775807"),
+        ("uint64", [-1, 2**63], "a number outside of 0 to 18446744073709551615"),
+        ("uint8", [1, 10**30], "a number outside of 0 to 255"),
+        ("int64", [1, 1.5], "numbers with a fraction"),
+        ("int64", [1.5, 10**30], "1.5"),
+        ("float32", [1, 10**400], "a number that is too large"),
+        ("float32", [None, 10**30], "null"),
+        ("bool", [1, 10**30], "1"),
+    ],
+)
+def test_numbers_that_do_not_fit_the_dtype_are_said(dtype: str, numbers: list[Any], seen: str) -> None:
+    """By what is wrong with them."""
+    with pytest.raises(BadInput, match=re.escape(f"x: expected {dtype} [2], got {seen}")):
+        opened_as(dtype).only({"x": numbers})
 
 
 def test_a_body_of_no_rows_is_refused() -> None:
