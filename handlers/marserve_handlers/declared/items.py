@@ -6,6 +6,7 @@ another type that msgspec reads, `dict`, `bytes`, `str`, a Pillow image.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import io
 import json
@@ -212,7 +213,7 @@ def _pydantic_reader(cls: Any) -> Decode:
                 if _is_form(row):
                     return validate(_fields(row))
                 body = _needed(row, "a JSON object", JSON)
-            return read(body)
+            return read(body.removeprefix(codecs.BOM_UTF8) if body[:1] == b"\xef" else body)
         except BadInput:
             raise
         except ValueError as error:  # pydantic's ValidationError is one

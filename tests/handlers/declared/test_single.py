@@ -202,7 +202,9 @@ def test_what_an_item_logs_belongs_to_its_request_alone(is_async: bool) -> None:
     [
         (greet, {"name": "Ada", "age": 36}, b"Ada, 36"),
         (greet, {"name": bytearray(b"Ada"), "age": bytearray(b"36")}, b"Ada, 36"),
+        (greet, b'\xef\xbb\xbf{"name": "Ada", "age": 36}', b"Ada, 36"),
         (double, {"x": 1.5, "y": 2}, {"x": 3.0, "y": 4.0}),
+        (double, b'\xef\xbb\xbf{"x": 1.5}', {"x": 3.0, "y": 0.0}),
         (double, {"x": bytearray(b"1.5")}, {"x": 3.0, "y": 0.0}),
         (double, b'{"x": Infinity}', {"x": float("inf"), "y": 0.0}),
         (same, {"a": [1, None]}, {"a": [1, None]}),
