@@ -7,6 +7,7 @@ the model, so both sides compare and show the same document.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -175,10 +176,23 @@ def _check_tensor(what: str, name: object, tensor: object) -> None:
     twice = sorted({each for each in names if names.count(each) > 1})
     if twice:
         raise DeclarationError(f"The {what} {name} has the dimension {twice[0]!r} twice; name each one differently.")
-    if tensor.pad is not None and not isinstance(tensor.pad, (int, float)):
-        raise DeclarationError(f"The {what} {name} has the pad {tensor.pad!r}; it must be a number.")
+    if tensor.pad is not None and not _can_pad(tensor.dtype, tensor.pad):
+        raise DeclarationError(f"The {what} {name} has the pad {tensor.pad!r}; it must be a number of {tensor.dtype}.")
     if what == "output" and (tensor.pad is not None or tensor.optional):
         raise DeclarationError(f"The output {name} has pad or optional, which only inputs have.")
+
+
+def _can_pad(dtype: str, pad: object) -> bool:
+    """Whether an array of this dtype can be filled up with it; infinite values and NaN cannot be declared."""
+    if not isinstance(pad, (int, float)) or not math.isfinite(pad):
+        return False
+    if dtype == "bool":
+        return pad in (0, 1)
+    if "int" not in dtype:
+        return True
+    bits = int(dtype.partition("int")[2])
+    least, most = (0, 1 << bits) if dtype.startswith("u") else (-(1 << bits - 1), 1 << bits - 1)
+    return pad == int(pad) and least <= pad < most
 
 
 def check_same(archive: bytes, handler: bytes, word: str) -> None:

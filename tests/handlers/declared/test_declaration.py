@@ -34,6 +34,11 @@ OUT = {"y": Tensor("float32", ["batch"])}
         (Tensor("float32", ["batch", True]), "dimension True"),
         (Tensor("float32", ["batch", "a b"]), "dimension 'a b'"),
         (Tensor("float32", ["batch", "n"], pad="0"), "pad '0'"),  # type: ignore[arg-type]
+        (Tensor("float32", ["batch", "n"], pad=float("nan")), "pad nan; it must be a number of float32"),
+        (Tensor("int8", ["batch", "n"], pad=0.5), "pad 0.5; it must be a number of int8"),
+        (Tensor("int8", ["batch", "n"], pad=128), "pad 128"),
+        (Tensor("uint8", ["batch", "n"], pad=-1), "pad -1"),
+        (Tensor("bool", ["batch", "n"], pad=2), "pad 2"),
         ("float32", "it must be a Tensor"),
     ],
 )
@@ -64,6 +69,14 @@ def test_tensors_that_do_not_go_together_are_refused(inputs: Any, outputs: Any, 
     """One sentence says why."""
     with pytest.raises(DeclarationError, match=words):
         check_tensors(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"), [("bool", True), ("bool", 0), ("uint8", 255), ("int8", -128), ("int64", 1.0), ("bfloat16", -0.5)]
+)
+def test_a_pad_is_a_number_of_the_dtype(dtype: str, pad: float) -> None:
+    """Its first and last ones, too."""
+    check_tensors({"x": Tensor(dtype, ["batch", "n"], pad=pad)}, OUT)
 
 
 def test_the_decorator_refuses_at_once() -> None:
