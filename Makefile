@@ -22,8 +22,9 @@ LOCK      := $(BIN)/uv pip compile --constraint constraints.txt --python-version
 # What the server's lock has too is left out, and setuptools, which torch wants for compiling extensions alone.
 LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
              $(foreach name,filelock fsspec setuptools typing-extensions,--no-emit-package $(name))
-# Whole files side by side, each collected by the runner that runs it (tests/support/by_file.py).
-PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist load --maxschedchunk 1 --by-file \
+# Whole files side by side, each collected by the runner that runs it; those that import torch by one runner
+# (tests/support/by_file.py).
+PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist loadgroup --by-file \
              -o console_output_style=classic
 # What `make test` runs.
 QUICK     := not long and not system and not browser and not ready and not clients

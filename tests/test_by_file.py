@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.by_file import find_group
+
 CONFTEST = """
 import pytest
 from support.by_file import ByFile
@@ -60,3 +62,48 @@ def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
     assert "ERROR test_broken.py" in ran.stdout
     assert "FAILED test_bad.py::test_fails" in ran.stdout
     assert ((tmp_path / "begun").read_text(), (tmp_path / "ended").read_text()) == ("x", "x")
+
+
+@pytest.mark.parametrize(
+    ("source", "group"),
+    [
+        ("def test_it(): pass", None),
+        ('torch = pytest.importorskip("torch")', "torch"),
+        ('def test_it():\n    pytest.importorskip("torch", reason="x")', "torch"),
+        ('pytest.importorskip("torchvision")', None),
+        ("from support.running_pool import RunningPool", None),
+        ("from support.running_pool import RunningPool\npytestmark = [pytest.mark.torch]", "torch_workers"),
+        ('pytest.importorskip("torch")\npytestmark = [pytest.mark.torch]\nRunningPool(path)', "torch_workers"),
+    ],
+)
+def test_files_that_need_torch_are_of_a_group(source: str, group: str | None) -> None:
+    """One for what the runner imports itself, one for what its pools' workers are forked from; all others have none."""
+    assert find_group(source) == group
+
+
+@pytest.mark.system
+def test_one_runner_runs_a_group_and_the_others_the_rest(tmp_path: Path) -> None:
+    """With `--dist loadgroup`; every file is run once, by its own name."""
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace("begun", "/dev/null").replace("ended", "/dev/null"))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    lines = "import os\ndef test_it():\n    open(os.environ['PYTEST_XDIST_WORKER'], 'a').write(__name__[-1])\n"
+    for number in range(3):
+        (tmp_path / f"test_torch{number}.py").write_text(f'{lines}# importorskip("torch"\n')
+        (tmp_path / f"test_other{number + 3}.py").write_text(lines)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "6 passed" in ran.stdout
+    ran_by = [(tmp_path / f"gw{number}").read_text() for number in range(2) if (tmp_path / f"gw{number}").exists()]
+    assert sorted("".join(ran_by)) == list("012345")
+    assert any("012" in "".join(sorted(numbers)) for numbers in ran_by)

@@ -2,8 +2,10 @@
 
 pytest-xdist has every runner collect all tests, which took four runners 25 seconds each. With `--by-file` a file is
 collected as one item that imports nothing; the runner that is given this item collects the file's tests and runs them.
-Files in the folders whose tests take longest go first, or with `--order-seed` all in a random order. `make test` uses
-it; to choose tests by name or mark, use pytest without it (`-m "not long"` works).
+Files in the folders whose tests take longest go first, or with `--order-seed` all in a random order. With
+`--dist loadgroup` one runner runs all files that import torch, and one all whose workers are forked from a process that
+has: torch takes two seconds of a processor in each process that imports it. `make test` uses it; to choose tests by
+name or mark, use pytest without it (`-m "not long"` works).
 """
 
 from __future__ import annotations
@@ -17,6 +19,11 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 SLOWEST_FIRST = ("contract", "end_to_end", "pool", "cli", "deploy", "examples")
+# Files of a group share what their runner has imported or started. A file is in the first whose words its source has.
+GROUPS = {
+    "torch_workers": ("RunningPool", "mark.torch"),
+    "torch": ('importorskip("torch"',),
+}
 
 
 class WholeFile(pytest.Item):
@@ -46,7 +53,9 @@ class Holder(pytest.File):
 
     def collect(self) -> Iterator[WholeFile]:
         """One item."""
-        item: WholeFile = WholeFile.from_parent(self, name="file")
+        group = find_group(self.path.read_text("utf-8"))
+        # What follows an @ is the group for pytest-xdist; its mark does not get as far with every version of pytest.
+        item: WholeFile = WholeFile.from_parent(self, name=f"file@{group}" if group else "file")
         item.add_marker(pytest.mark.timeout(0))  # each test has its own limit
         yield item
 
@@ -98,6 +107,11 @@ class ByFile:
         if not tests:  # the test before it has left what this file and its own share
             item.session._setupstate.teardown_exact(nextitem)
         return True
+
+
+def find_group(source: str) -> str | None:
+    """The group of a test file with this source, `None` for one that any runner may run."""
+    return next((name for name, words in GROUPS.items() if all(word in source for word in words)), None)
 
 
 def shuffled(paths: Iterable[Path], seed: int) -> list[Path]:
