@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, pause_s
 from support.prepared import source_pids
 
 
@@ -30,9 +30,9 @@ def left_of(family: Iterable[psutil.Process], timeout_s: float) -> list[psutil.P
 
     `psutil.wait_procs` counts an orphan until the system's first process has reaped it, which may take that seconds.
     """
-    end = time.monotonic() + timeout_s
-    while (left := [process for process in family if _lives(process)]) and time.monotonic() < end:
-        time.sleep(0.002)
+    begun = time.monotonic()
+    while (left := [process for process in family if _lives(process)]) and time.monotonic() < begun + timeout_s:
+        time.sleep(pause_s(begun))
     return left
 
 
@@ -98,15 +98,15 @@ def open_descriptors() -> dict[int, str]:
 
 async def until(holds: Callable[[], object], what: str, *, timeout_s: float = PATIENCE_S) -> None:
     """Wait until the system's tables say so; they tell nobody of themselves. Fails with `what` after the limit."""
-    end = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while not holds():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
-        await asyncio.sleep(0.002)
+        assert time.monotonic() < begun + timeout_s, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(pause_s(begun))
 
 
 def until_blocking(holds: Callable[[], object], what: str, *, timeout_s: float = PATIENCE_S) -> None:
     """As `until`, for tests without an event loop."""
-    end = time.monotonic() + timeout_s
+    begun = time.monotonic()
     while not holds():
-        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.002)
+        assert time.monotonic() < begun + timeout_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(pause_s(begun))

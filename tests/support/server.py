@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 import psutil
 
+from support.patience import pause_s
 from support.prepared import Prepared
 from support.processes import left_of
 
@@ -201,14 +202,14 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        limit = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < limit:
+        begun = time.monotonic()
+        while time.monotonic() < begun + START_LIMIT_S:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.output()}")
             with contextlib.suppress(httpx.TransportError):
                 if self.client.get(f"{self.inference}/livez").status_code == 200:
                     return
-            time.sleep(0.02)
+            time.sleep(pause_s(begun))
         raise AssertionError(f"the server does not listen:\n{self.output()}")
 
     def stop(self, *, check: bool = True, number: int = signal.SIGTERM) -> None:
@@ -276,8 +277,8 @@ class Server:
 
 def poll(limit_s: float, what: str) -> Iterator[None]:
     """Look again and again, for what gives no event: `for _ in poll(5, "the worker is back"): … break`."""
-    limit = time.monotonic() + limit_s
-    while time.monotonic() < limit:
+    begun = time.monotonic()
+    while time.monotonic() < begun + limit_s:
         yield
-        time.sleep(0.01)
+        time.sleep(pause_s(begun))
     raise AssertionError(f"not within {limit_s} s: {what}")
