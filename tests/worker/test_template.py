@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +30,26 @@ from marserve.worker.template import (
     thread_names,
 )
 from support.model_folders import write_model
+from support.running_pool import worker_environment
 from support.worker_process import WorkerUnderTest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+
+
+def test_a_worker_starts_without_an_event_loop() -> None:
+    """asyncio is a third of what it would import; handlers with coroutines alone need it."""
+    imports = "import sys, marserve.worker.loop, marserve.worker.template\n"
+
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", f"{imports}print(sorted({{'asyncio', 'ssl'}} & set(sys.modules)))"],
+        env={**worker_environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert told.stdout == "[]\n"
 
 
 @contextmanager
