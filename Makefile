@@ -22,8 +22,8 @@ LOCK      := $(BIN)/uv pip compile --constraint constraints.txt --python-version
 # What the server's lock has too is left out, and setuptools, which torch wants for compiling extensions alone.
 LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
              $(foreach name,filelock fsspec setuptools typing-extensions,--no-emit-package $(name))
-# Whole files side by side, each collected by the runner that runs it; those that import torch by one runner
-# (tests/support/by_file.py).
+# Whole files side by side, each collected by the runner that runs it; those that share
+# what is slow to start by one runner (tests/support/by_file.py).
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist loadgroup --by-file \
              -o console_output_style=classic
 # What `make test` runs.

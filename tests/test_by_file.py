@@ -74,10 +74,12 @@ def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
         ("from support.running_pool import RunningPool", None),
         ("from support.running_pool import RunningPool\npytestmark = [pytest.mark.torch]", "torch_workers"),
         ('pytest.importorskip("torch")\npytestmark = [pytest.mark.torch]\nRunningPool(path)', "torch_workers"),
+        ("def test_it(s3: S3Server): pass", "stand_ins"),
+        ("from support.container import Container", "stand_ins"),
     ],
 )
-def test_files_that_need_torch_are_of_a_group(source: str, group: str | None) -> None:
-    """One for what the runner imports itself, one for what its pools' workers are forked from; all others have none."""
+def test_files_that_share_what_is_slow_to_start_are_of_a_group(source: str, group: str | None) -> None:
+    """torch in the runner, torch in the process that pools' workers are forked from, stand-ins; others have none."""
     assert find_group(source) == group
 
 

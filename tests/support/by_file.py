@@ -3,9 +3,9 @@
 pytest-xdist has every runner collect all tests, which took four runners 25 seconds each. With `--by-file` a file is
 collected as one item that imports nothing; the runner that is given this item collects the file's tests and runs them.
 Files in the folders whose tests take longest go first, or with `--order-seed` all in a random order. With
-`--dist loadgroup` one runner runs all files that import torch, and one all whose workers are forked from a process that
-has: torch takes two seconds of a processor in each process that imports it. `make test` uses it; to choose tests by
-name or mark, use pytest without it (`-m "not long"` works).
+`--dist loadgroup` one runner runs all files that import torch, one all whose workers are forked from a process that
+has, and one those with the stand-ins for S3 and for containers: each takes a second or two of a processor to start.
+`make test` uses it; to choose tests by name or mark, use pytest without it (`-m "not long"` works).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from _pytest.runner import runtestprotocol
 
 SLOWEST_FIRST = ("contract", "end_to_end", "pool", "cli", "deploy", "examples")
 # Files of a group share what their runner has imported or started. A file is in the first whose words its source has.
-GROUPS = {
-    "torch_workers": ("RunningPool", "mark.torch"),
-    "torch": ('importorskip("torch"',),
-}
+GROUPS = (
+    ("torch_workers", ("RunningPool", "mark.torch")),
+    ("torch", ('importorskip("torch"',)),
+    ("stand_ins", ("S3Server",)),
+    ("stand_ins", ("support.container",)),
+)
 
 
 class WholeFile(pytest.Item):
@@ -111,7 +113,7 @@ class ByFile:
 
 def find_group(source: str) -> str | None:
     """The group of a test file with this source, `None` for one that any runner may run."""
-    return next((name for name, words in GROUPS.items() if all(word in source for word in words)), None)
+    return next((name for name, words in GROUPS if all(word in source for word in words)), None)
 
 
 def shuffled(paths: Iterable[Path], seed: int) -> list[Path]:
