@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.object_stores import s3_server
+from support.object_stores import S3Server
 from support.platforms import ImageHome, started, write_properties
 from support.server import free_ports, make_archive, poll
 
@@ -46,7 +45,7 @@ def predict(base: str) -> httpx.Response:
 
 @pytest.mark.parametrize("where", ["bucket", "folder"])
 def test_a_container_fetches_its_model_and_answers_at_the_port_and_paths_that_vertex_names(
-    image: ImageHome, tmp_path: Path, where: str
+    image: ImageHome, tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
     """The platform's variables, the envelope, nothing else; Google's store is a stand-in, or a folder of a local
     endpoint.
@@ -54,17 +53,17 @@ def test_a_container_fetches_its_model_and_answers_at_the_port_and_paths_that_ve
     archive = make_archive(tmp_path / "model.mar", DOUBLE, config="minWorkers: 1\nmaxWorkers: 1\n")
     (port,) = free_ports(1)
     told = {"AIP_HTTP_PORT": str(port), **ROUTES, "MARSERVE_SERVICE_ENVELOPE": "json", "AIP_MODE": "PREDICTION"}
-    with contextlib.ExitStack() as stack:
-        if where == "bucket":
-            pytest.importorskip("obstore")
-            pytest.importorskip("moto")
-            bucket = stack.enter_context(s3_server()).bucket()
-            bucket.put("4/model.mar", archive.read_bytes())
-            told["AIP_STORAGE_URI"] = f"gs://{bucket.name}/4"
-            told["MARSERVE_STORES"] = json.dumps({"gs://": {"endpoint_url": bucket.url, "anonymous": True}})
-        else:
-            told["AIP_STORAGE_URI"] = str(tmp_path)
-        server = stack.enter_context(image.serve(port, **told))
+    if where == "bucket":
+        pytest.importorskip("obstore")
+        pytest.importorskip("moto")
+        s3: S3Server = request.getfixturevalue("s3")
+        bucket = s3.bucket()
+        bucket.put("4/model.mar", archive.read_bytes())
+        told["AIP_STORAGE_URI"] = f"gs://{bucket.name}/4"
+        told["MARSERVE_STORES"] = json.dumps({"gs://": {"endpoint_url": bucket.url, "anonymous": True}})
+    else:
+        told["AIP_STORAGE_URI"] = str(tmp_path)
+    with image.serve(port, **told) as server:
         server.wait_until(ROUTES["AIP_HEALTH_ROUTE"])
         answer = predict(server.base)
         usual = httpx.post(f"{server.base}/predictions/model", json={"instances": [4]}, timeout=30)
