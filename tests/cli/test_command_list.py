@@ -101,10 +101,11 @@ def test_tab_imports_nothing_of_the_server(line: str, completed: str, spared: se
     assert set(ran.stderr.split()) & spared == set()
 
 
-def test_a_server_in_front_is_started_without_what_other_commands_need() -> None:
+@pytest.mark.parametrize("command", ["start", "run"])
+def test_a_server_in_front_is_started_without_what_other_commands_need(command: str) -> None:
     """An HTTP client alone would be a tenth of the start, and what draws tables a twentieth."""
-    program = "import sys\nfrom marserve.cli.command_list import build_commands\nbuild_commands(['start'])\n"
-    program += "print({'httpx', 'rich', 'marserve.cli.changes.plan'} & set(sys.modules))"
+    program = f"import sys\nfrom marserve.cli.command_list import build_commands\nbuild_commands(['{command}'])\n"
+    program += "print({'httpx', 'rich', 'javaproperties', 'marserve.cli.changes.plan'} & set(sys.modules))"
 
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

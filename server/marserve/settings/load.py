@@ -26,8 +26,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import javaproperties
-
 from marserve.errors import BadSettings
 from marserve.files.nearest import did_you_mean
 from marserve.files.regular import read_regular
@@ -285,6 +283,8 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
 
 def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
     """Keys, values and the lines they begin in. Raises BadSettings for an invalid escape."""
+    import javaproperties  # late: a server without a file need not wait for it
+
     line = 1
     try:
         for element in javaproperties.parse(data):

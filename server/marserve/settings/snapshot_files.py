@@ -14,8 +14,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-import javaproperties
-
 from marserve.files.atomic import Part, sweep
 from marserve.files.regular import read_regular
 from marserve.settings.shown_address import hide_query
@@ -144,4 +142,6 @@ def _holds_a_key(settings: Settings, name: str) -> bool:
 
 def write_properties(lines: Mapping[str, str]) -> bytes:
     """A properties file of these lines."""
+    import javaproperties  # late, as in `load.py`
+
     return javaproperties.dumps(dict(lines), timestamp=False).encode("ascii")

@@ -25,9 +25,8 @@ from marserve.archive.writing.staging import Staging
 from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
-from marserve.cli.run.hub import fetch_model, is_hub_address
 from marserve.cli.run.screen import Screen
-from marserve.cli.run.source import LocalModel, advice_on
+from marserve.cli.run.source import LocalModel, advice_on, is_hub_address
 from marserve.cli.server.foreground import serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
 from marserve.cli.server.port_holder import holder_of
@@ -118,6 +117,9 @@ def _find(source: str, wishes: Wishes, set_words: Sequence[str], folder: Path, o
     staging = Staging(folder / "models")
     if not is_hub_address(source):
         return LocalModel(source, wishes, staging)
+    # Late: few runs fetch anything, and what shows the progress is a thirtieth of the others' start.
+    from marserve.cli.run.hub import fetch_model
+
     pairs = pairs_of(set_words)
     flags = {"model_store": str(staging.root), **pairs}
     settings = load_as_typed(flags, pairs, spelling=_SPELLING, reads_file=False)

@@ -20,7 +20,6 @@ from marserve.store.addresses.fetch_guard import Target, hide_query, parse_targe
 from marserve.store.sources.hub import Hub, Repository, Selection, read_repository
 from marserve.store.sources.source import Broken, Cancel, Gathered, SourceError
 
-SCHEME = "hf://"
 _SERVED = "run serves models of transformers and marserve's archives"
 _LATER = "Try again when the hub can be reached; what was fetched once stays in its cache."
 FILES = Selection(
@@ -42,11 +41,6 @@ class HubModel:
 
     path: Path
     address: str
-
-
-def is_hub_address(word: str) -> bool:
-    """Whether a source is an address of a hub."""
-    return word.lower().startswith(SCHEME)
 
 
 def fetch_model(
