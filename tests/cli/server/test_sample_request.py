@@ -88,6 +88,13 @@ def test_items_get_what_their_schema_requires() -> None:
     }
 
 
+def test_the_pieces_of_a_stream_are_shown_as_they_come() -> None:
+    """curl keeps what it gets until a line is full, unless it is asked not to."""
+    declaration = {"kind": "item", "input": {"type": "text"}, "output": {"type": "text", "stream": True}}
+
+    assert curl_line(BASE, ROUTE, declaration) == f"curl -N -H 'Content-Type: text/plain' -d hello {URL}"
+
+
 def test_text_and_models_that_declare_nothing_have_a_line_too() -> None:
     """It is the shape of a request, at least."""
     assert curl_line(BASE, ROUTE, {"kind": "item", "input": {"type": "text"}}) == (

@@ -199,6 +199,7 @@ def files_of(template: str, name: str) -> dict[str, bytes]:
     """The files of a folder of this name."""
     request, body, own = _parts(template)
     said = "-H 'Content-Type: application/json' " if request.endswith(".json") else ""
+    said = "-N " if template == "stream" else said  # each piece is shown as it comes
     readme = _README.replace("REQUEST", said + "-T " + request).replace("NAME", name)
     texts = {"model-config.yaml": _CONFIG, "README.md": readme}
     files = {file: content if isinstance(content, bytes) else content.encode() for file, content in own.items()}

@@ -40,6 +40,8 @@ def curl_line(
     model that declares nothing, None where it takes a file.
     """
     curl = f"curl --unix-socket {shlex.quote(address.removeprefix('unix:'))}" if is_socket(address) else "curl"
+    if declaration and (declaration.get("output") or {}).get("stream"):
+        curl += " -N"  # each piece is shown as it comes
     url = shlex.quote(f"{base_of(address)}{path}")
     file = _request_beside(folder)
     if file is not None:
