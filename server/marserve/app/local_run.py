@@ -32,6 +32,8 @@ _SETTLE_MS, _MOST_SETTLE_MS = 50, 800
 _BAD_SOURCE = ("import_error", "missing_module")
 # Causes of one that may.
 _MAY_BE_OF_SOURCE = (*_BAD_SOURCE, "load_failed", "missing_file", "exit", "signal")
+# After so long the terminal says what it waits for.
+SLOW_S = 1.0
 # Some file systems give no notices.
 _LOOK_EVERY_MS = 1_000
 
@@ -92,13 +94,15 @@ class LocalRun:
         on_swapped: Callable[[float], None],
         shorten: Callable[[str], str] = str,
         explain: Callable[[], Failure | None] = lambda: None,
+        on_slow: Callable[[], None] = lambda: None,
         reload: Reload | None = None,
         binds_grpc: bool = False,
     ) -> None:
         """`began` is the command's begin, by `time.monotonic`. `on_swapped` gets a change's seconds.
 
         `shorten` gives what of a log line the terminal is shown; it is called on any thread. `explain` blocks: it finds
-        out whether a load failed because the source cannot be imported.
+        out whether a load failed because the source cannot be imported. `on_slow` is called when the first load takes
+        longer than a second.
         """
         self.binds_grpc = binds_grpc
         self.shorten = shorten
@@ -107,18 +111,17 @@ class LocalRun:
         self.has_bad_source = False
         """Whether the source cannot be imported."""
         self._model, self._began, self._reload = model, began, reload
-        self._explain = explain
+        self._explain, self._on_slow = explain, on_slow
         self._on_ready, self._on_failure, self._on_swapped = on_ready, on_failure, on_swapped
 
     async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
         """Say when the model is ready, and follow its source, until cancelled."""
+        loading = asyncio.ensure_future(self._failures(parts.registry, reading))
         try:
-            await asyncio.wait([reading])
-            failures = [Failure(sentence) for sentence in parts.registry.startup_failures]
-            for error in await parts.registry.failed_loads():
-                failure = await self._failure_of(error)
-                self.has_bad_source |= failure.is_of_source
-                failures.append(failure)
+            done, _ = await asyncio.wait([loading], timeout=SLOW_S)
+            if not done:
+                self._on_slow()
+            failures = await loading
             if not failures:
                 address = next(each.address for each in listeners if "Inference" in each.names)
                 declaration = parts.registry.describe(self._model).get("declaration")
@@ -132,9 +135,20 @@ class LocalRun:
                 stop.asked.set()
             await asyncio.Event().wait()
         finally:
+            loading.cancel()
             if self._reload is not None:
                 self._reload.end()
             self.was_interrupted = stop.first_signal == signal.SIGINT
+
+    async def _failures(self, registry: Registry, reading: asyncio.Task[Any]) -> list[Failure]:
+        """Wait for the first load; why it failed, empty if it did not."""
+        await asyncio.wait([reading])
+        failures = [Failure(sentence) for sentence in registry.startup_failures]
+        for error in await registry.failed_loads():
+            failure = await self._failure_of(error)
+            self.has_bad_source |= failure.is_of_source
+            failures.append(failure)
+        return failures
 
     async def _failure_of(self, error: LoadFailed) -> Failure:
         explained = await asyncio.to_thread(self._explain) if error.cause in _MAY_BE_OF_SOURCE else None

@@ -47,7 +47,7 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(text: str, sentence: 
         ("def model(x): ...\n@model\nclass A: ...", False),
     ],
 )
-def test_a_file_that_marks_a_model_is_told_from_others(text: str, marks: bool) -> None:
+def test_a_file_that_marks_a_model_is_recognised(text: str, marks: bool) -> None:
     """By what the names stand for, not by how they are written."""
     assert read(text).marks_a_model is marks
 

@@ -279,6 +279,7 @@ def _serve(loaded: Settings, model: LocalModel, screen: Screen, folder: Path, be
         on_swapped=screen.swapped,
         shorten=screen.shorten,
         explain=explain,
+        on_slow=screen.slow,
         reload=reload,
         binds_grpc=any(loaded.origins.get(f"grpc_{which}_port") for which in ("inference", "management")),
     )

@@ -90,6 +90,10 @@ class Screen:
         }
         self._output.result(document, *lines)
 
+    def slow(self) -> None:
+        """The first load takes long."""
+        self._output.say_wait(f"Loading {self._source} …")
+
     def swapped(self, seconds: float) -> None:
         """A change answers."""
         self._output.note(f"  {_now()}  {self._source} has changed: the new one answers ({seconds:.1f} s)")
