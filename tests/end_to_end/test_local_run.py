@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -62,6 +65,31 @@ def test_a_file_that_fails_at_its_import_is_one_sentence_and_status_2(folder: Pa
     assert status == 2, run.lines
     assert run.lines[0] == "marserve: shout.py, line 3: it ends the process while it is imported (SystemExit: 3)."
     assert "Traceback" not in "".join(run.lines)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+def test_a_signal_ends_an_import_that_does_not_end(tmp_path: Path, number: int, status: int) -> None:
+    """Its process goes with the command; unless that is killed, nothing is left in the temporary folder."""
+    here, gate = tmp_path / "here", tmp_path / "gate"
+    here.mkdir()
+    os.mkfifo(gate)
+    (here / "up.py").write_text(
+        "from marserve_handlers import model\n\n@model\ndef up(text: str) -> str: ...\n\n"
+        f"print(open({str(gate)!r}).read())\n"
+    )
+
+    with Run(here, "up.py") as run, gate.open("wb", buffering=0) as opened:  # opens when the import reads
+        run.process.send_signal(number)
+        ended = run.process.wait(LIMIT_S)
+        broken = select.poll()
+        broken.register(opened, select.POLLERR)
+
+        assert broken.poll(LIMIT_S * 1000)  # the import's process has gone
+
+    # Python itself may end by SIGINT; to a shell both are 130.
+    assert ended in (status, -2 if number == signal.SIGINT else status)
+    assert number == signal.SIGKILL or not list(run.temporary.iterdir())
 
 
 DIGITS = """

@@ -71,7 +71,8 @@ class Importing:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(path.resolve())
         word = f"{file.stem}:{name}" if name else file.stem
-        command = [sys.executable, "-P", "-m", "marserve.worker.without_server.declare", self._folder.name, word]
+        program = "marserve.worker.without_server.declare"
+        command = [sys.executable, "-P", "-m", program, self._folder.name, word, str(os.getpid())]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.cli.run.screen import Screen
 from marserve.cli.run.source import LocalModel, advice_on, is_hub_address
-from marserve.cli.server.foreground import serve
+from marserve.cli.server.foreground import leave, serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
 from marserve.cli.server.port_holder import holder_of
 from marserve.cli.server.start import pairs_of
@@ -100,6 +101,7 @@ def run(
         options = _options(batch_size, max_batch_delay, workers, device)
         wishes = Wishes(name, "1.0", tuple(extra_files or ()), serialized_file, None, config_file, options, task)
         scratch = Scratch(None)
+        signal.signal(signal.SIGTERM, leave)  # as Ctrl-C: it leaves nothing behind, also before the server is up
         try:
             with contextlib.closing(_find(source, wishes, settings or [], scratch.path, output)) as model:
                 entry = _stage(model, output, follows=reload, verbose=verbose)

@@ -58,7 +58,7 @@ def serve(
         # Imports leave 100,000 objects and hardly any garbage; later collections skip them.
         gc.freeze()
         for number in before:
-            signal.signal(number, _leave)
+            signal.signal(number, leave)
         status = run(settings, watch, companion)
         # The server has ended, and this process ends with its status; a further signal must not change that.
         before = dict.fromkeys(before, signal.SIG_IGN)
@@ -71,7 +71,8 @@ def serve(
             signal.signal(number, handler)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: FrameType | None) -> None:
+    """End the process at a signal by an exception, so that what is under way is tidied up."""
     sys.exit(_status_of(number))
 
 

@@ -1,4 +1,5 @@
-"""Imports a handler, and writes what it declares as JSON. Its arguments are a folder and the handler's word.
+"""Imports a handler, and writes what it declares as JSON. Its arguments are a folder, the handler's
+word, and the process id of its parent.
 
 For `marserve archive` and `marserve run`, whose process runs no code of an archive. No model is loaded.
 """
@@ -13,6 +14,7 @@ from typing import Any
 
 from marserve.messages import Load
 from marserve.worker.load import enter_model_folder, find_definition, import_handler
+from marserve.worker.process.parent import die_with_parent
 
 # Of a traceback, in characters.
 _MOST_TRACEBACK = 8_000
@@ -65,11 +67,12 @@ def _fault(error: BaseException, folder: str) -> dict[str, Any]:
 
 def main() -> None:
     """Write the result to standard output, which the handler's module does not get."""
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 4:
         sys.exit("marserve.worker.without_server.declare is started by marserve archive")
+    die_with_parent(int(sys.argv[3]))
     out = os.dup(1)
     os.dup2(2, 1)
-    result = json.dumps(declare(*sys.argv[1:])).encode()
+    result = json.dumps(declare(*sys.argv[1:3])).encode()
     with os.fdopen(out, "wb") as file:
         file.write(result)
     sys.stdout.flush()
