@@ -46,7 +46,7 @@ def test_server_and_worker_use_one_mark_and_one_table_of_types() -> None:
 
 def test_a_model_without_tensors_has_none() -> None:
     """One that declares nothing, and one that declares an item."""
-    item = Declaration(input=input_type("m", bytes)[0]).document()
+    item = Declaration(input=input_type("m", bytes, "data")[0]).document()
 
     for declaration in (None, item):
         document = metadata_document("m", ["1.0"], declaration)
