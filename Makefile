@@ -26,6 +26,8 @@ LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
 # what is slow to start by one runner (tests/support/by_file.py).
 PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist loadgroup --by-file \
              -o console_output_style=classic
+# Of `make test-lowest` and `make test-newest`: files or folders of tests; none: all.
+TESTS     ?=
 # What `make test` runs.
 QUICK     := not long and not system and not browser and not ready and not clients
 
@@ -88,6 +90,31 @@ test-again: $(STAMPS)/test  ## run the tests RUNS times (10) in random order and
 .PHONY: package-test
 package-test: $(STAMPS)/test  ## install the wheel alone into empty environments and follow the README (minutes)
 	$(PYTEST) tests/packaging --timeout 1800
+
+.PHONY: test-lowest
+.PHONY: test-newest
+test-lowest: RESOLUTION = lowest-direct
+test-newest: RESOLUTION = highest
+test-lowest: $(STAMPS)/uv  ## run the tests with the oldest versions that pyproject.toml allows (PYTHON=python3.12: there)
+test-newest: $(STAMPS)/uv  ## run the tests with the newest versions of the index (PYTHON as above)
+test-lowest test-newest: LIKE = build/$(@:test-%=%)
+test-lowest test-newest:
+	$(BIN)/uv venv --quiet --clear --python "$$("$(PYTHON)" -c 'import sys; print(sys.executable)')" $(LIKE)
+	@if $(LIKE)/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+	    $(BIN)/python -m pip --python $(LIKE)/bin/python --disable-pip-version-check install -qq \
+	        torch==$$(sed -n 's/^torch==//p' constraints.txt); \
+	else echo "Without torch, which is tested with Python 3.11: its tests are skipped."; fi
+	echo "torch; python_version < '3'" > $(LIKE)/without-torch.txt
+	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --resolution $(RESOLUTION) --only-binary :all: \
+	    --override $(LIKE)/without-torch.txt -r pyproject.toml --group test \
+	    $(foreach extra,onnx grpc cloud hf security gpu export examples,--extra $(extra))
+	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --no-deps --editable .
+	$(BIN)/uv pip list --python $(LIKE)/bin/python
+	$(LIKE)/bin/python -m pytest $(PARALLEL) -m "$(QUICK)" -o filterwarnings=default $(TESTS)
+
+.PHONY: test-beside
+test-beside: $(STAMPS)/test $(STAMPS)/uv  ## install clients' packages beside the server, before it and after it (PYTHON=python3.12: there)
+	MARSERVE_BESIDE_PYTHON="$(PYTHON)" $(PYTEST) tests/packaging/test_beside.py --timeout 1800 -rs
 
 .PHONY: image-test
 image-test: $(STAMPS)/images  ## build the cpu image, look into it and run it, without a Docker engine (minutes, as root)
@@ -215,6 +242,10 @@ $(STAMPS)/ready: $(STAMPS)/test
 $(STAMPS)/clients: $(STAMPS)/test tests/clients/environments.py
 	@echo "Installing clients into environments of their own ..."
 	@PYTHONPATH=tests $(BIN)/python -m clients.environments $(VENV)/clients
+	@touch $@
+
+$(STAMPS)/uv: $(STAMPS)/venv
+	@$(PIP) uv
 	@touch $@
 
 $(STAMPS)/images: $(STAMPS)/test

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     outcome: Path | None = config.getoption("--outcome")
     if outcome is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcome(outcome), "outcome")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs torch where there is none: `make test-lowest PYTHON=python3.12` has none."""
+    if item.get_closest_marker("torch") and find_spec("torch") is None:
+        pytest.skip("torch is not installed")
 
 
 @pytest.fixture

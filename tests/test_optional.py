@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from importlib import metadata
 from typing import Any
@@ -65,7 +66,8 @@ def test_what_is_new_enough_and_cannot_be_used_says_its_error(installed: dict[st
 
     said = trouble("grpc", OSError("libstdc++.so.6: " + "x" * 500))
 
-    assert said.startswith(f"grpcio 1.85.1, protobuf {new} cannot be used (OSError: libstdc++.so.6: xxx")
+    found = f"grpcio 1.85.1 (>=1.85 is needed), protobuf {new} (>=7 is needed)"
+    assert said.startswith(f"{found} cannot be used (OSError: libstdc++.so.6: xxx")
     assert len(said) < 300
 
 
@@ -117,10 +119,18 @@ class Parts:
 
 
 @pytest.mark.parametrize(
-    "error", [ImportError("no"), RuntimeError("gencode"), AttributeError("no such"), OSError("lib")]
+    "error",
+    [
+        ImportError("no"),
+        RuntimeError("gencode"),
+        AttributeError("no such"),
+        OSError("lib"),
+        SystemExit(3),
+        Panic("lock"),
+    ],
 )
 def test_broken_packages_close_the_grpc_ports_in_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server starts without them; a dry run of the start says nothing of ports."""
     break_packages(monkeypatch, error, "grpc", "google")
@@ -132,9 +142,18 @@ def test_broken_packages_close_the_grpc_ports_in_one_line(
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith("gRPC ports 7070 and 7071 stay closed: ")
-    assert "grpcio" in record.getMessage()
+    assert re.search(r"grpcio [0-9.]+ \(>=[0-9.]+ is needed\), protobuf [0-9.]+ \(>=", record.getMessage())
     assert f"cannot be used ({type(error).__name__}: {error})" in record.getMessage()
     assert record.getMessage().endswith("pip install 'marserve[grpc]' opens them")
+
+
+def test_ctrl_c_while_the_packages_are_imported_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of theirs."""
+    break_packages(monkeypatch, KeyboardInterrupt(), "grpc", "google")
+    parts: Any = Parts
+
+    with pytest.raises(KeyboardInterrupt):
+        bind_grpc(parts)
 
 
 def test_a_broken_uvloop_leaves_asyncios_loop(

@@ -32,7 +32,7 @@ def trouble(extra: str, error: BaseException) -> str:
     ]
     if old:
         return f"{'; '.join(old)} ({reason(error)})"
-    found = ", ".join(f"{name} {_installed(name)}" for name, _ in wanted)
+    found = ", ".join(f"{name} {_installed(name)} ({wish or 'any'} is needed)" for name, wish in wanted)
     return f"{found} cannot be used ({reason(error)})"
 
 

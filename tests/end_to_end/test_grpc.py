@@ -240,22 +240,11 @@ def test_a_taken_port_keeps_the_server_from_starting(tmp_path: Path) -> None:
     assert "Set grpc_inference_port" in done.stderr
 
 
-WITHOUT_GRPC = """
-import sys
-
-class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("grpc", "google"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotInstalled())
-"""
-
-
-def test_without_the_extra_the_server_starts_and_says_why_the_ports_are_closed(tmp_path: Path) -> None:
-    """In one line, with what opens them."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_GRPC)
+def test_broken_packages_close_what_needs_them_and_the_server_starts(tmp_path: Path) -> None:
+    """The first ones on the path, whose import raises: a line of each that the server asks for, with what is needed."""
+    for name in ("grpc", "uvloop", "obstore", "cryptography", "pynvml"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        (tmp_path / "site" / name / "__init__.py").write_text(f"raise SystemError('{name} of another machine')\n")
     path = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     with Server(tmp_path, environment={"PYTHONPATH": path}) as server:
         for _ in poll(5, "the line is written, which the log's thread does"):
@@ -264,9 +253,14 @@ def test_without_the_extra_the_server_starts_and_says_why_the_ports_are_closed(t
         host, _, port = server.grpc_inference.partition(":")
         with socket.socket() as sock:
             assert sock.connect_ex((host, int(port))) != 0
+        output = server.output()
 
     assert len(lines) == 1
+    assert re.search(r"grpcio [0-9.]+ \(>=[0-9.]+ is needed\)", lines[0]), lines
+    assert "cannot be used (SystemError: grpc of another machine)" in lines[0]
     assert "pip install 'marserve[grpc]' opens them" in lines[0]
+    assert "uvloop cannot be used (SystemError: uvloop of another machine)" in output
+    assert "Traceback" not in output
 
 
 def test_the_server_process_loads_grpc_only_to_serve_it() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from marserve import cli
 from support.commands import addresses, type_in
-from support.distributions import build
+from support.distributions import ROOT, build
 from support.pages import block
 from support.server import free_ports
 
@@ -25,6 +27,18 @@ def _marserve_is_a_command() -> None:
     """The console script stands beside this interpreter."""
     if not (PROGRAMS / "marserve").exists():
         pytest.skip("marserve runs from its sources here: there is no command to type")
+
+
+def test_the_page_names_the_versions_that_are_asked_for() -> None:
+    """Each package of pyproject.toml once, but for the extra `ts`, which is marserve's own."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = {line.partition(";")[0] for line in project["dependencies"]}
+    asked |= {line for extra in project["optional-dependencies"].values() for line in extra} - {"marserve-ts"}
+
+    section = (ROOT / PAGE).read_text("utf-8").split("### Versions of other packages", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+
+    assert sorted(re.findall(r"`([^`]*>=[^`]*)`", "".join(rows))) == sorted(asked)
 
 
 @pytest.mark.system

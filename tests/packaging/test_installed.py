@@ -5,7 +5,6 @@ Takes minutes and asks the package index: `make package-test` runs it, `make tes
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -16,15 +15,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
 
 from support.commands import addresses, type_in
 from support.distributions import ROOT, build
+from support.installed import environment, install, interpreter, serving, wait_until_ready
 from support.pages import block
-from support.server import free_ports, poll
+from support.server import free_ports
 from support.wheels import write_wheel
 
 pytestmark = pytest.mark.long
@@ -47,23 +46,6 @@ def programs(wheel: Path) -> Iterator[Path]:
     """The programs of an environment with the wheel, and what it asks for at the versions that are pinned."""
     with environment(sys.executable, f"{wheel}") as folder:
         yield folder
-
-
-@contextlib.contextmanager
-def environment(python: str, *what: str) -> Iterator[Path]:
-    """An environment of its own with these installed; its folder of programs. It is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="marserve-package-") as folder:
-        subprocess.run([python, "-m", "venv", folder], check=True)
-        programs = Path(folder) / "bin"
-        install(programs, *what)
-        yield programs
-
-
-def install(programs: Path, *what: str) -> None:
-    """Install with the environment's own pip."""
-    pinned = ["--constraint", str(ROOT / "constraints.txt")]
-    ran = type_in(f"pip install -q {' '.join([*pinned, *(repr(each) for each in what)])}", programs, programs)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def distributions(programs: Path) -> set[str]:
@@ -197,14 +179,6 @@ def test_without_pip_what_models_require_is_installed_all_the_same(wheel: Path, 
     assert not {"pip", "tiny"} & there
 
 
-def python(version: str) -> str:
-    """An interpreter of this version that runs; skipped where there is none."""
-    found = shutil.which(f"python{version}")
-    if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
-        return found
-    pytest.skip(f"there is no python{version} here: it is not tried")
-
-
 @pytest.mark.parametrize("version", PYTHONS)
 def test_other_pythons_serve_a_handler_with_the_extras_beside_it(version: str, wheel: Path, tmp_path: Path) -> None:
     """With the extras of the page: the server answers over REST with a handler; what they brought can be imported."""
@@ -214,7 +188,7 @@ def test_other_pythons_serve_a_handler_with_the_extras_beside_it(version: str, w
     variables |= {**addresses(*ports), "TMPDIR": str(tmp_path)}
     typed = [block(PAGE, "extras"), "python --version", block(PAGE, "answer").replace(":8080", f":{ports[0]}")]
 
-    with environment(python(version), "pip") as programs:
+    with environment(interpreter(version), "pip") as programs:
         try:
             ran = type_in("\n".join(typed), tmp_path, programs, variables)
         finally:
@@ -283,49 +257,3 @@ def test_the_readme_can_be_followed_with_the_wheel(wheel: Path, tmp_path: Path) 
     assert "2.0" in said
     assert "'7'" in asked.stdout, asked.stderr
     assert unregister.returncode == 0, unregister.stderr
-
-
-# --------------------------------------------------------------------------------------------------------- serving
-
-
-class Serving(NamedTuple):
-    """A server that answers: its process, and the file of what it prints."""
-
-    pid: int
-    console: Path
-
-
-@contextlib.contextmanager
-def serving(
-    programs: Path,
-    folder: Path,
-    ports: list[int],
-    command: str = "marserve start --foreground",
-    **more: str,
-) -> Iterator[Serving]:
-    """A server of this environment in this folder, until the block ends; `more` are variables of its settings."""
-    console = folder / f"console-{ports[0]}.log"
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("MARSERVE_", "TS_", "PYTHON"))}
-    variables = {**keep, **addresses(*ports), "TMPDIR": str(folder), **more}
-    program, *arguments = command.split()
-    with console.open("wb") as output:
-        process = subprocess.Popen(
-            [programs / program, *arguments], cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        for _ in poll(30, "the server answers"):
-            assert process.poll() is None, console.read_text()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"http://127.0.0.1:{ports[0]}/livez").status_code == 200:
-                    break
-        yield Serving(process.pid, console)
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0, console.read_text()
-
-
-def wait_until_ready(port: int) -> None:
-    """Until the models of the start are loaded."""
-    for _ in poll(60, "the models are loaded"):
-        if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
-            return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,8 +21,12 @@ log = logging.getLogger("marserve.app")
 
 def import_grpc() -> None:
     """Import grpcio as this server needs it, before a plug-in may import it otherwise. `bind_grpc` logs failures."""
-    with contextlib.suppress(Exception):
+    try:
         from marserve.api.grpc import library  # noqa: F401 - imported for its effect
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a broken package may raise anything
+        return
 
 
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
@@ -32,8 +35,8 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     import_grpc()
     try:
         from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
-    except Exception as error:  # packages that do not fit each other raise errors of their own
-        if not is_the_packages("grpc", error):
+    except BaseException as error:  # packages that are broken, or do not fit each other, raise whatever they like
+        if isinstance(error, KeyboardInterrupt) or not is_the_packages("grpc", error):
             raise
         log.warning(
             "gRPC ports %d and %d stay closed: %s; pip install 'marserve[grpc]' opens them",
@@ -93,8 +96,8 @@ def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
     """The errors that binding the gRPC ports would raise now; empty without their libraries."""
     try:
         from marserve.api.grpc.listener import GrpcAddress, check_free
-    except Exception as error:
-        if not is_the_packages("grpc", error):
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not is_the_packages("grpc", error):
             raise
         return
     for name, address in {

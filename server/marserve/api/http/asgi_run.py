@@ -79,8 +79,10 @@ class AsgiRun:
             is_left = self.head.is_upload and self._cycle.more_body and self._cycle.keep_alive
             ours = self._listener.response_headers.of(self.head.lines)
             headers = ours.complete(list(message.get("headers", [])), self.id)
-            if is_left:
-                # The rest of a refused upload may be gigabytes, so it is not read: the connection closes.
+            is_said = any(name.lower() == b"connection" for name, _ in headers)
+            # The rest of a refused upload may be gigabytes, so it is not read: the connection closes. If it closes for
+            # another reason, uvicorn adds the header itself only since 0.53.
+            if is_left or not (self._cycle.keep_alive or is_said):
                 headers.append((b"connection", b"close"))
             await self._send_on({**message, "headers": headers})
             if is_left:
