@@ -158,7 +158,7 @@ async def test_a_gigabyte_of_anything_costs_the_server_nothing(tmp_path: Path, k
     """Lines are passed on as they come, and an answer over its limit never leaves the worker (C7)."""
     async with RunningPool(tmp_path, BAD) as running:
         await running.start()
-        running.log.line = lambda *_: None  # type: ignore[method-assign]  # else the test would keep what a log writes
+        running.log.write = lambda *_, **__: None  # type: ignore[method-assign]  # else the test keeps what a log writes
         pids, before = running.pids, resident_bytes(os.getpid())
 
         end = await running.ask(kind.encode(), timeout_s=200.0)
