@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from clients.environments import Client
@@ -104,13 +105,33 @@ FILES: dict[str, tuple[str, list[Any]]] = {
 }
 
 
+def processes_of(session: int) -> list[psutil.Process]:
+    """The processes of this session, also those whose parent has ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                found.append(process)
+    return found
+
+
+def is_there(process: psutil.Process) -> bool:
+    """Whether a process runs; one that has ended may not have been reaped."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
 @contextmanager
 def served(words: Sequence[str], folder: Path, port: int) -> Iterator[str]:
     """A server in a process of its own, until it answers; its address of predictions."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MARSERVE_", "TS_"))}
     log = folder / f"{port}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(words, cwd=folder, env=variables, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            words, cwd=folder, env=variables, stdout=output, stderr=output, start_new_session=True
+        )
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text()
@@ -124,12 +145,15 @@ def served(words: Sequence[str], folder: Path, port: int) -> Iterator[str]:
         until_blocking(answers, f"the first answer of {url}", timeout_s=LIMIT_S)
         yield url
     finally:
+        started = processes_of(process.pid)
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
+        for each in started:  # LitServe leaves its workers behind when it is terminated
+            with suppress(psutil.Error):
+                each.kill()
+        process.wait(30)
+        until_blocking(lambda: not any(map(is_there, started)), f"the end of all processes of {url}")
 
 
 @pytest.mark.parametrize("kind", FILES)
