@@ -61,7 +61,7 @@ async def test_messages_and_answers_count_and_one_without_room_is_told_to_come_a
         assert 700_000 < ledger.bodies < 701_000
         second = predict(client, "echo", b"x" * 700_000)
         code, text = await refusal(second)
-        pushback = dict(await second.trailing_metadata())["grpc-retry-pushback-ms"]
+        pushback = dict(tuple(await second.trailing_metadata()))["grpc-retry-pushback-ms"]
         small = await predict(client, "echo", b"hi")
         job.answer(b"y" * 900_000)
         assert (await first).prediction == b"y" * 900_000
@@ -85,7 +85,7 @@ async def test_the_request_id_travels_behind_every_answer() -> None:
             "NOT_FOUND",
             "Model not found: gone\norg.pytorch.serve.archive.model.ModelNotFoundException",
         )
-        ids = [dict(await call.trailing_metadata())["x-request-id"] for call in (good, bad)]
+        ids = [dict(tuple(await call.trailing_metadata()))["x-request-id"] for call in (good, bad)]
 
     assert ids == [job.request.id for job in registry.submitted]
     assert all(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", word) for word in ids)
@@ -100,10 +100,10 @@ async def test_a_clients_id_comes_with_the_metadata(given: str, takes: bool) -> 
     async with inference_port(registry, book=book, request_ids=ids) as port, client_of(port) as client:
         call = predict(client, "echo", metadata=(("x-request-id", given),))
         await call
-        back = dict(await call.trailing_metadata())["x-request-id"]
+        back = dict(tuple(await call.trailing_metadata()))["x-request-id"]
         twice = predict(client, "echo", metadata=(("x-request-id", "a"), ("x-request-id", "b")))
         await twice
-        own = dict(await twice.trailing_metadata())["x-request-id"]
+        own = dict(tuple(await twice.trailing_metadata()))["x-request-id"]
 
     request = registry.submitted[0].request
     is_id = given == "order-17"
@@ -162,7 +162,7 @@ async def test_an_error_of_the_worker_carries_its_cause() -> None:
         call = predict(client)
         (await registry.wait_for(1)).fail(WorkerDied("killed"))
         code, _ = await refusal(call)
-        trailers = dict(await call.trailing_metadata())
+        trailers = dict(tuple(await call.trailing_metadata()))
 
     assert (code, trailers["x-marserve-cause"]) == ("INTERNAL", "killed")
 
@@ -202,7 +202,7 @@ async def test_a_client_that_retries_runs_a_failing_handler_once(
     ):
         call = client.method(service, method)(model_name="m", timeout=10, **fields)
         told = await refusal(call.read() if method == "StreamPredictions" else call)
-        pushback = dict(await call.trailing_metadata()).get("grpc-retry-pushback-ms")
+        pushback = dict(tuple(await call.trailing_metadata())).get("grpc-retry-pushback-ms")
 
     assert (told[0], len(registry.submitted)) == (code, attempts)
     assert (pushback == "-1") is isinstance(error, HandlerFailed)
@@ -221,7 +221,7 @@ async def test_a_stream_that_its_handler_breaks_off_is_not_tried_again() -> None
             job.fail(HandlerFailed())
 
             assert (await refusal(call.read()))[0] == "UNAVAILABLE"
-            assert dict(await call.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+            assert dict(tuple(await call.trailing_metadata()))["grpc-retry-pushback-ms"] == "-1"
 
     assert len(registry.submitted) == 2
 

@@ -320,7 +320,7 @@ async def test_a_draining_server_says_so() -> None:
     async with inference_port(registry) as port, client_of(port) as client:
         call = predict(client, "m")
         code, _ = await refusal(call)
-        trailers = dict(await call.trailing_metadata())
+        trailers = dict(tuple(await call.trailing_metadata()))
 
     assert (code, trailers["x-marserve-cause"]) == ("UNAVAILABLE", "draining")
     assert trailers["retry-after"] in {"1", "2", "3"}

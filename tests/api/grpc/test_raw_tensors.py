@@ -14,6 +14,7 @@ from marserve_handlers.declared.open_inference.request import InferRequest, read
 from support.grpc_house import SCHEMA
 
 REQUEST, RESPONSE = (SCHEMA.message(f"inference.ModelInfer{side}") for side in ("Request", "Response"))
+PARAMETER = SCHEMA.message("inference.InferParameter")
 
 TENSORS: list[tuple[str, str, list[Any]]] = [
     ("BOOL", "bool_contents", [True, False]),
@@ -124,9 +125,9 @@ def test_halves_come_and_go_raw(datatype: str) -> None:
 def test_parameters_and_outputs_that_are_asked_for_go_along() -> None:
     """Those of a tensor, of an output and of the request."""
     message = REQUEST(
-        inputs=[tensor("FP32", contents={"fp32_contents": [1, 2]}, parameters={"p": {"int64_param": 7}})],
-        outputs=[{"name": "y", "parameters": {"classification": {"int64_param": 3}}}],
-        parameters={"q": {"string_param": "x"}},
+        inputs=[tensor("FP32", contents={"fp32_contents": [1, 2]}, parameters={"p": PARAMETER(int64_param=7)})],
+        outputs=[{"name": "y", "parameters": {"classification": PARAMETER(int64_param=3)}}],
+        parameters={"q": PARAMETER(string_param="x")},
     )
 
     body, length = write_body(message)
