@@ -11,6 +11,26 @@ ORDER: tuple[Verdict, ...] = ("action", "differs", "works")
 
 
 @dataclass(frozen=True, slots=True)
+class Spot:
+    """What findings are about: a file, as `Finding.file` has it, and a line; 0 without a line."""
+
+    file: str
+    line: int = 0
+
+    def works(self, what: str) -> Finding:
+        """A finding that this works."""
+        return Finding("works", self.file, self.line, what)
+
+    def differs(self, what: str) -> Finding:
+        """A finding that this works in another way."""
+        return Finding("differs", self.file, self.line, what)
+
+    def action(self, what: str, fix: str) -> Finding:
+        """A finding that needs an action."""
+        return Finding("action", self.file, self.line, what, fix)
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One result.
 

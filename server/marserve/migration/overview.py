@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marserve.errors import BadSettings, MarserveError
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.layout import Layout
 from marserve.settings.load import read_properties
 from marserve.store.addresses.fetch_guard import AllowedUrls, is_address, parse_target
@@ -52,7 +52,7 @@ def read_overview(layout: Layout) -> Overview:
 
 
 def judge_location(
-    location: str, by: str, shown: str, line: int, layout: Layout, allowed_urls: tuple[str, ...]
+    location: str, by: str, spot: Spot, layout: Layout, allowed_urls: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Findings about an archive that settings, a flag or a workflow name: whether the store or its address has it."""
     if not location or "$" in location or location.lower() == "all":
@@ -61,12 +61,12 @@ def judge_location(
         try:
             AllowedUrls(allowed_urls).check(parse_target(location))
         except MarserveError as error:
-            yield Finding(
-                *("action", shown, line, f"{by}: {error.message.rstrip('.')}"),
+            yield spot.action(
+                f"{by}: {error.message.rstrip('.')}",
                 "name it in allowed_urls, which allows nothing by itself, or put the archive into the store",
             )
     elif layout.has_archives and Path(location).name not in layout.archive_names:
-        yield Finding("action", shown, line, f"{by}: {location} is in no store here", "bring the archive, or drop it")
+        yield spot.action(f"{by}: {location} is in no store here", "bring the archive, or drop it")
 
 
 def _values(file: Path) -> list[tuple[str, str]]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marserve.migration.findings import Finding, in_order
+from marserve.migration.findings import Finding, Spot, in_order
 from marserve.migration.judges.archive_findings import judge_archive, judge_model_folder
 from marserve.migration.judges.deployment_findings import judge_deployment
 from marserve.migration.judges.package_findings import judge_packages
-from marserve.migration.judges.script_findings import FOLDERS, Starts, judge_script
+from marserve.migration.judges.script_findings import FOLDERS, Starts, judge_lines
 from marserve.migration.judges.settings_findings import StartTrial, judge_settings, judge_start
 from marserve.migration.judges.snapshot_findings import judge_snapshots
 from marserve.migration.layout import Layout, find_layout, follow_volumes
 from marserve.migration.overview import Overview, read_overview
 from marserve.migration.volumes import judge_volumes, read_volumes
 
+MAX_BYTES = 1_000_000
 ReadCommand = Callable[[Sequence[str]], dict[str, object]]
 """The settings, by key, of the words of a `torchserve` command; raises ValueError if they are no such command."""
 
@@ -44,29 +45,41 @@ def survey(
     for folder in layout.model_folders:
         findings += judge_model_folder(folder, layout.shown(folder), overview)
 
-    def try_command(words: list[str], shown: str, line: int) -> Iterator[Finding]:
+    def try_command(words: list[str], spot: Spot) -> Iterator[Finding]:
         faulty = {each.file for each in findings if each.verdict == "action"}
-        yield from _try_command(words, shown, line, layout, read_command, environment, try_start, faulty)
+        yield from _try_command(words, spot, layout, read_command, environment, try_start, faulty)
+
+    def judge_texts(files: Iterable[Path], judge: Callable[[str, str], Iterator[Finding]]) -> None:
+        for file in files:
+            findings.extend(_judge_text(file, layout.shown(file), judge))
 
     starts = Starts(flags, try_command)
-    for file in layout.scripts:
-        findings += judge_script(file, layout, overview, starts)
-    for file in layout.deployments:
-        findings += judge_deployment(file, layout, overview, starts)
-    for file in layout.package_lists:
-        findings += judge_packages(file, layout.shown(file))
+    judge_texts(layout.scripts, lambda text, shown: judge_lines(text, Spot(shown), layout, overview, starts))
+    judge_texts(layout.deployments, lambda text, shown: judge_deployment(text, shown, layout, overview, starts))
+    judge_texts(layout.package_lists, judge_packages)
     findings += judge_snapshots(layout)
     findings += judge_volumes(layout)
     findings += _judge_rest(layout, overview)
     if not layout.configs and layout.has_archives and not any(each.verdict == "action" for each in findings):
-        findings += judge_start({"load_models": "all"}, environment, layout, ".", 0, try_start)
+        findings += judge_start({"load_models": "all"}, environment, layout, Spot("."), try_start)
     return in_order(dict.fromkeys(findings))
+
+
+def _judge_text(file: Path, shown: str, judge: Callable[[str, str], Iterator[Finding]]) -> Iterator[Finding]:
+    """What `judge` finds in a file's text, which it gets with the file's name; empty for a file over MAX_BYTES."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            return
+        text = file.read_text("utf-8", "replace")
+    except OSError as error:
+        yield Spot(shown).action(f"it cannot be read: {error.strerror}", "look at it yourself")
+        return
+    yield from judge(text, shown)
 
 
 def _try_command(
     words: Sequence[str],
-    shown: str,
-    line: int,
+    spot: Spot,
     layout: Layout,
     read_command: ReadCommand,
     environment: Mapping[str, str],
@@ -90,26 +103,22 @@ def _try_command(
             given.pop(name, None)  # the script makes it, or it was reported as missing before
     file = Path(str(given.get("ts_config") or layout.root / "config.properties"))
     if layout.shown(file) not in faulty:
-        yield from judge_start(given, environment, layout, shown, line, try_start)
+        yield from judge_start(given, environment, layout, spot, try_start)
 
 
 def _judge_rest(layout: Layout, overview: Overview) -> Iterator[Finding]:
     for file in layout.key_files:
         if overview.has_tokens:
-            said = "its keys are TorchServe's; new ones are made at each start, and the file is removed at the end"
-            yield Finding("differs", layout.shown(file), 0, said)
+            yield Spot(layout.shown(file)).differs(
+                "its keys are TorchServe's; new ones are made at each start, and the file is removed at the end"
+            )
     for file in layout.log_configs:
-        said = "is not read; see log_level, log_format, log_location and metrics_location"
-        yield Finding("differs", layout.shown(file), 0, said)
+        spot = Spot(layout.shown(file))
+        yield spot.differs("is not read; see log_level, log_format, log_location and metrics_location")
     if layout.cut_short:
-        yield Finding("action", ".", 0, "there are more files than were looked at", "survey its parts one by one")
+        yield Spot(".").action("there are more files than were looked at", "survey its parts one by one")
     if not (layout.configs or layout.has_archives or layout.scripts or layout.volumes):
-        yield Finding(
-            *(
-                "action",
-                ".",
-                0,
-                "nothing of a TorchServe installation was found: no settings, archives or start scripts",
-            ),
+        yield Spot(".").action(
+            "nothing of a TorchServe installation was found: no settings, archives or start scripts",
             "name the folder that holds config.properties or the model store",
         )

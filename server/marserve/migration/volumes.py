@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.judges.script_findings import logical_lines
 from marserve.migration.layout import Layout, Volume
 
@@ -38,17 +38,16 @@ def read_volumes(layout: Layout) -> list[Volume]:
 def judge_volumes(layout: Layout) -> Iterator[Finding]:
     """Findings about volumes whose folder is missing: Docker would make an empty one."""
     for volume in layout.volumes:
+        spot = Spot(volume.shown, volume.line)
         if volume.outside is None:
-            said = f"{volume.inside} is the volume {volume.source} of Docker's, which was not looked into"
-            yield Finding("differs", volume.shown, volume.line, said)
+            yield spot.differs(f"{volume.inside} is the volume {volume.source} of Docker's, which was not looked into")
         elif not volume.outside.exists():
-            yield Finding(
-                *("action", volume.shown, volume.line, f"volume {volume.source}: there is no such folder or file here"),
+            yield spot.action(
+                f"volume {volume.source}: there is no such folder or file here",
                 "bring it: Docker makes an empty folder in its place",
             )
         else:
-            said = f"{volume.inside} is {layout.shown(volume.outside)} here"
-            yield Finding("works", volume.shown, volume.line, said)
+            yield spot.works(f"{volume.inside} is {layout.shown(volume.outside)} here")
 
 
 def _of_compose(file: Path, layout: Layout) -> Iterator[Volume]:

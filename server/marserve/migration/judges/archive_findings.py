@@ -16,7 +16,7 @@ from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.reader import unpack
 from marserve.environments.requirements import read_requirements
 from marserve.errors import BadArchive, RequirementsRefused, UnsafeArchive
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.judges.imports import is_there, names_of
 from marserve.migration.judges.source_findings import judge_source, module_of
 from marserve.migration.judges.workflow_findings import judge_workflow
@@ -40,10 +40,10 @@ def judge_archive(file: Path, shown: str, overview: Overview, layout: Layout) ->
         try:
             unpack(file, target)
         except UnsafeArchive as error:
-            yield Finding("action", shown, 0, error.message, "make the archive again without that member")
+            yield Spot(shown).action(error.message, "make the archive again without that member")
             return
         except (BadArchive, OSError) as error:
-            yield Finding("action", shown, 0, str(error), "make the archive again with torch-model-archiver")
+            yield Spot(shown).action(str(error), "make the archive again with torch-model-archiver")
             return
         yield from _judge_unpacked(_inner(target), shown, overview)
     finally:
@@ -67,20 +67,16 @@ def _judge_unpacked(folder: Path, shown: str, overview: Overview) -> Iterator[Fi
     try:
         check_folder(folder)
     except (UnsafeArchive, BadArchive) as error:
-        found.append(
-            Finding(
-                *("action", shown, 0, error.message),
-                "save it in a safe form, or name the archive in trusted_models if you trust where it comes from",
-            )
-        )
+        advice = "save it in a safe form, or name the archive in trusted_models if you trust where it comes from"
+        found.append(Spot(shown).action(error.message, advice))
     try:
         manifest = read_manifest(folder)
         found += _judge_config(folder, manifest, shown)
     except BadArchive as error:
-        found.append(Finding("action", shown, 0, error.message, "mend the archive's manifest or configuration"))
+        found.append(Spot(shown).action(error.message, "mend the archive's manifest or configuration"))
         yield from found
         return
-    found += [Finding("differs", f"{shown}!{MANIFEST_PATH}", 0, warning) for warning in manifest.warnings]
+    found += [Spot(f"{shown}!{MANIFEST_PATH}").differs(warning) for warning in manifest.warnings]
     found += _judge_manifest(manifest, shown)
     found += _judge_handler(folder, manifest, shown, installs_requirements=overview.installs_requirements)
     if overview.installs_requirements and manifest.requirements_file is not None:
@@ -88,19 +84,19 @@ def _judge_unpacked(folder: Path, shown: str, overview: Overview) -> Iterator[Fi
     yield from found
     if not any(each.verdict == "action" for each in found):
         name = manifest.model_name or Path(shown).stem
-        yield Finding("works", shown, 0, f"model {name} {manifest.model_version or ''}".rstrip())
+        yield Spot(shown).works(f"model {name} {manifest.model_version or ''}".rstrip())
 
 
 def _judge_manifest(manifest: Manifest, shown: str) -> Iterator[Finding]:
     """What a registration would need, or would refuse."""
-    place = f"{shown}!{MANIFEST_PATH}"
+    spot = Spot(f"{shown}!{MANIFEST_PATH}")
     if manifest.runtime is not None and manifest.runtime not in RUNTIMES:
         said = f"runtime is {manifest.runtime!r}, which must be one of {', '.join(RUNTIMES)}"
-        yield Finding("action", place, 0, said, "make the archive again with --runtime python")
+        yield spot.action(said, "make the archive again with --runtime python")
     elif manifest.runtime == "LSP":
-        yield Finding("action", place, 0, "runtime LSP: there is no C++ backend here", "serve it with a Python handler")
+        yield spot.action("runtime LSP: there is no C++ backend here", "serve it with a Python handler")
     if manifest.model_name is None:
-        yield Finding("differs", place, 0, "it names no model: it can be registered under a name alone")
+        yield spot.differs("it names no model: it can be registered under a name alone")
 
 
 def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Finding]:
@@ -110,8 +106,7 @@ def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Find
     least, most = (config.said.get(name) for name in ("min_workers", "max_workers"))
     if least and most and least > most:
         line = next((at for at, text in enumerate(lines, 1) if "minWorkers" in text), 0)
-        yield Finding(
-            *("action", f"{shown}!{name}", line),
+        yield Spot(f"{shown}!{name}", line).action(
             f"minWorkers {least} is above maxWorkers {most}: neither is used",
             "write both as they are meant",
         )
@@ -119,10 +114,9 @@ def _judge_config(folder: Path, manifest: Manifest, shown: str) -> Iterator[Find
         line, key = warning.line, warning.key
         if key and not line:
             line = next((at for at, text in enumerate(lines, 1) if text.strip().strip("\"'").startswith(key)), 0)
-        yield Finding(
-            *("action" if warning.is_wrong else "differs", f"{shown}!{name}", line, warning),
-            "mend the line; until then the default counts" if warning.is_wrong else "",
-        )
+        spot = Spot(f"{shown}!{name}", line)
+        advice = "mend the line; until then the default counts"
+        yield spot.action(warning, advice) if warning.is_wrong else spot.differs(warning)
 
 
 def _judge_handler(folder: Path, manifest: Manifest, shown: str, *, installs_requirements: bool) -> Iterator[Finding]:
@@ -130,32 +124,22 @@ def _judge_handler(folder: Path, manifest: Manifest, shown: str, *, installs_req
     is_installed_for_it = installs_requirements and bool(asked)
     defect = find_defect(manifest.handler, folder, installs_requirements=is_installed_for_it)
     if defect is not None:
-        yield Finding("action", shown, 0, defect, "put the handler into the archive, or name another in its manifest")
+        yield Spot(shown).action(defect, "put the handler into the archive, or name another in its manifest")
     else:
         yield from _judge_function(manifest.handler or "", folder, shown)
     for what in ("serialized_file", "model_file"):
         name = getattr(manifest, what)
         for each in (name or "").split(","):
             if each.strip() and not (folder / each.strip()).exists():
-                yield Finding(
-                    *(
-                        "action",
-                        f"{shown}!{MANIFEST_PATH}",
-                        0,
-                        f"the archive has no {each.strip()}, which its manifest names",
-                    ),
+                yield Spot(f"{shown}!{MANIFEST_PATH}").action(
+                    f"the archive has no {each.strip()}, which its manifest names",
                     "make the archive again with it",
                 )
     if asked and not installs_requirements:
         lacking = sorted(name for name in asked if not is_there(module_of(name), folder))
         if lacking:
-            yield Finding(
-                *(
-                    "action",
-                    f"{shown}!{manifest.requirements_file}",
-                    asked[lacking[0]],
-                    f"asks for {', '.join(lacking)}, which is not installed",
-                ),
+            yield Spot(f"{shown}!{manifest.requirements_file}", asked[lacking[0]]).action(
+                f"asks for {', '.join(lacking)}, which is not installed",
                 "install it beside marserve, or set install_py_dep_per_model=true",
             )
     for path in sorted(folder.rglob("*.py")):
@@ -175,7 +159,7 @@ def _judge_function(handler: str, folder: Path, shown: str) -> Iterator[Finding]
         if function not in names and "*" not in names:
             place = f"{shown}!{path.relative_to(folder).as_posix()}"
             said = f"has no {function}, which the manifest names as handler ({handler})"
-            yield Finding("action", place, 0, said, "name one that is there, or add it")
+            yield Spot(place).action(said, "name one that is there, or add it")
 
 
 def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Sequence[str]) -> Iterator[Finding]:
@@ -184,7 +168,7 @@ def _judge_requirements(folder: Path, file: str, shown: str, allowed_urls: Seque
         read_requirements(folder, file, allowed_urls)
     except RequirementsRefused as error:
         advice = "see docs/requirements.md for what a file may say"
-        yield Finding("action", f"{shown}!{error.file or file}", error.line, error.sentence, advice)
+        yield Spot(f"{shown}!{error.file or file}", error.line).action(error.sentence, advice)
 
 
 def _requirements(folder: Path, manifest: Manifest) -> dict[str, int]:

@@ -6,18 +6,17 @@ Templates, which are not YAML until they are filled in, are read line by line, l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.judges.script_findings import Starts, judge_command, judge_image, judge_lines, judge_variable
 from marserve.migration.judges.settings_findings import judge_text
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 # In the order of a container's command line: an image's or compose's program, then Kubernetes' arguments.
 _COMMANDS = ("entrypoint", "command", "args")
@@ -25,22 +24,14 @@ _PROGRAM = "torchserve"
 _SPEAKS_OF_IT = (_PROGRAM, "TS_")
 
 
-def judge_deployment(file: Path, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
+def judge_deployment(text: str, shown: str, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
     """Findings about every image, command, variable and settings file in it that concerns the server."""
-    shown = layout.shown(file)
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            return
-        text = file.read_text("utf-8", "replace")
-    except OSError as error:
-        yield Finding("action", shown, 0, f"it cannot be read: {error.strerror}", "look at it yourself")
-        return
     if not any(word in text for word in _SPEAKS_OF_IT):
         return
     try:
         documents = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
     except (yaml.YAMLError, RecursionError):
-        yield from judge_lines(text, shown, 0, layout, overview, starts)
+        yield from judge_lines(text, Spot(shown), layout, overview, starts)
         return
     judge = _Judge(shown, text, layout, overview, starts, set())
     for document in documents:
@@ -71,13 +62,11 @@ class _Judge:
             if name in _COMMANDS:
                 continue
             if name == "image" and isinstance(value, yaml.ScalarNode):
-                yield from judge_image(value.value, self.shown, _line(value))
+                yield from judge_image(value.value, self._spot(value))
             elif name in ("environment", "env"):
                 yield from self._environment(value)
             elif name.endswith(".properties") and isinstance(value, yaml.ScalarNode) and "log4j" not in name:
-                # A block's text begins on the line after its mark.
-                before = value.start_mark.line + (1 if value.style in ("|", ">") else 0)
-                yield from judge_text(value.value.encode(), self.shown, before, self.layout, self.overview)
+                yield from judge_text(value.value.encode(), self._before(value), self.layout, self.overview)
             else:
                 yield from self.walk(value, depth + 1)
 
@@ -90,24 +79,30 @@ class _Judge:
                 words.append(part)
         for at, word in enumerate(words):
             if " " in word.value.strip():
-                before = word.start_mark.line + (1 if word.style in ("|", ">") else 0)
-                yield from judge_lines(word.value, self.shown, before, self.layout, self.overview, self.starts)
+                yield from judge_lines(word.value, self._before(word), self.layout, self.overview, self.starts)
             elif Path(word.value).name == _PROGRAM:
                 yield from self._judge_words(word, words[at + 1 :])
 
     def _judge_words(self, program: yaml.ScalarNode, following: list[yaml.ScalarNode]) -> Iterator[Finding]:
         """Findings about a command, each on the line of its word."""
         given = [each.value for each in following]
-        judged = judge_command(given, self.shown, _line(program), self.layout, self.overview, self.starts, self.text)
+        judged = judge_command(given, self._spot(program), self.layout, self.overview, self.starts, self.text)
         for found in judged:
             about = [each for each in following if found.verdict != "works" and found.what.startswith(_flag_of(each))]
             line = _line(about[0]) if about else found.line
-            yield Finding(found.verdict, found.file, line, found.what, found.fix)
+            yield replace(found, line=line)
 
     def _environment(self, node: yaml.Node) -> Iterator[Finding]:
         for name, value in _variables(node):
             if name.value.startswith("TS_"):
-                yield judge_variable(name.value, value, self.shown, _line(name), self.layout, self.overview)
+                yield judge_variable(name.value, value, self._spot(name), self.layout, self.overview)
+
+    def _spot(self, node: yaml.Node) -> Spot:
+        return Spot(self.shown, _line(node))
+
+    def _before(self, node: yaml.ScalarNode) -> Spot:
+        """The line before a node's text: a block's begins on the line after its mark."""
+        return Spot(self.shown, node.start_mark.line + (1 if node.style in ("|", ">") else 0))
 
 
 def _variables(node: yaml.Node) -> Iterator[tuple[yaml.ScalarNode, str]]:

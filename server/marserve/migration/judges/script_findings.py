@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
+from marserve.migration.judges.package_findings import INSTEAD
 from marserve.migration.layout import SCRIPT_ENDINGS, Layout
 from marserve.migration.overview import Overview, judge_location
 from marserve.settings import KEYS
 from marserve.settings.values import Reading, Wrong
 
-MAX_BYTES = 1_000_000
 _ENDS_COMMAND = {"&&", "||", ";", "|", "&", ">", ">>", "2>&1"}
 _INSTALLS = re.compile(r"\bpip3?\b.*\binstall\b.*?\b(torchserve(?:-nightly)?)\b")
 _IMAGE = re.compile(r"\b(pytorch/torchserve(?:-nightly|-kfs)?(?::[\w.\-]+)?)")
@@ -59,33 +59,18 @@ _ELSEWHERE = ("$", "{{", "`")
 class Starts:
     """How to judge commands that start the server: by the `flags` of `torchserve` here, and by a trial.
 
-    `try_command` takes the words of a valid command, its file and its line.
+    `try_command` takes the words of a valid command and where it stands.
     """
 
     flags: Collection[str]
-    try_command: Callable[[list[str], str, int], Iterator[Finding]]
+    try_command: Callable[[list[str], Spot], Iterator[Finding]]
 
 
-def judge_script(file: Path, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
-    """Findings about every line that concerns the server."""
-    shown = layout.shown(file)
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            return
-        text = file.read_text("utf-8", "replace")
-    except OSError as error:
-        yield Finding("action", shown, 0, f"it cannot be read: {error.strerror}", "look at it yourself")
-        return
-    yield from judge_lines(text, shown, 0, layout, overview, starts)
-
-
-def judge_lines(
-    text: str, shown: str, before: int, layout: Layout, overview: Overview, starts: Starts
-) -> Iterator[Finding]:
-    """Findings about every line of a text that begins after `before` lines of the file."""
+def judge_lines(text: str, before: Spot, layout: Layout, overview: Overview, starts: Starts) -> Iterator[Finding]:
+    """Findings about every line that concerns the server, of a text that begins on the line after `before`."""
     for line, words in logical_lines(text):
         if not words.lstrip().startswith(("#", "REM ", "//")):
-            yield from _judge_line(shown, before + line, words, layout, overview, starts, text)
+            yield from _judge_line(Spot(before.file, before.line + line), words, layout, overview, starts, text)
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -103,47 +88,41 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield begun, " ".join(parts)
 
 
-def judge_image(text: str, shown: str, line: int) -> Iterator[Finding]:
+def judge_image(text: str, spot: Spot) -> Iterator[Finding]:
     """An image that is TorchServe's own."""
     image = _IMAGE.search(text)
     if image:
-        yield Finding(
-            *("action", shown, line, f"the image {image[1]} is TorchServe's"),
+        yield spot.action(
+            f"the image {image[1]} is TorchServe's",
             "take one with Python and install marserve in it (docs/migrating.md, Docker)",
         )
 
 
 def _judge_line(
-    shown: str, line: int, text: str, layout: Layout, overview: Overview, starts: Starts, whole: str
+    spot: Spot, text: str, layout: Layout, overview: Overview, starts: Starts, whole: str
 ) -> Iterator[Finding]:
-    image = list(judge_image(text, shown, line))
+    image = list(judge_image(text, spot))
     yield from image
     installs = _INSTALLS.search(text)
     if installs:
-        yield Finding(
-            *("action", shown, line, f"installs {installs[1]}"),
-            'install "marserve[torch,grpc,onnx,ts]" in its place; both have a command torchserve',
-        )
+        yield spot.action(f"installs {installs[1]}", INSTEAD)
     archiver = _ARCHIVERS.search(text)
     if archiver:
-        yield Finding("differs", shown, line, f"installs {archiver[1]}: marserve has this command; the line may go")
+        yield spot.differs(f"installs {archiver[1]}: marserve has this command; the line may go")
     java = _JAVA.search(text)
     if _insists_on_java(text, whole):
-        yield Finding(
-            *("action", shown, line, "the script ends here where there is no Java"),
-            "delete the line: marserve needs none",
-        )
+        yield spot.action("the script ends here where there is no Java", "delete the line: marserve needs none")
     elif java:
-        yield Finding("differs", shown, line, f"{java[1]}: there is no Java here; the line may go")
+        yield spot.differs(f"{java[1]}: there is no Java here; the line may go")
     for name, *values in _VARIABLE.findall(text):
         if re.search(rf"\$\{{?{name}\b", whole):
             continue  # the script uses the variable itself
-        yield judge_variable(name, "".join(values), shown, line, layout, overview)
+        yield judge_variable(name, "".join(values), spot, layout, overview)
     for address in _REGISTERS.findall(text):
-        yield from judge_location(unquote(address), "registration", shown, line, layout, overview.allowed_urls)
+        yield from judge_location(unquote(address), "registration", spot, layout, overview.allowed_urls)
     if not installs and not image:
         for words in _commands(text, "torchserve"):
-            yield from judge_command(words, shown, line, layout, overview, starts, whole)
+            yield from judge_command(words, spot, layout, overview, starts, whole)
 
 
 def _insists_on_java(text: str, whole: str) -> bool:
@@ -156,25 +135,22 @@ def _insists_on_java(text: str, whole: str) -> bool:
     return bool(_ENDS_WITHOUT.search(text)) or (bool(_ENDS_AT_ONCE.search(whole)) and not is_only_asked)
 
 
-def judge_variable(name: str, value: str, shown: str, line: int, layout: Layout, overview: Overview) -> Finding:
+def judge_variable(name: str, value: str, spot: Spot, layout: Layout, overview: Overview) -> Finding:
     """One of TorchServe's variables and what it is set to."""
     if name in _ALWAYS_READ:
-        return Finding("works", shown, line, name)
+        return spot.works(name)
     key = next((key for key in KEYS.values() if name in (key.ts_env, key.always_env)), None)
     if key is None:
-        return Finding(
-            "action", shown, line, f"{name} is no variable that is read", "write the key in config.properties"
-        )
+        return spot.action(f"{name} is no variable that is read", "write the key in config.properties")
     if not overview.reads_variables and name == key.ts_env:
-        said = f"{name} is not read, as by TorchServe: no settings here say enable_envvars_config=true"
-        return Finding("differs", shown, line, said)
+        return spot.differs(f"{name} is not read, as by TorchServe: no settings here say enable_envvars_config=true")
     warnings: list[str] = []
     if value and not any(mark in value for mark in _ELSEWHERE) and key.name not in FOLDERS:
         try:
             key.kind.read(value, Reading(key.name, layout.root, warnings.append, key.minimum, key.maximum, key.choices))
         except Wrong as wrong:
-            return Finding("action", shown, line, f"{name}={value}: {wrong}", f"mend the value of {name}")
-    return Finding("works", shown, line, f"{name}={value}" if value else name)
+            return spot.action(f"{name}={value}: {wrong}", f"mend the value of {name}")
+    return spot.works(f"{name}={value}" if value else name)
 
 
 def _commands(text: str, program: str) -> Iterator[list[str]]:
@@ -200,17 +176,17 @@ def _commands(text: str, program: str) -> Iterator[list[str]]:
 
 
 def judge_command(
-    words: list[str], shown: str, line: int, layout: Layout, overview: Overview, starts: Starts, whole: str
+    words: list[str], spot: Spot, layout: Layout, overview: Overview, starts: Starts, whole: str
 ) -> Iterator[Finding]:
     """Findings about the words after `torchserve`; `whole` is the script, which may make the named folders."""
     given = _by_flag(words, starts.flags)
     found: list[Finding] = []
     for flag in given:
         if not _is_elsewhere(flag):
-            found += _judge_flag(flag, starts.flags, shown, line)
+            found += _judge_flag(flag, starts.flags, spot)
     for flag, sentence in _WITHOUT_EFFECT.items():
         if flag in given:
-            found.append(Finding("differs", shown, line, f"{flag} {sentence}"))
+            found.append(spot.differs(f"{flag} {sentence}"))
     for flag in ("--model-store", "--workflow-store"):
         for named in given.get(flag, [])[:1]:
             is_made = whole.count(named.rstrip("/")) > 1
@@ -220,13 +196,13 @@ def judge_command(
                 continue
             if there is None:
                 said = f"{flag} {named}: there is no such folder here"
-                found.append(Finding("action", shown, line, said, "create or bring it"))
-            elif _is_misnamed(named, there, shown, whole, layout):
+                found.append(spot.action(said, "create or bring it"))
+            elif _is_misnamed(named, there, spot.file, whole, layout):
                 said = f"{flag} {named}: there is no such folder, but {layout.shown(there)}"
-                found.append(Finding("action", shown, line, said, "name the one that is there"))
+                found.append(spot.action(said, "name the one that is there"))
     for flag in _PLUGIN_FLAGS:
         for named in given.get(flag, [])[:1]:
-            found += judge_plugins(named, flag, shown, line, layout)
+            found += judge_plugins(named, flag, spot, layout)
     for flag in ("--ts-config", "--log-config"):
         for named in given.get(flag, [])[:1]:
             is_of_machine = flag == "--log-config" and Path(named).is_absolute()
@@ -235,24 +211,24 @@ def judge_command(
             file = layout.find_file(named)
             if file is None:
                 said = f"{flag} {named}: there is no such file here"
-                found.append(Finding("action", shown, line, said, "bring it, or leave the flag out"))
-            elif _is_misnamed(named, file, shown, whole, layout):
+                found.append(spot.action(said, "bring it, or leave the flag out"))
+            elif _is_misnamed(named, file, spot.file, whole, layout):
                 said = f"{flag} {named}: there is no such file, but {layout.shown(file)}"
-                found.append(Finding("action", shown, line, said, "name the one that is there"))
+                found.append(spot.action(said, "name the one that is there"))
     for location in given.get("--models", []):
         place = location.partition("=")[2] if re.match(r"[\w.\-]+=", location) else location
-        found += judge_location(place, "--models", shown, line, layout, overview.allowed_urls)
+        found += judge_location(place, "--models", spot, layout, overview.allowed_urls)
     if "--model-store" not in given and "--stop" not in given and not given.keys() & _ASKS and not overview.has_store:
         said = "no model store is named, here or in the settings"
-        found.append(Finding("action", shown, line, said, "give --model-store, or set model_store"))
+        found.append(spot.action(said, "give --model-store, or set model_store"))
     yield from found
     if not any(each.verdict == "action" for each in found):
         if "--stop" not in given and not given.keys() & _ASKS and not any(map(_is_elsewhere, words)):
-            yield from starts.try_command(words, shown, line)
-        yield Finding("works", shown, line, "torchserve " + " ".join(words))
+            yield from starts.try_command(words, spot)
+        yield spot.works("torchserve " + " ".join(words))
 
 
-def judge_plugins(named: str, by: str, shown: str, line: int, layout: Layout) -> Iterator[Finding]:
+def judge_plugins(named: str, by: str, spot: Spot, layout: Layout) -> Iterator[Finding]:
     """Findings about a folder of Java plug-ins, whose jars need a replacement."""
     folder = None if not named or _is_elsewhere(named) else layout.find_folder(named)
     jars = sorted(file.name for file in layout.jars if folder is not None and file.is_relative_to(folder))
@@ -260,13 +236,12 @@ def judge_plugins(named: str, by: str, shown: str, line: int, layout: Layout) ->
     instead = "write what it does as a Python package (docs/plugins.md), and leave the setting out"
     if folder is None:
         said = f"{by} {named}: Java plug-ins are not loaded, and the folder is not here, so its jars were not seen"
-        yield Finding("action", shown, line, said, instead)
+        yield spot.action(said, instead)
     elif custom:
         said = f"{by} {named}: {', '.join(custom)}: Java plug-ins are not loaded"
-        yield Finding("action", shown, line, said, instead)
+        yield spot.action(said, instead)
     else:
-        said = f"{by} is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)"
-        yield Finding("differs", shown, line, said)
+        yield spot.differs(f"{by} is accepted; Java plug-ins are not loaded (see plugins_path in docs/settings.md)")
 
 
 def _by_flag(words: list[str], flags: Collection[str]) -> dict[str, list[str]]:
@@ -284,13 +259,13 @@ def _by_flag(words: list[str], flags: Collection[str]) -> dict[str, list[str]]:
     return given
 
 
-def _judge_flag(flag: str, flags: Collection[str], shown: str, line: int) -> Iterator[Finding]:
+def _judge_flag(flag: str, flags: Collection[str], spot: Spot) -> Iterator[Finding]:
     meant = _meanings(flag, flags)
     if len(meant) > 1:
         said = f"{flag} may mean {' or '.join(sorted(meant))}"
-        yield Finding("action", shown, line, said, "write the one that is meant in full")
+        yield spot.action(said, "write the one that is meant in full")
     elif not meant:
-        yield Finding("action", shown, line, f"{flag} is no flag of torchserve", "see torchserve --help")
+        yield spot.action(f"{flag} is no flag of torchserve", "see torchserve --help")
 
 
 def _meanings(flag: str, flags: Collection[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from marserve.api.tls import read_keystore, read_pem_files, server_context
 from marserve.errors import BadSettings
 from marserve.files.nearest import nearest
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.judges.script_findings import FOLDERS, judge_plugins
 from marserve.migration.judges.snapshot_findings import judge_models
 from marserve.migration.layout import Layout
@@ -44,68 +44,68 @@ def judge_settings(
     try:
         data = file.read_bytes()
     except OSError as error:
-        yield Finding("action", shown, 0, f"it cannot be read: {error.strerror}", "mend the file")
+        yield Spot(shown).action(f"it cannot be read: {error.strerror}", "mend the file")
         return
-    found = list(judge_text(data, shown, 0, layout, overview))
+    found = list(judge_text(data, Spot(shown), layout, overview))
     yield from found
     if not any(each.verdict == "action" for each in found):
         yield from _judge_whole(data, layout, shown, environment, try_start)
 
 
-def judge_text(data: bytes, shown: str, before: int, layout: Layout, overview: Overview) -> Iterator[Finding]:
-    """Findings about every key of a settings text that begins after `before` lines of the file."""
+def judge_text(data: bytes, before: Spot, layout: Layout, overview: Overview) -> Iterator[Finding]:
+    """Findings about every key of a settings text that begins on the line after `before`."""
     try:
-        entries = list(read_properties(data, shown))
+        read = read_properties(data, before.file)
+        entries = [(name, text, Spot(before.file, before.line + line)) for name, text, line in read]
     except BadSettings as error:
-        yield Finding("action", shown, 0, error.message, "mend the file")
+        yield Spot(before.file).action(error.message, "mend the file")
         return
     names = {name for name, _, _ in entries}
-    yield from _judge_files({name: (text.strip(), before + line) for name, text, line in entries}, shown, layout)
-    for name, text, line in entries:
-        finding = _judge_key(name, text, shown, before + line, layout, names)
+    yield from _judge_files({name: (text.strip(), spot.line) for name, text, spot in entries}, before.file, layout)
+    for name, text, spot in entries:
+        finding = _judge_key(name, text, spot, layout, names)
         yield finding
         for variable in _VARIABLE.findall(text):
             if variable not in overview.variables and not variable.startswith(_OF_PLATFORMS):
-                said = f"{name} needs the variable {variable}; without it the server does not start"
-                yield Finding("differs", shown, before + line, said)
+                yield spot.differs(f"{name} needs the variable {variable}; without it the server does not start")
         if finding.verdict != "action" and "$$" not in text:
-            yield from _judge_models(name, text, shown, before + line, layout, overview)
+            yield from _judge_models(name, text, spot, layout, overview)
 
 
-def _judge_models(name: str, text: str, shown: str, line: int, layout: Layout, overview: Overview) -> Iterator[Finding]:
+def _judge_models(name: str, text: str, spot: Spot, layout: Layout, overview: Overview) -> Iterator[Finding]:
     """Findings about the archives and plug-ins that a key names."""
     if name == "plugins_path" and text.strip():
-        yield from judge_plugins(text.strip(), name, shown, line, layout)
+        yield from judge_plugins(text.strip(), name, spot, layout)
     elif name == "model_snapshot":
-        yield from judge_models(text, shown, line, layout)
+        yield from judge_models(text, spot, layout)
     elif name == "load_models":
         for entry in text.split(","):
             before, equals, after = entry.strip().partition("=")
             location = after if equals and not set("/:?") & set(before) else entry.strip()
-            yield from judge_location(location, name, shown, line, layout, overview.allowed_urls)
+            yield from judge_location(location, name, spot, layout, overview.allowed_urls)
 
 
-def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, beside: Collection[str]) -> Finding:
+def _judge_key(name: str, text: str, spot: Spot, layout: Layout, beside: Collection[str]) -> Finding:
     key = KEYS.get(name)
     if name in _FORMERLY:
         now = _FORMERLY[name]
         if now in beside:
-            return Finding("differs", shown, line, f"{name} is not read any more; {now} counts")
-        return Finding("action", shown, line, f"{name} is not read any more", f"write {now}")
+            return spot.differs(f"{name} is not read any more; {now} counts")
+        return spot.action(f"{name} is not read any more", f"write {now}")
     if key is None:
         near = nearest(name, KEYS)
         if near is not None:
-            return Finding("action", shown, line, f"{name} is no key", f"write {near}, if that is what is meant")
-        return Finding("differs", shown, line, f"{name} is no key; it is ignored, and a warning says so")
+            return spot.action(f"{name} is no key", f"write {near}, if that is what is meant")
+        return spot.differs(f"{name} is no key; it is ignored, and a warning says so")
     if "$$" in text:
-        return Finding("works", shown, line, f"{name} takes its value from the environment")
+        return spot.works(f"{name} takes its value from the environment")
     if name in FOLDERS:
-        return _judge_folder(name, text, shown, line, layout)
+        return _judge_folder(name, text, spot, layout)
     if name in FILES and (volume := layout.docker_volume(text.strip())) is not None:
-        return Finding("differs", shown, line, f"{name}={text} is in the volume {volume}, which was not looked into")
+        return spot.differs(f"{name}={text} is in the volume {volume}, which was not looked into")
     if name in FILES and text.strip() and layout.find_file(text.strip()) is None and not Path(text.strip()).exists():
-        return Finding(
-            *("action", shown, line, f"{name}={text}: there is no such file here"),
+        return spot.action(
+            f"{name}={text}: there is no such file here",
             "bring it to where the server runs, or name where it is",
         )
     warnings: list[str] = []
@@ -113,17 +113,17 @@ def _judge_key(name: str, text: str, shown: str, line: int, layout: Layout, besi
     try:
         value = key.kind.read(text, reading)
     except Wrong as wrong:
-        return Finding("action", shown, line, f"{name}={text}: {wrong}", f"mend the value of {name}")
+        return spot.action(f"{name}={text}: {wrong}", f"mend the value of {name}")
     differs_from_default = value != key.defaults["torchserve"]
     if key.refuses and differs_from_default:
-        return Finding("action", shown, line, f"{name}={key.show(value)} {key.refuses}", "do as the sentence says")
+        return spot.action(f"{name}={key.show(value)} {key.refuses}", "do as the sentence says")
     if key.accepts and differs_from_default:
-        return Finding("differs", shown, line, f"{name} is accepted; {key.accepts}")
+        return spot.differs(f"{name} is accepted; {key.accepts}")
     if warnings:
-        return Finding("differs", shown, line, f"{name}: {'; '.join(warnings)}")
+        return spot.differs(f"{name}: {'; '.join(warnings)}")
     if (odd := _odd(name, text, value)) is not None:
-        return Finding("action", shown, line, f"{name}: {odd[0]}", odd[1])
-    return Finding("works", shown, line, f"{name}={key.show(value)}")
+        return spot.action(f"{name}: {odd[0]}", odd[1])
+    return spot.works(f"{name}={key.show(value)}")
 
 
 def _odd(name: str, text: str, value: Any) -> tuple[str, str] | None:
@@ -143,19 +143,18 @@ def _odd(name: str, text: str, value: Any) -> tuple[str, str] | None:
     return None
 
 
-def _judge_folder(name: str, text: str, shown: str, line: int, layout: Layout) -> Finding:
+def _judge_folder(name: str, text: str, spot: Spot, layout: Layout) -> Finding:
     found = layout.find_folder(text.strip())
     if found is None and (volume := layout.docker_volume(text.strip())) is not None:
-        return Finding("differs", shown, line, f"{name}={text} is the volume {volume}, which was not looked into")
+        return spot.differs(f"{name}={text} is the volume {volume}, which was not looked into")
     if found is None:
-        return Finding(
-            *("action", shown, line, f"{name}={text}: there is no such folder here"),
+        return spot.action(
+            f"{name}={text}: there is no such folder here",
             f"create it where the server runs, or start with --{name.replace('_', '-')}",
         )
     if found != (layout.root / text.strip()).resolve() and found != layout.root / text.strip():
-        where = layout.shown(found)
-        return Finding("works", shown, line, f"{name}={text}, taken to be {where} here")
-    return Finding("works", shown, line, f"{name}={text}")
+        return spot.works(f"{name}={text}, taken to be {layout.shown(found)} here")
+    return spot.works(f"{name}={text}")
 
 
 def _judge_files(said: Mapping[str, tuple[str, int]], shown: str, layout: Layout) -> Iterator[Finding]:
@@ -187,7 +186,7 @@ def _judge_files(said: Mapping[str, tuple[str, int]], shown: str, layout: Layout
         except BadSettings as error:
             named = (error.key or "", "keystore", "private_key_file", "metrics_config")
             line = next((said[name][1] for name in named if name in said), 0)
-            yield Finding("action", shown, line, error.message, "bring a file that the server can read")
+            yield Spot(shown, line).action(error.message, "bring a file that the server can read")
 
 
 def _here(text: str) -> Path | None:
@@ -205,7 +204,7 @@ def _judge_whole(
         found = find(text.strip()) if find is not None and text.strip() else None
         if found is not None:
             flags[name] = str(found)
-    yield from judge_start(flags, environment, layout, shown, 0, try_start)
+    yield from judge_start(flags, environment, layout, Spot(shown), try_start)
 
 
 def _stand_ins(file: Path) -> dict[str, str]:
@@ -223,11 +222,10 @@ def judge_start(
     flags: dict[str, object],
     environment: Mapping[str, str],
     layout: Layout,
-    shown: str,
-    line: int,
+    spot: Spot,
     try_start: StartTrial,
 ) -> Iterator[Finding]:
-    """Findings of a trial of a start with these flags, which stand in `shown` at `line`.
+    """Findings of a trial of a start with these flags, which stand at `spot`.
 
     A variable that is not set here becomes the default of its key, or a port.
     """
@@ -238,22 +236,21 @@ def judge_start(
     try:
         settings = load_settings("torchserve", flags, _stand_ins(file) | dict(environment), layout.root)
     except BadSettings as error:
-        yield Finding(
-            "action", shown, _line_of(error.source) or line, error.message, "mend this before the server is started"
-        )
+        yield (_named_by(error.source, spot) or spot).action(error.message, "mend this before the server is started")
         return
     for warning in settings.warnings:
-        if isinstance(warning, Remark) and (found := _line_of(warning.source)):
-            yield Finding("differs", shown, found, warning.sentence)
+        if isinstance(warning, Remark) and (named := _named_by(warning.source, spot)):
+            yield named.differs(warning.sentence)
         else:
-            yield Finding("differs", shown, line, warning)
+            yield spot.differs(warning)
     problems = try_start(settings)
     for problem in problems:
         said = f"a start was tried and failed: {problem.message}"
-        yield Finding("action", shown, _line_of(problem.source) or line, said, "mend this before the server is started")
+        yield (_named_by(problem.source, spot) or spot).action(said, "mend this before the server is started")
     if not problems:
-        yield Finding("works", shown, line, "a start was tried with these settings, without workers")
+        yield spot.works("a start was tried with these settings, without workers")
 
 
-def _line_of(source: str | None) -> int:
-    return source.line if isinstance(source, Place) else 0
+def _named_by(source: str | None, spot: Spot) -> Spot | None:
+    """The line of the spot's file that a source names; None without one."""
+    return Spot(spot.file, source.line) if isinstance(source, Place) and source.line else None

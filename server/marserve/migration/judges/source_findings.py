@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.judges.imports import TS, internal_in_ts, is_there, missing_in_ts, read_imports, refusing_in_ts
 
 MAX_SOURCE_BYTES = 4_000_000
@@ -27,33 +27,33 @@ def judge_source(path: Path, folder: Path, shown: str, asked: dict[str, int]) ->
         source = path.read_bytes()
         imports = read_imports(source)
     except SyntaxError as error:
-        yield Finding(
-            "action", place, error.lineno or 0, f"it is no Python that runs here: {error.msg}", "mend the source"
-        )
+        spot = Spot(place, error.lineno or 0)
+        yield spot.action(f"it is no Python that runs here: {error.msg}", "mend the source")
         return
     except ValueError as error:
-        yield Finding("action", place, 0, f"it is no Python that runs here: {error}", "mend the source")
+        yield Spot(place).action(f"it is no Python that runs here: {error}", "mend the source")
         return
     brought = {module_of(name) for name in asked}
     for wanted in imports:
-        top = wanted.module.partition(".")[0]
+        spot, top = Spot(place, wanted.line), wanted.module.partition(".")[0]
         if top == TS and not (folder / "ts.py").exists() and not (folder / "ts").is_dir():
             for name in missing_in_ts(wanted):
-                yield Finding(
-                    *("action", place, wanted.line, f"imports {name}, which is not there under TorchServe's names"),
+                yield spot.action(
+                    f"imports {name}, which is not there under TorchServe's names",
                     "see docs/migrating.md for what takes its place",
                 )
             for name in refusing_in_ts(source, wanted):
-                yield Finding(
-                    *("action", place, wanted.line, f"imports {name}, which refuses whenever it is called"),
+                yield spot.action(
+                    f"imports {name}, which refuses whenever it is called",
                     "see docs/migrating.md for what takes its place",
                 )
             for name in internal_in_ts(wanted):
-                said = f"imports {name}: a part of TorchServe's server, which raises one sentence when it is called"
-                yield Finding("differs", place, wanted.line, said)
+                yield spot.differs(
+                    f"imports {name}: a part of TorchServe's server, which raises one sentence when it is called"
+                )
         elif top not in brought and top != TS and not is_there(wanted.module, folder):
-            yield Finding(
-                *("action", place, wanted.line, f"imports {wanted.module}, which is not installed here"),
+            yield spot.action(
+                f"imports {wanted.module}, which is not installed here",
                 f"install what brings {top}, or name it in the archive's requirements file",
             )
 

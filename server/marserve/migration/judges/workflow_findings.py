@@ -11,7 +11,7 @@ from marserve.archive.contents.workflow_manifest import read_workflow_manifest
 from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.errors import BadDag, MarserveError
-from marserve.migration.findings import Finding
+from marserve.migration.findings import Finding, Spot
 from marserve.migration.judges.source_findings import judge_source
 from marserve.migration.layout import Layout
 from marserve.migration.overview import Overview, judge_location
@@ -26,21 +26,21 @@ def judge_workflow(file: Path, scratch: Path, shown: str, overview: Overview, la
         yield _place_in_graph(file, scratch / "graph", shown, error)
         return
     except MarserveError as error:
-        yield Finding("action", shown, 0, error.message, "mend the workflow's archive")
+        yield Spot(shown).action(error.message, "mend the workflow's archive")
         return
     spec_file = unpacked.manifest.spec_file
-    found = [Finding("differs", shown, 0, warning) for warning in unpacked.warnings]
+    found = [Spot(shown).differs(warning) for warning in unpacked.warnings]
     lines = _lines(unpacked.folder / spec_file)
     for node in unpacked.spec.nodes.values():
         if node.url is not None:
             line = next((at for at, text in enumerate(lines, 1) if node.url in text), 0)
-            place = f"{shown}!{spec_file}"
-            found += judge_location(node.url, f"node {node.name}", place, line, layout, overview.allowed_urls)
+            spot = Spot(f"{shown}!{spec_file}", line)
+            found += judge_location(node.url, f"node {node.name}", spot, layout, overview.allowed_urls)
     for path in sorted(unpacked.folder.rglob("*.py")):
         found += judge_source(path, unpacked.folder, shown, {})
     yield from found
     if not any(each.verdict == "action" for each in found):
-        yield Finding("works", shown, 0, f"workflow {unpacked.manifest.workflow_name or file.stem}")
+        yield Spot(shown).works(f"workflow {unpacked.manifest.workflow_name or file.stem}")
 
 
 def find_loop(edges: Mapping[str, Sequence[str]]) -> list[str]:
@@ -70,14 +70,14 @@ def _place_in_graph(file: Path, folder: Path, shown: str, error: BadDag) -> Find
     dag = _marked_dag(folder / spec_file)
     place, fix = f"{shown}!{spec_file}", "mend the graph"
     if dag is None:
-        return Finding("action", place, 0, error.message, fix)
+        return Spot(place).action(error.message, fix)
     children = {name: node.value if isinstance(node.value, list) else [] for name, node in dag.value.items()}
     loop = find_loop({name: [str(child.value) for child in following] for name, following in children.items()})
     if not loop:
-        return Finding("action", place, dag.key_line, f"{error.message}: {error.reason}", fix)
+        return Spot(place, dag.key_line).action(f"{error.message}: {error.reason}", fix)
     line = next(child.line for child in children[loop[-1]] if str(child.value) == loop[0])
     said = f"there is a loop: {', then '.join([*loop, loop[0]])}"
-    return Finding("action", place, line, said, f"take {loop[0]} out of what follows {loop[-1]}")
+    return Spot(place, line).action(said, f"take {loop[0]} out of what follows {loop[-1]}")
 
 
 def _marked_dag(path: Path) -> Marked | None:
