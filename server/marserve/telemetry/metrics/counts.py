@@ -1,9 +1,9 @@
 """Counts events and writes the counts as a Prometheus page. It knows no HTTP, no pool and no clock.
 
 The pool and the surfaces add to plain integers and lists: `VersionMetrics` belongs to one model version, `Metrics` to
-the server. `pool/dispatch/dispatcher.py` adds a request that was refused or waited too long. There are no locks, as
-everything runs on the event loop's thread. Text is made only at a scrape. The constant part of each line is cached, and
-the whole block of a histogram until a value is added.
+the server. Most counts of a version declare the family that shows them. `pool/dispatch/dispatcher.py` adds a request
+that was refused or waited too long. There are no locks, as everything runs on the event loop's thread. Text is made
+only at a scrape. The constant part of each line is cached, and the whole block of a histogram until a value is added.
 
 There are two sets of names. TorchServe's (`ts_…`, `Requests2XX`, `QueueTime`, …) keep its labels and its meaning,
 gauges of "the last request" included. marserve's own are `marserve_…`. Series exist only for registered versions and
@@ -14,13 +14,15 @@ scrape time. Counts do not suffice for some definitions (a histogram of queue ti
 then versions get a `Tap`, an observer of single events.
 """
 
+# ruff: noqa: RUF009 - the calls beside the fields declare their families
 from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
 from marserve.messages import Metric
@@ -73,8 +75,15 @@ class Gauges(NamedTuple):
     memory_bytes: int | None = None
 
 
-def _counts() -> dict[Any, int]:
-    return defaultdict(int)
+def _count(family: str, text: str, kind: type[int] | type[float] = int) -> Any:
+    """A field that the page shows as this family, one number a version."""
+    return field(default=kind(), metadata={"family": family, "text": text})
+
+
+def _by(label: str, family: str, text: str, read: Callable[[VersionMetrics], Mapping[str, int]] | None = None) -> Any:
+    """A field of numbers by a word, the family's label; with `read` the page shows what that gives instead."""
+    metadata = {"family": family, "text": text, "label": label, "read": read}
+    return field(default_factory=lambda: defaultdict(int), metadata=metadata)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,47 +126,63 @@ class VersionMetrics:
     model: str
     version: str
     read_gauges: Callable[[], Gauges] = Gauges
-    requests: int = 0
-    named_requests: int = 0
-    inner_requests: int = 0
-    answers: dict[int, int] = field(default_factory=_counts)
-    errors: dict[str, int] = field(default_factory=_counts)
-    refused: dict[str, int] = field(default_factory=_counts)
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
     handler_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
     total_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
-    named_queue_s: float = 0.0
-    named_total_s: float = 0.0
     batch_sizes: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
     recent: Recent = field(default_factory=Recent)
-    worker_starts: int = 0
-    worker_restarts: int = 0
-    worker_deaths: dict[str, int] = field(default_factory=_counts)
-    worker_recycles: dict[str, int] = field(default_factory=_counts)
-    loads_on_demand: int = 0
-    evictions: int = 0
-    retried: int = 0
-    isolated: int = 0
-    out_of_memory: int = 0
-    expired: int = 0
-    expired_run: int = 0
-    cancelled: int = 0
-    chosen: dict[str, int] = field(default_factory=_counts)
-    batch_checks: dict[str, int] = field(default_factory=_counts)
-    batch_rechecks: int = 0
-    batch_differences: int = 0
-    recheck_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    lengths: dict[str, int] = field(default_factory=_counts)
-    length_seconds: float = 0.0
-    shadow_mirrored: int = 0
-    shadow_compared: int = 0
-    shadow_differing: int = 0
-    shadow_dropped: dict[str, int] = field(default_factory=_counts)
-    shadow_errors: dict[str, int] = field(default_factory=_counts)
+    named_requests: int = 0
+    inner_requests: int = 0
+    named_queue_s: float = 0.0
+    named_total_s: float = 0.0
     read_share: Callable[[], float] | None = None
     tap: Tap | None = None
     retired: tuple[object, int, Mapping[str, float]] | None = None
+
+    # On the page in this order: first those that are one number, then those by a word.
+    requests: int = _count("marserve_requests_total", "Accepted requests.")
+    loads_on_demand: int = _count("marserve_loads_on_demand_total", "Times a request had a sleeping model loaded.")
+    evictions: int = _count("marserve_evictions_total", "Times a model was put to sleep to make room for another.")
+    retried: int = _count("marserve_retried_total", "Requests re-run because their worker died.")
+    isolated: int = _count("marserve_isolated_total", "Requests re-run because their batch raised.")
+    out_of_memory: int = _count("marserve_out_of_memory_total", "Batches that ran out of memory, host or device.")
+    expired: int = _count("marserve_expired_total", "Requests whose deadline passed.")
+    expired_run: int = _count("marserve_expired_run_total", "Requests run though their deadline had passed: none.")
+    cancelled: int = _count("marserve_cancelled_total", "Requests whose client went away.")
+    busy_seconds: float = _count("marserve_worker_busy_seconds_total", "Time in which workers ran batches.", float)
+    recheck_seconds: float = _count(
+        "marserve_batch_recheck_seconds_total", "Time in which workers ran served batches again.", float
+    )
+    batch_rechecks: int = _count("marserve_batch_rechecks_total", "Served batches that were run again item by item.")
+    batch_differences: int = _count(
+        "marserve_batch_differences_total", "Of those, batches that were not answered as their items alone."
+    )
+    length_seconds: float = _count(
+        "marserve_length_seconds_total", "Time in which workers were asked how long inputs are.", float
+    )
+    shadow_mirrored: int = _count("marserve_shadow_mirrored_total", "Copies of requests sent to a shadow.")
+    shadow_compared: int = _count("marserve_shadow_compared_total", "Answers of a shadow that were compared.")
+    shadow_differing: int = _count("marserve_shadow_differing_total", "Of those, answers that differed.")
+    worker_starts: int = _count("marserve_worker_starts_total", "Worker processes started.")
+    worker_restarts: int = _count("marserve_worker_restarts_total", "Workers started in the place of one that ended.")
+    answers: dict[int, int] = _by("status", "marserve_answers_total", "Answers by status.")
+    errors: dict[str, int] = _by("cause", "marserve_errors_total", "Requests that failed, by cause.")
+    refused: dict[str, int] = _by("cause", "marserve_model_refused_total", "Requests a model did not take, by cause.")
+    worker_deaths: dict[str, int] = _by(
+        "cause", "marserve_worker_deaths_total", "Workers that ended unasked, by cause."
+    )
+    chosen: dict[str, int] = _by(
+        "reason", "marserve_traffic_requests_total", "Requests by why their version was chosen.", lambda v: v.reasons()
+    )
+    shadow_dropped: dict[str, int] = _by("reason", "marserve_shadow_dropped_total", "Copies without room, by reason.")
+    shadow_errors: dict[str, int] = _by("cause", "marserve_shadow_errors_total", "Copies not answered or compared.")
+    lengths: dict[str, int] = _by("source", "marserve_lengths_total", "Lengths of inputs, by where they came from.")
+    batch_checks: dict[str, int] = _by(
+        "verdict", "marserve_batch_checks_total", "Checks of batches against single requests."
+    )
+    worker_recycles: dict[str, int] = _by(
+        "reason", "marserve_worker_recycles_total", "Workers replaced because they had served long enough, by reason."
+    )
 
     @property
     def default_requests(self) -> int:
@@ -392,10 +417,9 @@ class Metrics:
                 yield self._fed_family(series)
             else:
                 yield _Family(definition.name, definition.kind, _help(definition), collect)
-        for name, text, read in _VERSION_COUNTERS:
-            yield _Family(name, "counter", text, self._each_version(name, read))
-        for name, text, label, read_words in _VERSION_COUNTERS_BY_WORD:
-            yield _Family(name, "counter", text, self._each_word(name, label, read_words))
+        for each in fields(VersionMetrics):
+            if each.metadata:
+                yield self._of_field(each.name, **each.metadata)
         yield _Family(
             "marserve_request_seconds", "histogram", "Time of requests by stage: queue, handler, total.", self._seconds
         )
@@ -541,15 +565,23 @@ class Metrics:
 
     # ----------------------------------------------------------------------------------------------- our own
 
-    def _each_version(self, name: str, read: Callable[[VersionMetrics], float]) -> _Collect:
-        return lambda: [f"{name}{{{view.labels}}} {_number(read(view.of))}" for view in self._versions]
+    def _of_field(
+        self, name: str, family: str, text: str, label: str = "", read: Callable[[VersionMetrics], Any] | None = None
+    ) -> _Family:
+        """The family that a field of `VersionMetrics` declares."""
+        read = read or operator.attrgetter(name)
 
-    def _each_word(self, name: str, label: str, read: Callable[[VersionMetrics], _Words]) -> _Collect:
-        return lambda: [
-            f'{name}{{{view.labels},{label}="{_escape(str(word))}"}} {_number(count)}'
-            for view in self._versions
-            for word, count in read(view.of).items()
-        ]
+        def numbers() -> list[str]:
+            return [f"{family}{{{view.labels}}} {_number(read(view.of))}" for view in self._versions]
+
+        def numbers_by_word() -> list[str]:
+            return [
+                f'{family}{{{view.labels},{label}="{_escape(str(word))}"}} {_number(count)}'
+                for view in self._versions
+                for word, count in read(view.of).items()
+            ]
+
+        return _Family(family, "counter", text, numbers_by_word if label else numbers)
 
     def _seconds(self) -> list[str]:
         return [block for view in self._versions for block in view.seconds_blocks()]
@@ -588,7 +620,6 @@ class Metrics:
 
 
 _Collect = Callable[[], list[str]]
-_Words = Mapping[str, int] | Mapping[int, int]
 
 
 class _Family(NamedTuple):
@@ -636,58 +667,6 @@ SYSTEM_METRICS = {
     "GPUMemoryUsed": "Accelerator memory in use, in MiB.",
     "GPUUtilization": "Accelerator time in use, in percent.",
 }
-
-_VERSION_COUNTERS: tuple[tuple[str, str, Callable[[VersionMetrics], float]], ...] = (
-    ("marserve_requests_total", "Accepted requests.", lambda v: v.requests),
-    ("marserve_loads_on_demand_total", "Times a request had a sleeping model loaded.", lambda v: v.loads_on_demand),
-    ("marserve_evictions_total", "Times a model was put to sleep to make room for another.", lambda v: v.evictions),
-    ("marserve_retried_total", "Requests re-run because their worker died.", lambda v: v.retried),
-    ("marserve_isolated_total", "Requests re-run because their batch raised.", lambda v: v.isolated),
-    ("marserve_out_of_memory_total", "Batches that ran out of memory, host or device.", lambda v: v.out_of_memory),
-    ("marserve_expired_total", "Requests whose deadline passed.", lambda v: v.expired),
-    ("marserve_expired_run_total", "Requests run though their deadline had passed: none.", lambda v: v.expired_run),
-    ("marserve_cancelled_total", "Requests whose client went away.", lambda v: v.cancelled),
-    ("marserve_worker_busy_seconds_total", "Time in which workers ran batches.", lambda v: v.busy_seconds),
-    (
-        "marserve_batch_recheck_seconds_total",
-        "Time in which workers ran served batches again.",
-        lambda v: v.recheck_seconds,
-    ),
-    ("marserve_batch_rechecks_total", "Served batches that were run again item by item.", lambda v: v.batch_rechecks),
-    (
-        "marserve_batch_differences_total",
-        "Of those, batches that were not answered as their items alone.",
-        lambda v: v.batch_differences,
-    ),
-    (
-        "marserve_length_seconds_total",
-        "Time in which workers were asked how long inputs are.",
-        lambda v: v.length_seconds,
-    ),
-    ("marserve_shadow_mirrored_total", "Copies of requests sent to a shadow.", lambda v: v.shadow_mirrored),
-    ("marserve_shadow_compared_total", "Answers of a shadow that were compared.", lambda v: v.shadow_compared),
-    ("marserve_shadow_differing_total", "Of those, answers that differed.", lambda v: v.shadow_differing),
-    ("marserve_worker_starts_total", "Worker processes started.", lambda v: v.worker_starts),
-    ("marserve_worker_restarts_total", "Workers started in the place of one that ended.", lambda v: v.worker_restarts),
-)
-
-_VERSION_COUNTERS_BY_WORD: tuple[tuple[str, str, str, Callable[[VersionMetrics], _Words]], ...] = (
-    ("marserve_answers_total", "Answers by status.", "status", lambda v: v.answers),
-    ("marserve_errors_total", "Requests that failed, by cause.", "cause", lambda v: v.errors),
-    ("marserve_model_refused_total", "Requests a model did not take, by cause.", "cause", lambda v: v.refused),
-    ("marserve_worker_deaths_total", "Workers that ended unasked, by cause.", "cause", lambda v: v.worker_deaths),
-    ("marserve_traffic_requests_total", "Requests by why their version was chosen.", "reason", lambda v: v.reasons()),
-    ("marserve_shadow_dropped_total", "Copies without room, by reason.", "reason", lambda v: v.shadow_dropped),
-    ("marserve_shadow_errors_total", "Copies not answered or compared.", "cause", lambda v: v.shadow_errors),
-    ("marserve_lengths_total", "Lengths of inputs, by where they came from.", "source", lambda v: v.lengths),
-    ("marserve_batch_checks_total", "Checks of batches against single requests.", "verdict", lambda v: v.batch_checks),
-    (
-        "marserve_worker_recycles_total",
-        "Workers replaced because they had served long enough, by reason.",
-        "reason",
-        lambda v: v.worker_recycles,
-    ),
-)
 
 
 def _requests(version: VersionMetrics) -> tuple[float, float]:
@@ -743,11 +722,7 @@ class _DefaultTotals:
         self._shown: dict[str, float] = defaultdict(float)
 
     def retire(self, version: VersionMetrics) -> None:
-        counts = {
-            "ts_inference_requests_total": _requests(version)[1],
-            "ts_inference_latency_microseconds": _total_us(version)[1],
-            "ts_queue_latency_microseconds": _queue_us(version)[1],
-        }
+        counts = {name: read(version)[1] for name, read in _ASKED.items()}
         version.retired = self, version.default_requests, counts
         self._add(version.default_requests, counts, 1)
 
