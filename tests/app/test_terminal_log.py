@@ -9,6 +9,7 @@ import pytest
 
 from marserve.app.terminal_log import ShownWorkerLog, TerminalLog, failure_line
 from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 RAISED = (
     'Request a: Prediction failed\nTraceback (most recent call last):\n  File "h.py", line 1\nValueError: no weights'
@@ -22,9 +23,9 @@ class Kept:
         self.budget = OutputBudget()
         self.texts: list[str] = []
 
-    def write(self, *record: object, **further: object) -> None:
+    def write(self, lines: WorkerLines) -> None:
         """Keep what was written."""
-        self.texts += record[5]  # type: ignore[arg-type]
+        self.texts += lines.texts
 
 
 class Screen:
@@ -50,7 +51,7 @@ def screen() -> Screen:
 
 def write(log: ShownWorkerLog, text: str, ids: str = "") -> None:
     """A record of a worker."""
-    log.write("digits", "1.0", "9000", "stderr", "ERROR", [text], ids)
+    log.write(WorkerLines("digits", "1.0", "9000", "stderr", "ERROR", [text], ids))
 
 
 def test_a_requests_exception_is_one_line_with_the_command_that_shows_the_whole() -> None:

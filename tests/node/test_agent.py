@@ -6,6 +6,7 @@ import pytest
 
 from marserve import agent_link
 from marserve.node.agent import Agent
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +31,7 @@ async def test_lines_are_left_out_and_counted_while_the_server_does_not_keep_up(
     agent.link = server  # type: ignore[assignment]
 
     def say(text: str) -> None:
-        agent.write("m", "1.0", "9000", "stdout", "INFO", [text])
+        agent.write(WorkerLines("m", "1.0", "9000", "stdout", "INFO", [text]))
 
     try:
         say("first")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 
 class Line(NamedTuple):
@@ -29,20 +29,11 @@ class KeptLines:
     pieces: list[list[str]] = field(default_factory=list)
     budget: OutputBudget = field(default_factory=OutputBudget)
 
-    def write(
-        self,
-        model: str,
-        version: str,
-        worker_id: str,
-        stream: Literal["stdout", "stderr"],
-        level: str,
-        texts: Sequence[str],
-        ids: str = "",
-    ) -> None:
+    def write(self, lines: WorkerLines) -> None:
         """Take records; their lines are kept one by one."""
-        self.pieces.append(list(texts))
-        lines = [line for text in texts for line in text.split("\n")]
-        self.lines += [Line(model, version, worker_id, stream, level, line, ids) for line in lines]
+        self.pieces.append(list(lines.texts))
+        *of, texts, ids = lines
+        self.lines += [Line(*of, line, ids) for text in texts for line in text.split("\n")]
 
     @property
     def texts(self) -> list[str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from marserve.names import escaped
 from marserve.telemetry.logs.line_ids import TRACEBACK
 from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter
 from marserve.telemetry.logs.log_limit import LogLimit
 from marserve.telemetry.logs.logs import WorkerLog
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 _STDERR = 2
 # Of an exception, in characters.
@@ -75,16 +75,16 @@ class ShownWorkerLog(WorkerLog):
         self._log, self._terminal, self._shows_tracebacks = log, terminal, shows_tracebacks
         self._limit = LogLimit()
 
-    def write(self, *record: Any, **further: Any) -> None:
+    def write(self, lines: WorkerLines) -> None:
         """As `WorkerLog.write`."""
-        self._log.write(*record, **further)
-        model, texts, ids = record[0], record[5], record[6] if len(record) > 6 else further.get("ids", "")
+        self._log.write(lines)
         if self._shows_tracebacks:
-            self._terminal.show(texts)
+            self._terminal.show(lines.texts)
             return
         now = time.monotonic()
         self._terminal.show(self._limit.sentences(now))
-        self._terminal.show([line for line in (self._line_of(model, text, ids, now) for text in texts) if line])
+        shown = [self._line_of(lines.model, text, lines.ids, now) for text in lines.texts]
+        self._terminal.show([line for line in shown if line])
 
     def _line_of(self, model: str, text: str, ids: str, now: float) -> str:
         said = failure_line(model, text, ids)

@@ -18,7 +18,7 @@ import ssl
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -31,8 +31,8 @@ from marserve.node.starting import Starter
 from marserve.node.worker_run import END_GRACE_S, WorkerRun
 from marserve.pool.launchers.launcher import StartFailed
 from marserve.pool.worker_end.cause_of_death import Cause
-from marserve.pool.worker_end.output import Stream
 from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 log = logging.getLogger("marserve.node")
 
@@ -231,21 +231,12 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------- the worker
 
-    def write(
-        self,
-        model: str,
-        version: str,
-        worker_id: str,
-        stream: Stream,
-        level: str,
-        texts: Sequence[str],
-        ids: str = "",
-    ) -> None:
+    def write(self, lines: WorkerLines) -> None:
         """Send what the worker or its template prints; drop it while the server does not keep up."""
         if self._is_link_full:
-            self._lines_left_out += len(texts)
+            self._lines_left_out += len(lines.texts)
         else:
-            self.link.send(agent_link.Line(stream, level, list(texts), ids))
+            self.link.send(agent_link.Line(lines.stream, lines.level, list(lines.texts), lines.ids))
 
     def was_killed_for_memory(self) -> bool:
         """Whether the kernel of this machine has killed for memory just now."""

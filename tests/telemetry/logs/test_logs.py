@@ -19,6 +19,7 @@ from marserve.telemetry.logs.access_log import access_line
 from marserve.telemetry.logs.line_ids import about_request, with_traceback
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.logs.logs import Logs, configure_logs
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
@@ -55,8 +56,8 @@ def test_each_log_has_its_file_and_its_layout(tmp_path: Path) -> None:
     with opened(console, tmp_path / "logs") as logs:
         logs.access.write(access_line("127.0.0.1:64003", "POST", "/predictions/noop", "HTTP/1.1", 200, 118))
         logging.getLogger("marserve.registry.models").warning("Loaded %s", "noop")
-        logs.workers.write("noop", "1.0", "9000", "stdout", "INFO", ["hello"])
-        logs.workers.write("noop", "1.0", "9000", "stderr", "WARNING", ["beware"])
+        logs.workers.write(WorkerLines("noop", "1.0", "9000", "stdout", "INFO", ["hello"]))
+        logs.workers.write(WorkerLines("noop", "1.0", "9000", "stderr", "WARNING", ["beware"]))
 
     access = (tmp_path / "logs" / "access_log.log").read_text()
     server = (tmp_path / "logs" / "ts_log.log").read_text()
@@ -96,7 +97,7 @@ def test_json_is_one_object_a_line() -> None:
     console = Console()
     with opened(console, format="json") as logs:
         logs.access.write(access_line("127.0.0.1:1", "GET", "/ping?x=%22", "HTTP/1.1", 200, 3))
-        logs.workers.write("noop", "1.0", "9000", "stdout", "INFO", ["a\nb\x1b[31m"])
+        logs.workers.write(WorkerLines("noop", "1.0", "9000", "stdout", "INFO", ["a\nb\x1b[31m"]))
         try:
             raise ValueError("broken")
         except ValueError:
@@ -126,7 +127,7 @@ def test_no_text_breaks_a_line_or_reaches_the_terminal(evil: str) -> None:
     console = Console()
     with opened(console) as logs:
         logs.access.write(access_line("127.0.0.1:1", "GET", evil, "HTTP/1.1", 200, 3))
-        logs.workers.write(evil, evil, "9000", "stdout", "INFO", [evil])
+        logs.workers.write(WorkerLines(evil, evil, "9000", "stdout", "INFO", [evil]))
         logging.getLogger("marserve").info("%s", evil)
 
     lines = console.lines()
@@ -139,8 +140,8 @@ def test_lines_name_the_requests_that_they_belong_to() -> None:
     """Behind the logger, where no text can forge them: of workers, of calls that say it, and of what runs in them."""
     console = Console()
     with opened(console, has_line_ids=True) as logs:
-        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["[forged] a\nb"], "r-1,r-2/theirs")
-        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["c"])
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["[forged] a\nb"], "r-1,r-2/theirs"))
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["c"]))
         logging.getLogger("marserve.api").error("said", extra=caused_by("", "r-3"))
         with about_request("r-4"):
             logging.getLogger("marserve.api").error("inside")
@@ -160,7 +161,7 @@ def test_text_lines_stay_torchserves_unless_ids_are_asked_for() -> None:
     """Scripts read them."""
     console = Console()
     with opened(console) as logs:
-        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["a"], "r-1")
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["a"], "r-1"))
         logging.getLogger("marserve.api").error("said", extra=caused_by("", "r-3"))
 
     assert [line.split("] ", 1)[1] for line in console.lines()] == [
@@ -183,7 +184,7 @@ def test_json_has_the_requests_of_a_line_as_members(ids: str, members: dict[str,
     """One id is a text, several are a list."""
     console = Console()
     with opened(console, format="json") as logs:
-        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["a"], ids)
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["a"], ids))
         logging.getLogger("marserve.api").error("said", extra=caused_by("", ids))
 
     for line in console.lines():
@@ -196,7 +197,7 @@ def test_json_has_one_object_for_a_traceback() -> None:
     console = Console()
     traceback = 'Traceback (most recent call last):\n  File "h.py", line 1\nValueError: no'
     with opened(console, format="json") as logs:
-        logs.workers.write("m", "1", "9000", "stderr", "ERROR", [f"It failed\n{traceback}", traceback])
+        logs.workers.write(WorkerLines("m", "1", "9000", "stderr", "ERROR", [f"It failed\n{traceback}", traceback]))
         logging.getLogger("marserve.pool").warning("W-9000 ended", extra=with_traceback(traceback, "r"))
 
     objects = [json.loads(line) for line in console.lines()]
@@ -229,7 +230,7 @@ def test_levels_under_the_least_are_left_out() -> None:
     with opened(console, level="error") as logs:
         logging.getLogger("marserve").warning("not this")
         logging.getLogger("marserve").error("this")
-        logs.workers.write("m", "1", "9000", "stdout", "DEBUG", ["and this"])
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "DEBUG", ["and this"]))
 
     assert [line.split(" - ")[1] for line in console.lines()] == ["this", "and this"]
 
@@ -303,7 +304,7 @@ def test_a_very_long_line_is_cut() -> None:
     """A handler that prints megabytes does not fill the buffer with them."""
     console = Console()
     with opened(console) as logs:
-        logs.workers.write("m", "1", "9000", "stdout", "INFO", ["x" * 100_000])
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["x" * 100_000]))
 
     (line,) = console.lines()
     assert len(line) < 9000
@@ -325,7 +326,7 @@ def test_a_log_that_cannot_be_written_is_told_by_the_others(tmp_path: Path) -> N
     (tmp_path / "model_log.log").symlink_to("/dev/full")
     console = Console()
     with opened(console, tmp_path) as logs:
-        logs.workers.write("m", "1.0", "9000", "stdout", "INFO", ["hello"])
+        logs.workers.write(WorkerLines("m", "1.0", "9000", "stdout", "INFO", ["hello"]))
         said = b""
         while b"lost" not in said:
             said += os.read(console.read_end, 1 << 16)

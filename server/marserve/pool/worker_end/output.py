@@ -16,7 +16,7 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast
+from typing import Protocol, cast
 
 from marserve.pool.worker_end.output_lines import (
     BYTES_A_TURN,
@@ -27,6 +27,7 @@ from marserve.pool.worker_end.output_lines import (
     read_lines,
 )
 from marserve.telemetry.logs.output_budget import CUT_S, OutputBudget, Turns
+from marserve.telemetry.logs.worker_lines import Stream, WorkerLines
 
 KEPT_LINES = 20
 # Python prints at most 100 frames of a thread that crashed.
@@ -34,8 +35,6 @@ ERROR_LINES, MAX_ERROR_LENGTH = 160, 400
 # How many turns a pipe gets at its end, without rests: enough for twice what it holds and what was read last.
 LAST_TURNS = 32
 _ERRORS_A_TURN = 16
-
-Stream = Literal["stdout", "stderr"]
 
 
 class WorkerLog(Protocol):
@@ -45,20 +44,8 @@ class WorkerLog(Protocol):
     def budget(self) -> OutputBudget:
         """The bound for all workers together."""
 
-    def write(
-        self,
-        model: str,
-        version: str,
-        worker_id: str,
-        stream: Stream,
-        level: str,
-        texts: Sequence[str],
-        ids: str = "",
-    ) -> None:
-        """Take records that have one level and belong to the same requests; never blocks.
-
-        A text of several lines is one record. `ids` is as `messages.line_ids` writes it.
-        """
+    def write(self, lines: WorkerLines) -> None:
+        """Take records; never blocks."""
 
 
 class WorkerOutput:
@@ -174,7 +161,7 @@ class WorkerOutput:
             else:
                 text += "\n(The traceback is left out: there were too many of them just now.)"
         level = "ERROR" if traceback else "INFO"
-        self._log.write(self._model, self._version, self._worker_id, "stderr", level, [text], ids)
+        self._log.write(WorkerLines(self._model, self._version, self._worker_id, "stderr", level, [text], ids))
 
     def _admits(self, lines: int, size: int) -> bool:
         if self._allowance.admit(time.monotonic(), lines, size):
@@ -195,7 +182,7 @@ class WorkerOutput:
         lines, size = self._allowance.end_cut()
         if lines:
             text = f"{lines} lines ({size} bytes) of this worker were left out: it prints more than the log takes"
-            self._log.write(self._model, self._version, self._worker_id, "stderr", "WARNING", [text])
+            self._log.write(WorkerLines(self._model, self._version, self._worker_id, "stderr", "WARNING", [text]))
 
     def _drop(self, cutter: LineCutter, skipped: Skipped, stream: Stream, rank: int) -> None:
         """Count lines that are not logged. Some of the errors among them are logged; the newest lines are kept."""
@@ -232,7 +219,7 @@ class WorkerOutput:
     def _write(self, stream: Stream, level: str, texts: Sequence[str], rank: int, ids: str) -> None:
         self._keep(stream, texts, rank)
         worker_id = f"{self._worker_id}.{rank}" if rank else self._worker_id
-        self._log.write(self._model, self._version, worker_id, stream, level, texts, ids)
+        self._log.write(WorkerLines(self._model, self._version, worker_id, stream, level, texts, ids))
 
 
 def _level_of(stream: Stream) -> str:

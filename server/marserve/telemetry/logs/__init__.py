@@ -6,6 +6,7 @@ line_ids       which requests a line of the server belongs to
 line_writer    buffers lines and writes them from a thread
 log_book       the logs as they are asked for and followed
 search         looks through log files, from the newest line back
+worker_lines   what a worker printed, as logs take it
 records        lines as records that can be asked for
 recent_lines   what an outlet has just written
 log_limit      bounds what clients cause in the server log

@@ -30,6 +30,7 @@ from marserve.telemetry.logs.log_limit import LIBRARIES, LogLimit
 from marserve.telemetry.logs.output_budget import OutputBudget
 from marserve.telemetry.logs.recent_lines import RecentLines, ShownSink
 from marserve.telemetry.logs.search import FILES
+from marserve.telemetry.logs.worker_lines import WorkerLines
 
 log = logging.getLogger("marserve.telemetry")
 
@@ -217,28 +218,17 @@ class WorkerLog:
     `encode` makes finished text of lines. `budget` bounds them; the caller drops the rest.
     """
 
-    def __init__(self, writers: list[LineWriter[LogRecord]], encode: Callable[[WorkerLines], str]) -> None:
+    def __init__(self, writers: list[LineWriter[LogRecord]], encode: Callable[[float, WorkerLines], str]) -> None:
         self.budget = OutputBudget()
         self._writers = writers
         self._encode = encode
 
-    def write(
-        self,
-        model: str,
-        version: str,
-        worker_id: str,
-        stream: Literal["stdout", "stderr"],
-        level: str,
-        texts: Sequence[str],
-        ids: str = "",
-    ) -> None:
-        """Log records of a worker. `worker_id` is its number (`9000`), `level` a name of Python's logging.
-
-        A text of several lines is one record. `ids` are those of its requests, as `messages.line_ids` writes them.
-        """
-        if any(len(text) > _MAX_TEXT for text in texts):
-            texts = ["\n".join([_bounded(line) for line in text.split("\n")]) for text in texts]
-        text = self._encode(WorkerLines(time.time(), level, model, version, worker_id, stream, texts, ids))
+    def write(self, lines: WorkerLines) -> None:
+        """Log records of a worker."""
+        if any(len(text) > _MAX_TEXT for text in lines.texts):
+            texts = ["\n".join([_bounded(line) for line in text.split("\n")]) for text in lines.texts]
+            lines = lines._replace(texts=texts)
+        text = self._encode(time.time(), lines)
         for writer in self._writers:
             writer.write_lines(text, text.count("\n") + 1)
 
@@ -256,19 +246,6 @@ class ServerLine(NamedTuple):
     logger: str
     text: str
     exception: str | None = None
-    ids: str = ""
-
-
-class WorkerLines(NamedTuple):
-    """Records that a worker printed; a text of several lines is one. `ids` are those of their requests."""
-
-    at: float
-    level: str
-    model: str
-    version: str
-    worker_id: str
-    stream: str
-    texts: Sequence[str]
     ids: str = ""
 
 
@@ -365,12 +342,12 @@ class _TextEncoder:
     def __call__(self, records: Sequence[LogRecord | str]) -> str:
         return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
 
-    def lines(self, said: WorkerLines) -> str:
+    def lines(self, at: float, said: WorkerLines) -> str:
         """Records of a worker, each line with the whole head."""
         level = _TEXT_LEVELS.get(said.level, "INFO ")
         thread = f"W-{said.worker_id}-{said.model}_{said.version}-{said.stream}"
         ids = f" [{said.ids}]" if said.ids and self._has_ids else ""
-        head = f"{self._stamps.of(int(said.at * 1000))} [{level}] {_clean(thread)} MODEL_LOG{ids} - "
+        head = f"{self._stamps.of(int(at * 1000))} [{level}] {_clean(thread)} MODEL_LOG{ids} - "
         return head + f"\n{head}".join([_clean(line) for text in said.texts for line in text.split("\n")])
 
     def _text(self, record: LogRecord) -> str:
@@ -428,10 +405,10 @@ class _JsonEncoder:
         head = f'{{"time": "{self._stamp(at)}", "level": "INFO", "logger": "{logger}", "message": '
         return "\n".join([f"{head}{_quote(line)}}}" for line in lines])
 
-    def lines(self, said: WorkerLines) -> str:
+    def lines(self, at: float, said: WorkerLines) -> str:
         """Records of a worker: one object each."""
         fields = {
-            "time": self._stamp(said.at),
+            "time": self._stamp(at),
             "level": said.level,
             "logger": "MODEL_LOG",
             "model": said.model,

@@ -7,11 +7,11 @@ TorchServe's older `emit_metrics`. They are counted and kept out of the model lo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from marserve.messages import Metric
 from marserve.telemetry.logs.logs import WorkerLog
 from marserve.telemetry.logs.output_budget import OutputBudget
+from marserve.telemetry.logs.worker_lines import WorkerLines
 from marserve.telemetry.metrics.metric_line import MARK, marked_part, parse_line
 
 
@@ -27,26 +27,15 @@ class PrintedMetrics:
         """The budget for all workers; metrics count like other lines."""
         return self._log.budget
 
-    def write(
-        self,
-        model: str,
-        version: str,
-        worker_id: str,
-        stream: Literal["stdout", "stderr"],
-        level: str,
-        texts: Sequence[str],
-        ids: str = "",
-    ) -> None:
-        """Take records of one level and of the same requests.
-
-        A metric that cannot be parsed stays in the log, where its author finds it.
-        """
-        if stream == "stdout" and any(MARK in text for text in texts):
-            texts, metrics = _sorted_out(texts)
-            if metrics and "." not in worker_id:  # all ranks of a group run the same code, so only rank 0 counts
-                self._take(model, metrics)
-        if texts:
-            self._log.write(model, version, worker_id, stream, level, texts, ids)
+    def write(self, lines: WorkerLines) -> None:
+        """Take records. A metric that cannot be parsed stays in the log, where its author finds it."""
+        if lines.stream == "stdout" and any(MARK in text for text in lines.texts):
+            texts, metrics = _sorted_out(lines.texts)
+            if metrics and "." not in lines.worker_id:  # all ranks of a group run the same code, so only rank 0 counts
+                self._take(lines.model, metrics)
+            lines = lines._replace(texts=texts)
+        if lines.texts:
+            self._log.write(lines)
 
 
 def _sorted_out(texts: Sequence[str]) -> tuple[list[str], list[Metric]]:
