@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from marserve.errors import BadSettings
@@ -17,6 +18,7 @@ from marserve.files.locks import is_at, lock
 
 TORCHSERVE_WORD = "org.pytorch.serve.ModelServer"
 MARSERVE_WORD = "marserve.server"
+LOOK_EVERY_S = 0.05
 
 
 class AlreadyRunning(Exception):
@@ -103,6 +105,15 @@ class PidFile:
                 raise AlreadyRunning(running)
             self.path.unlink(missing_ok=True)
             return True
+
+    def wait_until_ended(self, pid: int, within_s: float) -> bool:
+        """Wait until `pid` is no such server any more; False if it still is after so long."""
+        deadline = time.monotonic() + within_s
+        while self.is_server(pid):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_EVERY_S)
+        return True
 
     def release(self, pid: int) -> None:
         """Remove the file if it still holds `pid`; a successor's file stays."""

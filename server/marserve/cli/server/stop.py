@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,6 @@ from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_
 from marserve.cli.server.pid_file import PidFile, marserve_pid_file
 from marserve.errors import BadSettings
 
-LOOK_EVERY_S = 0.05
 KILLED_WITHIN_S = 10.0
 
 
@@ -102,7 +100,7 @@ def _refuse_foreign(address: str) -> None:
 def _end(pid: int, pid_file: PidFile, timeout_s: float, kill: bool) -> bool:
     """Ask the process to end and wait for it; returns whether it had to be killed."""
     _signal(pid, signal.SIGTERM)
-    if _has_ended(pid, pid_file, timeout_s):
+    if pid_file.wait_until_ended(pid, timeout_s):
         return False
     if not kill:
         raise CommandFailed(
@@ -111,7 +109,7 @@ def _end(pid: int, pid_file: PidFile, timeout_s: float, kill: bool) -> bool:
             pid=pid,
         )
     _signal(pid, signal.SIGKILL)
-    if not _has_ended(pid, pid_file, KILLED_WITHIN_S):
+    if not pid_file.wait_until_ended(pid, KILLED_WITHIN_S):
         raise CommandFailed(f"Process {pid} does not end although it was killed; the kernel is busy with it.", pid=pid)
     return True
 
@@ -123,12 +121,3 @@ def _signal(pid: int, number: signal.Signals) -> None:
         return
     except PermissionError as error:
         raise CommandFailed(f"Process {pid} belongs to another user.", "Stop it as that user.", pid=pid) from error
-
-
-def _has_ended(pid: int, pid_file: PidFile, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while pid_file.is_server(pid):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(LOOK_EVERY_S)
-    return True

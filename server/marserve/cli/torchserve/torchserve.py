@@ -14,7 +14,6 @@ import io
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +26,6 @@ TORCHSERVE_VERSION = "0.12.0"
 """The version of TorchServe whose contract this keeps. Its tools compare this one, not marserve's own."""
 
 STOP_WAITS_S = 60.0
-LOOK_EVERY_S = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -174,18 +172,9 @@ def _stop(pid_file: PidFile, wait: bool) -> int:
     pid_file.release(pid)
     if not wait:
         _say("TorchServe has stopped.")
-    elif not _has_ended(pid, pid_file):
+    elif not pid_file.wait_until_ended(pid, STOP_WAITS_S):
         _say("Stopping TorchServe took too long.")
     return 0
-
-
-def _has_ended(pid: int, pid_file: PidFile) -> bool:
-    deadline = time.monotonic() + STOP_WAITS_S
-    while pid_file.is_server(pid):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(LOOK_EVERY_S)
-    return True
 
 
 def _say(text: str) -> None:
