@@ -23,7 +23,7 @@ from marserve.api.request_ids import MAX_CLIENT_ID
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import error_answers
+from marserve.api.rest.schemas import Flag, error_answers
 from marserve.errors import BadInput, ClientGone, without_stop
 from marserve.telemetry.logs.log_book import Following, LogBook
 from marserve.telemetry.logs.records import LEVELS, LOGS, LogName, Record, Wanted
@@ -41,10 +41,7 @@ _Tail = Annotated[
     Annotated[str | None, WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MOST_LINES, "default": 200})],
     Query(description="how many records at most, the newest ones"),
 ]
-_Follow = Annotated[
-    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
-    Query(description="go on with the lines that come, as text/event-stream"),
-]
+_Follow = Annotated[Flag, Query(description="go on with the lines that come, as text/event-stream")]
 _Log = Annotated[
     Annotated[str | None, WithJsonSchema({"enum": list(LOGS)})],
     Query(description="one of the logs, or several with commas; all if not given"),

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
 from fastapi import Path
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from marserve.answers.management import ErrorBody
-from marserve.api.parameters import Parameter
+from marserve.api.parameters import FLAG, Parameter
 
+# A flag in a query, which the route reads itself.
+Flag = Annotated[str | None, WithJsonSchema(FLAG)]
 # A name in a path: what would be ambiguous there arrives still encoded (`application.split_path`).
 Name = Annotated[str, Path(), AfterValidator(lambda word: unquote(word, errors="replace"))]
 

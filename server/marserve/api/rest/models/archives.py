@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Final, Protocol
 
 from fastapi import APIRouter, Query
-from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -19,14 +18,11 @@ from marserve.api.http.request_body import is_form
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.traffic import Dry, is_dry
-from marserve.api.rest.schemas import Name, error_answers
+from marserve.api.rest.schemas import Flag, Name, error_answers
 from marserve.errors import BadInput
 from marserve.registry.intake.uploads import Uploaded, Wish
 
-Replace = Annotated[
-    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
-    Query(description="take the place of a file with other content that no version uses"),
-]
+Replace = Annotated[Flag, Query(description="take the place of a file with other content that no version uses")]
 
 # RFC 3230 has `sha-256=BASE64`; RFC 9530 `sha-256=:BASE64:`.
 _DIGEST_HEADERS: Final = ("digest", "repr-digest", "content-digest")

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
-from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.traffic import Dry, is_dry
-from marserve.api.rest.schemas import error_answers
+from marserve.api.rest.schemas import Flag, error_answers
 from marserve.desired_state.diff import Diff
 from marserve.desired_state.reconciler import Reconciler, Unnamed
 from marserve.desired_state.schema import schema
@@ -27,15 +26,12 @@ from marserve.errors import BadInput
 Number = Annotated[str, Path(description="`number` in the history")]
 
 Prune = Annotated[
-    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
+    Flag,
     Query(
         description="where no document decides: unload versions that came by calls and that the document does not name"
     ),
 ]
-Adopt = Annotated[
-    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
-    Query(description="where no document decides: add versions that came by calls to the document"),
-]
+Adopt = Annotated[Flag, Query(description="where no document decides: add versions that came by calls to the document")]
 
 _BODY: dict[str, Any] = {
     "requestBody": {

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,7 +28,6 @@ from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.http.request_body import is_form, is_quick, read_parts
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.parameters import (
-    FLAG,
     PAGE_PARAMETERS,
     REGISTER_PARAMETERS,
     SCALE_PARAMETERS,
@@ -43,7 +41,7 @@ from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.models.swap import add_swap
 from marserve.api.rest.models.traffic import Dry, add_traffic, is_dry
-from marserve.api.rest.schemas import Name, error_answers, takes
+from marserve.api.rest.schemas import Flag, Name, error_answers, takes
 from marserve.api.wishes import TIMEOUT, read_timeout_s
 from marserve.desired_state.dry_runs import DryRuns
 from marserve.desired_state.policies import Changes
@@ -65,10 +63,7 @@ MOST_REMARKS = 1000
 _NOT_THERE: dict[int | str, dict[str, Any]] = {404: {"model": NotThere}}
 _STATUS: dict[Progress, int] = {"done": 200, "begun": 202, "partial": 206}
 
-Customized = Annotated[
-    Annotated[str | None, WithJsonSchema(FLAG)],
-    Query(description="ask the handler too, for `customizedMetadata`"),
-]
+Customized = Annotated[Flag, Query(description="ask the handler too, for `customizedMetadata`")]
 
 
 def said(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -11,7 +11,6 @@ from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +18,16 @@ from marserve.answers.management import StatusMessage
 from marserve.api.decoding import SHORT_BYTES
 from marserve.api.parameters import JsonParameters, Parameters, QueryParameters
 from marserve.api.rest.application import PrettyJson
-from marserve.api.rest.schemas import LabelBody, LabelStatus, Name, TrafficBody, TrafficStatus, body_of, error_answers
+from marserve.api.rest.schemas import (
+    Flag,
+    LabelBody,
+    LabelStatus,
+    Name,
+    TrafficBody,
+    TrafficStatus,
+    body_of,
+    error_answers,
+)
 from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput
 from marserve.registry.catalogue.traffic import read_traffic
@@ -27,10 +35,7 @@ from marserve.registry.models import Registry
 
 MOST_BODY_BYTES = 1 << 20
 
-Dry = Annotated[
-    Annotated[str | None, WithJsonSchema({"type": "boolean"})],
-    Query(description="only say what would be, and whether it can be"),
-]
+Dry = Annotated[Flag, Query(description="only say what would be, and whether it can be")]
 
 
 def add_traffic(router: APIRouter, registry: Registry, changes: Changes) -> None:
