@@ -63,7 +63,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class MarserveError(Exception):
@@ -844,17 +844,12 @@ class NotEnoughMemory(MarserveError):
         way_out = _way_out(self.holders, would_fit_alone=self.budget_bytes >= self.needed_bytes)
         return f"{text}{_held_by(self.holders)} {way_out}"
 
-    def for_clients(self) -> NotEnoughMemory:
+    def for_clients(self) -> Self:
         """The same for clients of inference: without the other models, and without advice for an operator."""
-        return NotEnoughMemory(
-            self.model,
-            self.version,
-            needed_bytes=self.needed_bytes,
-            source=self.source,
-            could_be_had=self.could_be_had,
-            budget_bytes=self.budget_bytes,
-            holders=None,
-        )
+        shown = type(self).__new__(type(self))
+        shown.__dict__.update(self.__dict__, holders=None)
+        shown.args = (shown._text(),)
+        return shown
 
 
 class NotEnoughDeviceMemory(NotEnoughMemory):
@@ -900,17 +895,6 @@ class NotEnoughDeviceMemory(NotEnoughMemory):
         return (
             f"{text} Scale down or unregister what is there, name other devices (deviceIds), or say what a worker "
             "needs with the key deviceMemory of the model's configuration."
-        )
-
-    def for_clients(self) -> NotEnoughDeviceMemory:
-        """The same for clients of inference."""
-        return NotEnoughDeviceMemory(
-            self.model,
-            self.version,
-            needed_bytes=self.needed_bytes,
-            source=self.source,
-            devices=self.devices,
-            holders=None,
         )
 
 
