@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -157,16 +158,21 @@ class GrpcPorts:
         request_ids: RequestIds | None = None,
     ) -> None:
         quiet_grpcio()
-        self._request_ids = request_ids or RequestIds()
-        self._ledger = ledger
-        self._stall_timeout_s = stall_timeout_s
         self._decoding = decoding or Decoding()
         self._schema = Schema()
         self._registry = registry
-        self._access_log = access_log
-        self._metrics = metrics
         self._identity = identity
-        self._error_rules = error_rules
+        self._calls = functools.partial(
+            Calls,
+            self._schema,
+            access_log,
+            metrics,
+            error_rules=error_rules,
+            stall_timeout_s=stall_timeout_s,
+            decoding=self._decoding,
+            ledger=ledger,
+            request_ids=request_ids or RequestIds(),
+        )
 
     def bind_inference(
         self,
@@ -206,19 +212,6 @@ class GrpcPorts:
         name = grpc_management.SERVICE
         handler = calls.service(name, management.answers())
         return self._bind("gRPC Management", address, limits, calls, [handler], [name])
-
-    def _calls(self, authorize: Authorize | None) -> Calls:
-        return Calls(
-            self._schema,
-            self._access_log,
-            self._metrics,
-            authorize,
-            error_rules=self._error_rules,
-            stall_timeout_s=self._stall_timeout_s,
-            decoding=self._decoding,
-            ledger=self._ledger,
-            request_ids=self._request_ids,
-        )
 
     def _bind(
         self,
