@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 from urllib.parse import unquote
@@ -27,6 +27,7 @@ from marserve.api.grpc.schema import Schema
 from marserve.api.request_ids import CLIENT_ID, RequestIds, read_client_id
 from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, MarserveError
+from marserve.messages import Part, Request
 from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
@@ -119,6 +120,29 @@ class Call:
     def line_id(self) -> str:
         """The id as log lines have it."""
         return f"{self.id}/{self.client_id}" if self.client_id else self.id
+
+    def request(
+        self,
+        parts: list[Part],
+        version: str | None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        request_id: str | None = None,
+        server_headers: Sequence[tuple[str, str]] = (),
+    ) -> Request:
+        """The request that this call makes; one of several in the call has an id of its own."""
+        return Request(
+            request_id or self.id,
+            parts,
+            list(headers),
+            list(server_headers),
+            deadline=self.deadline,
+            names_version=version is not None,
+            priority=self.wishes.priority,
+            asked_version=self.wishes.asked_version,
+            metadata=self.metadata,
+            key=self.key,
+            client_id=self.client_id,
+        )
 
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.

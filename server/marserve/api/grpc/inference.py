@@ -13,7 +13,7 @@ from marserve.api.grpc.calls import Answers, Call, Calls
 from marserve.api.grpc.errors import error_reason, grpc_status
 from marserve.api.grpc.schema import ERRORS, INFERENCE, Schema
 from marserve.errors import BadInput, MarserveError
-from marserve.messages import PART_MARK, Part, Request
+from marserve.messages import PART_MARK, Part
 from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 
@@ -141,18 +141,7 @@ class GrpcInference:
         if parts is None:
             _check_inputs(message)
             parts = [Part(name, value) for name, value in message.input.items()]
-        request = Request(
-            request_id,
-            parts,
-            headers,
-            deadline=call.deadline,
-            names_version=version is not None,
-            priority=call.wishes.priority,
-            asked_version=call.wishes.asked_version,
-            metadata=call.metadata,
-            key=call.key,
-            client_id=call.client_id,
-        )
+        request = call.request(parts, version, headers, request_id)
         return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
 
     def _read_sequence(self, message: Any) -> tuple[list[tuple[bytes, bytes]], list[Part]]:

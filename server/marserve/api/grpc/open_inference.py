@@ -36,7 +36,7 @@ from marserve.api.open_inference.documents import (
 )
 from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
-from marserve.messages import Part, Request
+from marserve.messages import Part
 from marserve.registry.models import Registry
 
 JSON_TYPE: Final = "application/json"
@@ -181,19 +181,7 @@ class GrpcOpenInference:
                 Part("body", await self._decoding.run(call.message_bytes, write_request, message), JSON_TYPE),
                 [],
             )
-        request = Request(
-            call.id,
-            [part],
-            headers,
-            [MARK] if headers else [],
-            deadline=call.deadline,
-            names_version=version is not None,
-            priority=call.wishes.priority,
-            asked_version=call.wishes.asked_version,
-            metadata=call.metadata,
-            key=call.key,
-            client_id=call.client_id,
-        )
+        request = call.request([part], version, headers, server_headers=[MARK] if headers else [])
         try:
             pieces = Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
         except (ModelNotFound, VersionNotFound) as error:
