@@ -16,7 +16,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -71,21 +71,11 @@ def configure_logs(
     files: dict[str, LineWriter[LogRecord]] = {}
     outlets: list[RecentLines] = []
     if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with _opening(folder, "logs", "log_location", files):
             for log_name, name in FILES.items():
                 outlets.append(RecentLines(log_name))
                 sink = ShownSink(RollingFile(folder / f"{name}.log"), outlets[-1])
                 files[name] = _writer(f"{name}.log", sink, make_encoder())
-        except OSError as error:
-            for writer in files.values():
-                writer.start()
-                writer.close(0)
-            raise BadSettings(
-                f"log_location is {str(folder)!r}, where logs cannot be written ({error.strerror}); "
-                "name a folder that the server may write to, with log_location or LOG_LOCATION",
-                key="log_location",
-            ) from error
     _open_metrics_files(metrics_folder or folder, has_metrics, files, make_encoder)
     console: list[LineWriter[LogRecord]] = []
     if to_stdout:
@@ -109,24 +99,32 @@ def _open_metrics_files(
     """Add the writers of the two files of metrics. Without `has_metrics` only create the files."""
     if folder is None:
         return
+    paths = {name: folder / f"{name}.log" for name in _METRICS_FILES.values()}
+    if has_metrics:
+        with _opening(folder, "metrics", "metrics_location", files):
+            for name, path in paths.items():
+                files[name] = _writer(path.name, RollingFile(path), make_encoder(), capacity=4096)
+    else:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in paths.values():
+                path.touch()
+
+
+@contextlib.contextmanager
+def _opening(folder: Path, what: str, key: str, files: Mapping[str, LineWriter[LogRecord]]) -> Iterator[None]:
+    """Make the folder, for files to be opened there. Raises BadSettings if that fails, and closes all `files`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _METRICS_FILES.values():
-            path = folder / f"{name}.log"
-            if has_metrics:
-                files[name] = _writer(f"{name}.log", RollingFile(path), make_encoder(), capacity=4096)
-            else:
-                path.touch()
+        yield
     except OSError as error:
-        if not has_metrics:
-            return
         for writer in files.values():
             writer.start()
             writer.close(0)
         raise BadSettings(
-            f"metrics_location is {str(folder)!r}, where metrics cannot be written ({error.strerror}); name a folder "
-            "that the server may write to, with metrics_location or METRICS_LOCATION",
-            key="metrics_location",
+            f"{key} is {str(folder)!r}, where {what} cannot be written ({error.strerror}); name a folder that the "
+            f"server may write to, with {key} or {key.upper()}",
+            key=key,
         ) from error
 
 
