@@ -481,8 +481,8 @@ class Metrics:
         if name in _ASKED:
             return self._by_version_asked_for(name, names, _ASKED[name])
         return {
-            "QueueTime": lambda: self._queue_time(names),
-            "WorkerThreadTime": lambda: self._server_time(names),
+            "QueueTime": lambda: self._of_last_request(name, names, self._last_queue_s),
+            "WorkerThreadTime": lambda: self._of_last_request(name, names, self._last_server_s),
             "WorkerLoadTime": lambda: self._load_time(names),
             "PredictionTime": lambda: self._prediction_time(names),
         }.get(name)
@@ -538,12 +538,6 @@ class Metrics:
             definition, self._detected_time = self._detected_time, None
             collect = functools.partial(self._prediction_time, definition.dimensions)
             self._families += (_Family(definition.name, definition.kind, _help(definition), collect),)
-
-    def _queue_time(self, names: Sequence[str]) -> list[str]:
-        return self._of_last_request("QueueTime", names, self._last_queue_s)
-
-    def _server_time(self, names: Sequence[str]) -> list[str]:
-        return self._of_last_request("WorkerThreadTime", names, self._last_server_s)
 
     def _of_last_request(self, name: str, names: Sequence[str], seconds: float | None) -> list[str]:
         if seconds is None:
