@@ -112,4 +112,4 @@ class Following:
         return True
 
     def _read(self, chunks: Sequence[tuple[LogName | None, bytes]]) -> list[Record]:
-        return [record for log, data in chunks for record in wanted_of(log, data, self._wanted)]
+        return [record for log, data in chunks for record in wanted_of(data, log, self._wanted)]

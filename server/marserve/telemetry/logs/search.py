@@ -58,7 +58,7 @@ def search_files(
 
 def search_bytes(data: bytes, is_all: bool, wanted: Wanted, tail: int) -> Found:
     """The same of the lines of standard output, which are held in memory."""
-    records = _wanted_of(data, None, wanted)
+    records = wanted_of(data, None, wanted)
     since = "" if is_all else next((record.at for record in _read(data[:BLOCK_BYTES], None)), "")
     return bounded(Found(records[-tail:], is_all or len(records) >= tail, since))
 
@@ -71,11 +71,6 @@ def bounded(found: Found) -> Found:
         if size > MAX_FOUND_BYTES:
             return Found(found.records[index + 1 :], False, found.since)
     return found
-
-
-def wanted_of(log: LogName | None, data: bytes, wanted: Wanted) -> list[Record]:
-    """The wanted records of a chunk of whole lines."""
-    return _wanted_of(data, log, wanted)
 
 
 def _search_log(
@@ -94,7 +89,7 @@ def _search_log(
         rolled = [each for each in _rolled(path) if each[0] <= opened_at]
         blocks = iter(()) if current is None else _blocks_backwards(current)
         for block in blocks:
-            found = _wanted_of(block, log, wanted) + found
+            found = wanted_of(block, log, wanted) + found
             oldest = _first_time(block, log) or oldest
             if len(found) >= tail or clock() >= end or _length(found) > MAX_FOUND_BYTES:
                 return found[-tail:], len(found) >= tail, oldest
@@ -104,7 +99,7 @@ def _search_log(
         try:
             with gzip.open(file, "rb") as packed:
                 for index, block in enumerate(_blocks_forwards(packed)):
-                    newest += _wanted_of(block, log, wanted)
+                    newest += wanted_of(block, log, wanted)
                     length = _length(newest)
                     while length > MAX_FOUND_BYTES and len(newest) > 1:
                         length -= len(newest.popleft().text)
@@ -180,7 +175,8 @@ def _first_time(block: bytes, log: LogName) -> str:
     return "" if record is None else record.at
 
 
-def _wanted_of(data: bytes, log: LogName | None, wanted: Wanted) -> list[Record]:
+def wanted_of(data: bytes, log: LogName | None, wanted: Wanted) -> list[Record]:
+    """The wanted records of a chunk of whole lines."""
     needles = wanted.needles()
     if needles and not any(needle in data for needle in needles):
         return []
