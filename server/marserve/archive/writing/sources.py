@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -308,24 +308,16 @@ def is_of_transformers(folder: Path) -> bool:
 
 def _plan_transformers(folder: Path, wishes: Wishes) -> SourcePlan:
     """The files of the folder at the archive's top, and the task in the configuration."""
-    members = dict(walk_model(folder))
-    config = wishes.config_file or _beside(folder, CONFIG_NAME)
     further = {} if wishes.task is None else {"handler": {"task": wishes.task}}
-    made = _merged_config(config, further, wishes.options)
-    if made is not None:
-        config = Path(CONFIG_NAME) if config is None else config
-        members.pop(config.name, None)
     spec = ArchiveSpec(
         wishes.name or _as_name(folder.resolve().name),
         wishes.version,
         _TRANSFORMERS,
         extra_files=wishes.extra_files,
         requirements_file=wishes.requirements_file,
-        config_file=config,
         keeps_folders=True,
     )
-    own = {} if made is None or config is None else {config.name: made}
-    return SourcePlan(plan_archive(spec, members, own), folder)
+    return SourcePlan(_configured(spec, folder, dict(walk_model(folder)), further, wishes), folder)
 
 
 def _plan_folder(folder: Path, name: str | None, wishes: Wishes) -> SourcePlan:
@@ -392,16 +384,11 @@ def _plan(
     name: str,
 ) -> SourcePlan:
     folder = path.parent
-    config = wishes.config_file or _beside(folder, CONFIG_NAME)
     requirements = wishes.requirements_file or _beside(folder, REQUIREMENTS_NAME)
     further = {}
     if found is not None and found.shape == "litserve" and python:
         _refuse_spec(python[0])
         further = lit_keys(python[0])
-    made = _merged_config(config, further, wishes.options)
-    if made is not None:
-        config = Path(CONFIG_NAME) if config is None else config
-        members.pop(config.name, None)
     handler = str(path) if found is None or found.is_entry else f"{path}:{found.name}"
     serialized = wishes.serialized_file if found is not None else path
     spec = ArchiveSpec(
@@ -412,11 +399,22 @@ def _plan(
         None,
         wishes.extra_files,
         requirements,
-        config,
         keeps_folders=True,
     )
-    own = {} if made is None or config is None else {config.name: made}
-    return SourcePlan(plan_archive(spec, members, own), path, found, python)
+    return SourcePlan(_configured(spec, folder, members, further, wishes), path, found, python)
+
+
+def _configured(
+    spec: ArchiveSpec, folder: Path, members: dict[str, Path], further: Mapping[str, Any], wishes: Wishes
+) -> Plan:
+    """The plan of an archive with the configuration in `folder`, or another one, and the keys said elsewhere."""
+    config = wishes.config_file or _beside(folder, CONFIG_NAME)
+    made = _merged_config(config, further, wishes.options)
+    if made is None:
+        return plan_archive(replace(spec, config_file=config), members)
+    config = config or Path(CONFIG_NAME)
+    members.pop(config.name, None)
+    return plan_archive(replace(spec, config_file=config), members, {config.name: made})
 
 
 def _refuse_spec(source: PythonSource) -> None:
