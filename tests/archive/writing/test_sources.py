@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.writing.sources import (
     TASKS,
     Wishes,
@@ -18,7 +19,7 @@ from marserve.archive.writing.sources import (
     plan_source,
     split_source,
 )
-from marserve.archive.writing.writer import BUILT_IN_HANDLERS, write_archive
+from marserve.archive.writing.writer import write_archive
 from marserve.errors import CannotArchive
 from marserve_handlers.ready.transformers.tasks import TASKS as TASKS_OF_HANDLER
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from marserve.archive.writing.writer import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
-from marserve.registry.intake.handler_check import BUILT_IN_HANDLERS
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS as ARCHIVERS_HANDLERS
+from marserve.registry.intake.handler_check import ALL_BUILT_IN
 from marserve_handlers.support.builtin import BUILT_IN, find_built_in
 
 
 def test_the_server_knows_the_same_names() -> None:
     """It may not import this package, and refuses handlers that are nowhere."""
-    assert set(BUILT_IN_HANDLERS) == set(BUILT_IN)
+    assert set(ALL_BUILT_IN) == set(BUILT_IN)
 
 
 def test_the_archivers_take_what_the_docs_list() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marserve.registry.catalogue.expected_input import expected_input
-from marserve.registry.intake.handler_check import BUILT_IN_HANDLERS
+from marserve.registry.intake.handler_check import ALL_BUILT_IN
 
 
 @pytest.mark.parametrize("handler", ["handler.py", "h:entry", "sagemaker_script", "", "sub/image_classifier", "x.y"])
@@ -20,7 +20,7 @@ def test_of_an_authors_own_handler_nothing_is_known(handler: str) -> None:
 )
 def test_built_in_handlers_are_known(handler: str, expected: str) -> None:
     """By their names."""
-    assert handler in BUILT_IN_HANDLERS
+    assert handler in ALL_BUILT_IN
     assert expected_input(handler, None) == expected
 
 

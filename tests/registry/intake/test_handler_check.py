@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from marserve.registry.intake.handler_check import (
-    BUILT_IN_HANDLERS,
     find_defect,
     folder_of,
     hides_pythons_own,
     module_of,
 )
-from marserve_handlers.support.builtin import BUILT_IN
 
 
 @pytest.fixture
@@ -112,11 +110,6 @@ def test_the_folder_of_a_handler_is_looked_through_if_the_archive_has_it(folder:
 def test_a_module_name_loses_folders_and_its_ending() -> None:
     """As in a worker."""
     assert module_of("a/b/h.py:entry") == "h"
-
-
-def test_the_built_in_handlers_are_those_of_the_worker() -> None:
-    """The server may not import the worker's side, so the names stand twice."""
-    assert set(BUILT_IN_HANDLERS) == set(BUILT_IN)
 
 
 @pytest.mark.parametrize("handler", ["grp.py", "grp", "some/queue.py:f", "types.py:Handler"])

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from marserve import __version__
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.manifest import MANIFEST_PATH
 from marserve.archive.writing.model_archiver import RuntimeType
 from marserve.archive.writing.writer import (
-    BUILT_IN_HANDLERS,
     Collection,
     Packing,
     check_name,

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, cast, get_args
 
 from marserve import __version__
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.declaration import DECLARATION_PATH
 from marserve.archive.contents.manifest import MANIFEST_PATH, RUNTIMES
 from marserve.archive.contents.torchscript import strip_debug_records
@@ -41,23 +42,6 @@ from marserve.names import name_fault
 ArchiveFormat = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[str, ...] = get_args(ArchiveFormat)
 
-#: Handlers that come with the server and need no file of their own.
-BUILT_IN_HANDLERS = (
-    "base_handler",
-    "image_classifier",
-    "image_segmenter",
-    "object_detector",
-    "text_classifier",
-    "densenet_handler",
-    "dali_image_classifier",
-    "vllm_handler",
-    "trt_llm_handler",
-    "sagemaker_script",
-    "transformers",
-    "sklearn",
-    "xgboost",
-    "lightgbm",
-)
 # A file of an author's wins over these: archives with such names may be older than the handlers.
 _NAMED_AS_LIBRARIES = ("transformers", "sklearn", "xgboost", "lightgbm")
 _BUILT_IN_CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")

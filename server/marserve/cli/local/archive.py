@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.archive.pickles.pickle_check import check_files
 from marserve.archive.writing.sources import Wishes, is_program, is_source, plan_source
 from marserve.archive.writing.writer import (
-    BUILT_IN_HANDLERS,
     FORMATS,
     ArchiveSpec,
     Packed,

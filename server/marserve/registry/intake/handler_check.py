@@ -9,22 +9,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-# The handlers of `marserve_handlers`. The server may not import that package, so a test compares the two lists.
-BUILT_IN_HANDLERS = (
-    "base_handler",
-    "image_classifier",
-    "image_segmenter",
-    "object_detector",
-    "text_classifier",
-    "densenet_handler",
-    "dali_image_classifier",
-    "vllm_handler",
-    "trt_llm_handler",
-    "sagemaker_script",
-    "transformers",
-    "sklearn",
-    "xgboost",
-    "lightgbm",
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
+
+# All handlers of `marserve_handlers`. The server may not import that package, so a test compares the two lists.
+ALL_BUILT_IN = (
+    *BUILT_IN_HANDLERS,
     "vision_handler",
     "text_handler",
     "dali_handler",
@@ -49,7 +38,7 @@ def find_defect(
     top = module.partition(".")[0]
     if not top or len(module) > LONGEST_NAME:
         return f"handler {handler[:LONGEST_NAME]!r} names no module"
-    if _is_in_folder(model_dir, top) or installs_requirements or _is_installed(top) or module in BUILT_IN_HANDLERS:
+    if _is_in_folder(model_dir, top) or installs_requirements or _is_installed(top) or module in ALL_BUILT_IN:
         return None
     beside = folder_of(handler, model_dir)
     if beside is not None and _is_in_folder(beside, top):
