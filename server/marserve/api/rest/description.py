@@ -22,7 +22,7 @@ from starlette.responses import Response
 from marserve import __version__
 from marserve.answers.management import ErrorBody
 from marserve.api.rest.application import PrettyJson
-from marserve.api.rest.late_routes import LateRoute, new_router
+from marserve.api.rest.late_routes import LateRoute, endpoints, new_router
 from marserve.api.rest.schemas import Name
 from marserve.api.wishes import MAX_TIMEOUT_MS, PRIORITY, TIMEOUT, VERSION
 from marserve.errors import MarserveError
@@ -286,11 +286,7 @@ def _add_inference_models(router: APIRouter, registry: Registry, written: Writte
         document = (await written.get(request.app)).inference_model
         return _answer(_fill(document, f"RESTful API for: {model_name}", model_name))
 
-    async def describe_default(request: Request, model_name: Name) -> Response:
-        return await describe(request, model_name, None)
-
-    async def describe_version(request: Request, model_name: Name, model_version: Name) -> Response:
-        return await describe(request, model_name, model_version)
+    of_default, of_version = endpoints(describe)
 
     @router.options("/wfpredict/{workflow_name}", include_in_schema=False)
     async def describe_workflow(request: Request, workflow_name: Name) -> Response:
@@ -299,7 +295,7 @@ def _add_inference_models(router: APIRouter, registry: Registry, written: Writte
 
     for path, operation, _, _ in _INFERENCE:
         if "{model_name}" in path:
-            endpoint = describe_version if "{model_version}" in path else describe_default
+            endpoint = of_version if "{model_version}" in path else of_default
             router.add_api_route(
                 path, endpoint, methods=["OPTIONS"], include_in_schema=False, name=f"describe_{operation}"
             )
@@ -325,10 +321,6 @@ def _add_management_models(router: APIRouter, registry: Registry, written: Writt
         document = (await written.get(request.app)).management_model
         return _answer(_fill(document, f"RESTful Management API for: {model_name}"))
 
-    @router.options("/models/{model_name}", include_in_schema=False)
-    async def describe_model(request: Request, model_name: Name) -> Response:
-        return await describe(request, model_name, None)
-
-    @router.options("/models/{model_name}/{model_version}", include_in_schema=False)
-    async def describe_version(request: Request, model_name: Name, model_version: Name) -> Response:
-        return await describe(request, model_name, model_version)
+    paths = ("/models/{model_name}", "/models/{model_name}/{model_version}")
+    for path, endpoint in zip(paths, endpoints(describe), strict=True):
+        router.add_api_route(path, endpoint, methods=["OPTIONS"], include_in_schema=False)

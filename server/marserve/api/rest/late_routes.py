@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from msgspec.json import schema_components
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
+
+from marserve.api.rest.schemas import Name
+
+# Answers a request for a model, and for one of its versions if that is named.
+Answering = Callable[[Request, str, str | None], Awaitable[Response]]
 
 
 def import_for_first_request() -> None:
@@ -85,6 +91,18 @@ def described_body(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return dict(extra)
     schema = body.pop("model").model_json_schema(ref_template="#/components/schemas/{model}")
     return {**extra, "requestBody": {**body, "content": {"application/json": {"schema": schema}}}}
+
+
+def endpoints(answer: Answering) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The endpoints of a path that names a model, and of one that names its version as well."""
+
+    async def of_default(request: Request, model_name: Name) -> Response:
+        return await answer(request, model_name, None)
+
+    async def of_version(request: Request, model_name: Name, model_version: Name) -> Response:
+        return await answer(request, model_name, model_version)
+
+    return of_default, of_version
 
 
 def new_router(response_class: type[Response] = JSONResponse) -> APIRouter:

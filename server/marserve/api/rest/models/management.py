@@ -38,7 +38,7 @@ from marserve.api.parameters import (
 )
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
-from marserve.api.rest.late_routes import new_router
+from marserve.api.rest.late_routes import Answering, endpoints, new_router
 from marserve.api.rest.models.swap import add_swap
 from marserve.api.rest.models.traffic import Dry, add_traffic, is_dry
 from marserve.api.rest.schemas import Flag, Name, error_answers, takes
@@ -106,6 +106,16 @@ class Remarks:
             if (call, sentence) not in self._logged and len(self._logged) < MOST_REMARKS:
                 self._logged.add((call, sentence))
                 log.warning("%s: %s", call, sentence)
+
+
+def _add_pair(
+    router: APIRouter, method: str, end: str, answer: Answering, operation: str, *summaries: str, **described: Any
+) -> None:
+    """The routes for a model's default version and for a named one; `end` ends both paths."""
+    beginnings = (("/models/{model_name}", ""), ("/models/{model_name}/{model_version}", "version_"))
+    for (path, prefix), endpoint, summary in zip(beginnings, endpoints(answer), summaries, strict=True):
+        options = {"operation_id": prefix + operation, "summary": summary, **described}
+        router.add_api_route(path + end, endpoint, methods=[method], **options)
 
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
@@ -234,27 +244,13 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs
         scaled = await changes.scale(model, named, min_workers=minimum, max_workers=maximum, synchronous=is_synchronous)
         return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
 
-    answers = {**said(200, 202, 206), **error_answers(400, 404, 500, 503, 507)}
-
-    @router.put(
-        "/models/{model_name}",
-        operation_id="setAutoScale",
-        summary="Scale a model's default version, or change how its batches are formed",
-        responses=answers,
+    _add_pair(
+        *(router, "PUT", "", scale, "setAutoScale"),
+        "Scale a model's default version, or change how its batches are formed",
+        "Scale a version, or change how its batches are formed",
+        responses={**said(200, 202, 206), **error_answers(400, 404, 500, 503, 507)},
         openapi_extra=takes(SCALE_PARAMETERS),
     )
-    async def scale_default(request: Request, model_name: Name) -> Response:
-        return await scale(request, model_name, None)
-
-    @router.put(
-        "/models/{model_name}/{model_version}",
-        operation_id="version_setAutoScale",
-        summary="Scale a version, or change how its batches are formed",
-        responses=answers,
-        openapi_extra=takes(SCALE_PARAMETERS),
-    )
-    async def scale_version(request: Request, model_name: Name, model_version: Name) -> Response:
-        return await scale(request, model_name, model_version)
 
 
 def _add_default(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
@@ -290,7 +286,6 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
             raise BadInput(f"There are {len(samples)} samples; a check takes at most {MOST_CHECK_SAMPLES}.")
         return PrettyJson(await registry.check(model, version, samples))
 
-    answers: dict[int | str, dict[str, Any]] = {200: {"model": CheckReport}, **error_answers(400, 404, 500, 503)}
     body: dict[str, Any] = {
         "requestBody": {
             "description": "one sample, or several as the values of a form; none: the samples of the model",
@@ -301,25 +296,13 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
         }
     }
 
-    @router.post(
-        "/models/{model_name}/check",
-        operation_id="checkModel",
-        summary="Compare batches of the default version with single requests",
-        responses=answers,
+    _add_pair(
+        *(router, "POST", "/check", check, "checkModel"),
+        "Compare batches of the default version with single requests",
+        "Compare batches of a version with single requests",
+        responses={200: {"model": CheckReport}, **error_answers(400, 404, 500, 503)},
         openapi_extra=body,
     )
-    async def check_default(request: Request, model_name: Name) -> Response:
-        return await check(request, model_name, None)
-
-    @router.post(
-        "/models/{model_name}/{model_version}/check",
-        operation_id="version_checkModel",
-        summary="Compare batches of a version with single requests",
-        responses=answers,
-        openapi_extra=body,
-    )
-    async def check_version(request: Request, model_name: Name, model_version: Name) -> Response:
-        return await check(request, model_name, model_version)
 
 
 def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
@@ -339,8 +322,6 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> Non
 
 
 def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
-    answers = {**said(200), **error_answers(403, 404, 408, 409)}
-
     async def unregister(request: Request, model: str, version: str | None) -> Response:
         query = QueryParameters(request.query_params, UNREGISTER_PARAMETERS)
         named = version or query.text("model_version") or None
@@ -350,22 +331,9 @@ def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> N
         await changes.unregister(model, named, force=is_forced)
         return PrettyJson({"status": unregistered_message(model)})
 
-    @router.delete(
-        "/models/{model_name}",
-        operation_id="unregisterModel",
-        summary="Unregister a model's only version",
-        responses=answers,
+    _add_pair(
+        *(router, "DELETE", "", unregister, "unregisterModel", "Unregister a model's only version"),
+        "Unregister a version",
+        responses={**said(200), **error_answers(403, 404, 408, 409)},
         openapi_extra=takes(UNREGISTER_PARAMETERS),
     )
-    async def unregister_default(request: Request, model_name: Name) -> Response:
-        return await unregister(request, model_name, None)
-
-    @router.delete(
-        "/models/{model_name}/{model_version}",
-        operation_id="version_unregisterModel",
-        summary="Unregister a version",
-        responses=answers,
-        openapi_extra=takes(UNREGISTER_PARAMETERS),
-    )
-    async def unregister_version(request: Request, model_name: Name, model_version: Name) -> Response:
-        return await unregister(request, model_name, model_version)
