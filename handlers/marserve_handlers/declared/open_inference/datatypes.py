@@ -5,6 +5,7 @@ numpy has no bfloat16: BF16 comes and goes as raw bytes alone, and is float32 in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -61,9 +62,7 @@ def from_raw(datatype: str, raw: memoryview, shape: tuple[int, ...]) -> Array:
 
     Raises ValueError, with what is wrong, if they are not as many as the shape has.
     """
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if datatype == BYTES:
         return as_objects(_elements(raw, count)).reshape(shape)
     wanted = count * item_bytes(datatype)

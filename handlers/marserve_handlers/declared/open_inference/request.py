@@ -6,6 +6,7 @@ tensor's name, for what does not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -165,9 +166,7 @@ def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple
             f"is {datatype}, which JSON has no numbers for: send it as a binary tensor (binary_data_size)", name
         )
     data = tensor["data"]
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     array = as_objects(_texts(data, name)) if datatype == BYTES else _numbers(data, name, datatype)
     if array.size != count:
         raise BadInput(f"has {array.size} values, and its shape {list(shape)} has {count}", name)

@@ -22,7 +22,7 @@ from marserve.api.decoding import Decoding
 from marserve.api.grpc.answers import Pieces
 from marserve.api.grpc.calls import Answers, Call, UnaryAnswer
 from marserve.api.grpc.errors import ReportedInternal
-from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, write_body
+from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, read_parameters, write_body
 from marserve.api.grpc.raw_tensors import fill_response as fill_raw
 from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.open_inference.documents import (
@@ -294,8 +294,7 @@ def _in_json(value: bytes) -> str:
 
 def _with_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     if parameters:
-        values = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
-        document["parameters"] = {name: getattr(value, chosen) for name, (value, chosen) in values.items() if chosen}
+        document["parameters"] = read_parameters(parameters)
     return document
 
 

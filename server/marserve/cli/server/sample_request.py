@@ -5,9 +5,10 @@ for a look into the folder.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,7 +83,7 @@ def sample_of(declaration: Mapping[str, Any] | None, example: str | None = None)
     if not declaration:
         return None if example is None else (_JSON, example)
     if declaration.get("kind") == "tensors":
-        numbers = sum(_count(_shape(one)) for one in declaration.get("inputs", ()))
+        numbers = sum(math.prod(_shape(one)) for one in declaration.get("inputs", ()))
         samples = draw_samples(declaration) if numbers <= _MOST_NUMBERS else ()
         body = (samples[0].body or b"").decode() if samples else ""
         return _JSON, body if 0 < len(body) <= _LONGEST else None
@@ -101,13 +102,6 @@ def sample_of(declaration: Mapping[str, Any] | None, example: str | None = None)
 def _shape(one: Mapping[str, Any]) -> list[int]:
     """The shape of one item of a tensor."""
     return [size if isinstance(size, int) else _SIZE for size in one.get("shape", ())[1:]]
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _program_for(declaration: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def draw_samples(document: Mapping[str, Any] | None) -> tuple[Sample, ...]:
     try:
         inputs = [] if document is None or document.get("kind") != "tensors" else list(document["inputs"])
         shapes = [[size if isinstance(size, int) else SIZE for size in each["shape"][1:]] for each in inputs]
-        if not inputs or not all(map(_can_be_drawn, shapes)) or sum(map(_count, shapes)) > MOST_NUMBERS:
+        if not inputs or not all(map(_can_be_drawn, shapes)) or sum(map(math.prod, shapes)) > MOST_NUMBERS:
             return ()
         return tuple(
             Sample(
@@ -47,13 +48,6 @@ def draw_samples(document: Mapping[str, Any] | None) -> tuple[Sample, ...]:
 def _can_be_drawn(shape: Sequence[int]) -> bool:
     """Whether the shape has numbers at all: of one with a size of 0, the other sizes may be of any length."""
     return len(shape) <= MOST_DIMENSIONS and all(size > 0 for size in shape)
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _numbers(dtype: str, start: int) -> Iterator[Any]:
