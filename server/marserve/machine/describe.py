@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from marserve.errors import BadSettings, without_stop
 from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.finding import Installed, find_installed, has_nvidia_driver
+from marserve.machine.limits import read_or_empty
 from marserve.machine.vendors.nvml import import_nvml
 from marserve.machine.vendors.tools import Run, Tools
 from marserve.machine.visible import choose_visible, names_device
@@ -188,7 +189,7 @@ def _hostname() -> str:
 
 def _cpu_ticks(root: Path) -> tuple[int, int]:
     """Busy and total ticks since boot, of all processors together."""
-    fields = [int(field) for field in _read(root / "proc/stat").split("\n", 1)[0].split()[1:9]]
+    fields = [int(field) for field in read_or_empty(root / "proc/stat").split("\n", 1)[0].split()[1:9]]
     if len(fields) < 5:
         return 0, 0
     idle = fields[3] + fields[4]
@@ -197,7 +198,7 @@ def _cpu_ticks(root: Path) -> tuple[int, int]:
 
 def _memory(root: Path) -> tuple[int, int]:
     """Total and available bytes, those of the container where it has a limit under the host's."""
-    kib = {name: int(size) for name, size in re.findall(r"(\w+):\s+(\d+) kB", _read(root / "proc/meminfo"))}
+    kib = {name: int(size) for name, size in re.findall(r"(\w+):\s+(\d+) kB", read_or_empty(root / "proc/meminfo"))}
     total, available = kib.get("MemTotal", 0) * 1024, kib.get("MemAvailable", 0) * 1024
     if not total:  # no /proc: macOS
         try:
@@ -209,26 +210,19 @@ def _memory(root: Path) -> tuple[int, int]:
         ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
         ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
-        limit, used = _int(_read(root / limit_file)), _int(_read(root / used_file))
+        limit, used = _int(read_or_empty(root / limit_file)), _int(read_or_empty(root / used_file))
         if limit is not None and limit < total:
             return limit, min(available, max(0, limit - (used or 0)))
     return total, available
 
 
 def _cpu_quota(root: Path) -> float | None:
-    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    quota, _, period = read_or_empty(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if not period:
-        quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        period = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
+        quota = read_or_empty(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+        period = read_or_empty(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
     allowed, every = _int(quota), _int(period)
     return allowed / every if allowed and every and allowed > 0 else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _int(text: str) -> int | None:

@@ -79,7 +79,7 @@ def _try_threads(count: int) -> int:
 
 def _pids(root: Path) -> Iterator[tuple[int, int]]:
     """The bounds on processes and threads of this process's control group and those above, and how many there are."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_or_empty(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers and "pids" not in controllers.split(","):
@@ -88,14 +88,15 @@ def _pids(root: Path) -> Iterator[tuple[int, int]]:
         folder = top / path.lstrip("/")
         # In a container the path may be the host's, and only the top is there.
         for place in (folder, *folder.parents) if folder.is_dir() and top in (folder, *folder.parents) else (top,):
-            most, used = _read(place / "pids.max").strip(), _read(place / "pids.current").strip()
+            most, used = read_or_empty(place / "pids.max").strip(), read_or_empty(place / "pids.current").strip()
             if most.isdigit() and used.isdigit():
                 yield int(most), int(used)
             if place == top:
                 break
 
 
-def _read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
+    """The text of a file of the system's; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

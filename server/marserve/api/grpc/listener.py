@@ -106,7 +106,6 @@ class GrpcListener:
 
     name: str
     address: GrpcAddress
-    services: list[str]
     calls: Calls = field(repr=False)
     _server: Any = field(repr=False)
     _has_begun: bool = field(default=False, repr=False)
@@ -236,7 +235,7 @@ class GrpcPorts:
                 port = server.add_secure_port(str(address), grpc.ssl_server_credentials([pair]))
         except RuntimeError as error:  # grpcio does not say why
             raise OSError("the port could not be had") from error
-        return GrpcListener(name, GrpcAddress(address.host, port), services, calls, server)
+        return GrpcListener(name, GrpcAddress(address.host, port), calls, server)
 
 
 def check_free(address: GrpcAddress) -> None:
