@@ -28,6 +28,9 @@ from marserve_handlers.support.shown import short, shown
 
 MAX_TENSORS: Final = 1024
 MAX_DIMENSIONS: Final = 32
+# numpy bounds the other sizes of a shape that holds nothing, in bytes; so is it here, for the widest type.
+MAX_EMPTY_BYTES: Final = (1 << 63) - 1
+WIDEST_BYTES: Final = 8
 
 _KINDS: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
@@ -148,6 +151,8 @@ def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
         raise BadInput(
             f"has the shape {shown(shape)}; it must be a list of at most {MAX_DIMENSIONS} whole numbers", name
         )
+    if 0 in shape and math.prod(size or 1 for size in shape) * WIDEST_BYTES > MAX_EMPTY_BYTES:
+        raise BadInput(f"has the shape {shown(shape)}, whose sizes are too large for an array", name)
     size = _parameters(tensor, f"{short(name)}.parameters").get("binary_data_size")
     if size is not None:
         if type(size) is not int or size < 0:

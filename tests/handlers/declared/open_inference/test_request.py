@@ -51,6 +51,11 @@ def read(*inputs: Any, **members: Any) -> InferRequest:
         ({"inputs": [tensor(shape=[True, 2])]}, "x: has the shape [True, 2]; it must be a list"),
         ({"inputs": [tensor(shape=[1] * 33)]}, "x: has the shape [1, 1"),
         ({"inputs": [tensor(shape=[1 << 61, 1 << 61])]}, "x: has 2 values, and its shape"),
+        ({"inputs": [tensor(shape=[0, 1 << 61], data=[])]}, "x: has the shape [0, 2305843009213693952], whose sizes"),
+        (
+            {"inputs": [tensor(datatype="BYTES", shape=[1 << 30, 0, 1 << 30], data=[])]},
+            "x: has the shape [1073741824, 0, 1073741824], whose sizes are too large for an array",
+        ),
         ({"inputs": [tensor(data=None)]}, "x: has no data"),
         ({"inputs": [tensor(data=[1, 2, 3])]}, "x: has 3 values, and its shape [1, 2] has 2"),
         ({"inputs": [tensor(data=[[1], [1, 2]])]}, "x: has lists of unequal lengths, or numbers beyond 64 bits"),
@@ -219,6 +224,18 @@ def test_bytes_come_as_texts_and_raw() -> None:
 
     assert read_request(body, length).tensors["x"].tolist() == [[b""], [b"\xff\0"]]
     assert read(tensor(datatype="BYTES", data=[["é", ""]])).tensors["x"].tolist() == [["é".encode(), b""]]
+
+
+@pytest.mark.parametrize("shape", [[0], [0, 1 << 59], [1 << 29, 0, 1 << 30], [0] * 32])
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "BYTES"])
+def test_tensors_of_nothing_keep_their_shape(datatype: str, shape: list[int]) -> None:
+    """Up to the largest that numpy has, in JSON and raw."""
+    body, length = raw(
+        {"inputs": [tensor(datatype=datatype, shape=shape, data=None, parameters={"binary_data_size": 0})]}
+    )
+
+    assert list(read(tensor(datatype=datatype, shape=shape, data=[])).tensors["x"].shape) == shape
+    assert list(read_request(body, length).tensors["x"].shape) == shape
 
 
 def test_raw_numbers_lie_over_the_body_itself() -> None:
