@@ -26,7 +26,7 @@ MAX_NPY_HEADER: Final = 10_000
 Array = NDArray[Any]
 
 # Which kinds of arrays a dtype takes without loss of meaning, by the letters of numpy.
-_TAKES: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+TAKES: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 class Slot:
@@ -55,7 +55,7 @@ class Slot:
         self._fixed = [(axis, size) for axis, size in enumerate(tensor.shape) if isinstance(size, int)]
         self._exact = tuple(tensor.shape[1:]) if not tensor.names else None
         self.names = [(axis, size) for axis, size in enumerate(tensor.shape) if axis and isinstance(size, str)]
-        self._takes = _TAKES[self.dtype.kind]
+        self._takes = TAKES[self.dtype.kind]
         self._numbers = (int, float) if self.dtype.kind == "f" else (int,)
         self.words = f"{tensor.dtype} {_brackets(tensor.item_shape)}"
         self.whole_words = f"{tensor.dtype} {_brackets(tensor.shape)}"

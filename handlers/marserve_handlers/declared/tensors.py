@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +16,15 @@ from marserve_handlers.declared.bodies import JSON
 from marserve_handlers.declared.declaration import Declaration
 from marserve_handlers.declared.item_context import accepts
 from marserve_handlers.declared.items import encode_json
-from marserve_handlers.declared.open_inference.inferring import Inferring
 from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
 from marserve_handlers.declared.running import Runner
 from marserve_handlers.declared.stacking import Inputs, Rows, Span
 from marserve_handlers.errors import BadInput
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
+
+if TYPE_CHECKING:
+    from marserve_handlers.declared.open_inference.inferring import Inferring
 
 
 class TensorModel:
@@ -36,7 +39,6 @@ class TensorModel:
         self._takes_context = predicting.takes_context
         self._inputs = Inputs(declaration.inputs, max_rows)
         self._outputs = {name: Slot(name, tensor) for name, tensor in declaration.outputs.items()}
-        self._infer = Inferring(self._inputs, declaration)
         self._most_rows = most_rows
         self._runner = Runner()
         self._asked_lengths = [
@@ -78,6 +80,13 @@ class TensorModel:
             else:
                 self._take(batch, spans, returned)
         return self._finish(batch, context)
+
+    @cached_property
+    def _infer(self) -> Inferring:
+        # here: most workers never see a request of the protocol
+        from marserve_handlers.declared.open_inference.inferring import Inferring
+
+        return Inferring(self._inputs, self._outputs)
 
     def _reader(self, context: Context) -> Callable[[int, dict[str, Any]], Rows]:
         """What reads the request at a place of the batch."""

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from marserve_handlers.declared.open_inference.datatypes import BYTES, RAW_ONLY, Array, as_objects, to_raw
+from marserve_handlers.declared.arrays import Array
+from marserve_handlers.declared.open_inference.datatypes import BYTES, RAW_ONLY, as_objects, to_raw
 from marserve_handlers.declared.open_inference.request import AskedOutput, InferRequest
 from marserve_handlers.errors import BadInput
 
@@ -21,7 +22,7 @@ def check_asked(asked: Sequence[AskedOutput], datatypes: Mapping[str, str], rank
     """
     for output in asked:
         if output.classes:
-            if ranks[output.name] != 2 or datatypes[output.name] == BYTES:
+            if ranks[output.name] != 2:
                 raise BadInput("is no tensor of scores [batch, classes], so it has no classification", output.name)
         elif datatypes[output.name] in RAW_ONLY and not output.is_binary:
             raise BadInput(

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from marserve_handlers.declared.arrays import Array
 
 BYTES: Final = "BYTES"
 BF16: Final = "BF16"
@@ -46,21 +45,19 @@ def datatype_of(dtype: str) -> str:
 
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
-    """numpy's type of values of this data type in JSON; objects for BYTES. Raises KeyError for another word."""
-    if datatype == BYTES:
-        return np.dtype(object)
-    return np.dtype("float32" if datatype == BF16 else _NUMPY[datatype])
+    """numpy's type of numbers of this data type. Raises TypeError for BF16, and KeyError for BYTES and other words."""
+    return np.dtype(_NUMPY[datatype])
 
 
 def item_bytes(datatype: str) -> int:
     """Bytes of one raw value. Raises KeyError for BYTES, whose elements differ in length."""
-    return 2 if datatype == BF16 else np.dtype(_NUMPY[datatype]).itemsize
+    return 2 if datatype == BF16 else dtype_of(datatype).itemsize
 
 
 def from_raw(datatype: str, raw: memoryview, shape: tuple[int, ...]) -> Array:
-    """The tensor whose values these bytes are, over the bytes themselves but for BF16 and BYTES.
+    """A tensor of this shape over these bytes, without a copy; BF16 and BYTES are copied.
 
-    Raises ValueError, with what is wrong, if they are not as many as the shape has.
+    Raises ValueError, with what is wrong, for bytes that do not fit the shape.
     """
     count = math.prod(shape)
     if datatype == BYTES:
@@ -70,7 +67,7 @@ def from_raw(datatype: str, raw: memoryview, shape: tuple[int, ...]) -> Array:
         raise ValueError(f"{len(raw)} bytes came, and its shape takes {wanted}")
     if datatype == BF16:
         return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-    array = np.frombuffer(raw, np.dtype(_NUMPY[datatype]))
+    array = np.frombuffer(raw, dtype_of(datatype))
     if datatype == "BOOL" and array.size and int(array.view(np.uint8).max()) > 1:
         raise ValueError("a BOOL is the byte 0 or 1")
     return array.reshape(shape)

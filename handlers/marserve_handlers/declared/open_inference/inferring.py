@@ -1,7 +1,4 @@
-"""What a model of named tensors makes of a request of the protocol, and of its results an answer.
-
-The protocol's modules are imported with the first such request: most workers never see one.
-"""
+"""What a model of named tensors makes of a request of the protocol, and of its results an answer."""
 
 from __future__ import annotations
 
@@ -10,9 +7,11 @@ from typing import Any
 
 from marserve_handlers.context import Context
 from marserve_handlers.declared.answer import JsonAnswer
-from marserve_handlers.declared.arrays import Array
-from marserve_handlers.declared.declaration import Declaration
+from marserve_handlers.declared.arrays import Array, Slot
+from marserve_handlers.declared.open_inference.answer import check_asked, write_answer
+from marserve_handlers.declared.open_inference.datatypes import datatype_of
 from marserve_handlers.declared.open_inference.marking import ANSWER_HEADER_LENGTH, RAW_TYPE, header_length
+from marserve_handlers.declared.open_inference.request import read_request
 from marserve_handlers.declared.stacking import Inputs, Rows
 from marserve_handlers.errors import BadInput
 from marserve_handlers.support.shown import shown
@@ -21,17 +20,14 @@ from marserve_handlers.support.shown import shown
 class Inferring:
     """Reads requests for one model, and writes their answers."""
 
-    def __init__(self, inputs: Inputs, declaration: Declaration) -> None:
+    def __init__(self, inputs: Inputs, outputs: Mapping[str, Slot]) -> None:
         self._inputs = inputs
-        self._outputs = declaration.outputs
+        self._names = list(outputs)
+        self._datatypes = {name: datatype_of(slot.tensor.dtype) for name, slot in outputs.items()}
+        self._ranks = {name: slot.rank for name, slot in outputs.items()}
 
     def read(self, place: int, row: Mapping[str, Any], context: Context) -> Rows:
         """The arrays of the request at a place of the batch. Raises BadInput, also for outputs that are not there."""
-        # here: most workers never see a request of the protocol
-        from marserve_handlers.declared.open_inference.answer import check_asked
-        from marserve_handlers.declared.open_inference.datatypes import datatype_of
-        from marserve_handlers.declared.open_inference.request import read_request
-
         headers = context.batch_items[place].headers
         for name, value in headers:
             if name.lower() == b"content-encoding" and value.strip().lower() != b"identity":
@@ -39,26 +35,17 @@ class Inferring:
                     f"the body came with Content-Encoding: {shown(value.decode('latin-1'))}; send it as it is"
                 )
         infer = read_request(row.get("body") or b"", header_length(headers))
-        outputs = self._outputs
-        check_asked(
-            infer.asked(list(outputs)),
-            {name: datatype_of(tensor.dtype) for name, tensor in outputs.items()},
-            {name: len(tensor.shape) for name, tensor in outputs.items()},
-        )
+        check_asked(infer.asked(self._names), self._datatypes, self._ranks)
         return self._inputs.read_infer(infer)
 
     def answer(self, arrays: Mapping[str, Array], rows: Rows, context: Context, place: int) -> Any:
         """The answer's body; of one with raw tensors the headers are set, too."""
-        # here: as above
-        from marserve_handlers.declared.open_inference.answer import write_answer
-        from marserve_handlers.declared.open_inference.datatypes import datatype_of
-
         infer = rows.infer
         assert infer is not None
-        outputs = {name: (datatype_of(self._outputs[name].dtype), array) for name, array in arrays.items()}
+        outputs = {name: (self._datatypes[name], array) for name, array in arrays.items()}
         manifest = context.manifest or {}
         version = (manifest.get("model") or {}).get("modelVersion")
-        body, length = write_answer(infer, infer.asked(list(outputs)), outputs, context.model_name, version)
+        body, length = write_answer(infer, infer.asked(self._names), outputs, context.model_name, version)
         if length is None:
             return JsonAnswer(body)
         context.set_response_content_type(place, RAW_TYPE)

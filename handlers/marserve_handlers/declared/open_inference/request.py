@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from marserve_handlers.declared.arrays import TAKES, Array
 from marserve_handlers.declared.bodies import Body, read_json
 from marserve_handlers.declared.open_inference.datatypes import (
     BYTES,
     DATATYPES,
     RAW_ONLY,
-    Array,
     as_objects,
     dtype_of,
     from_raw,
@@ -31,8 +31,6 @@ MAX_DIMENSIONS: Final = 32
 # numpy bounds the other sizes of a shape that holds nothing, in bytes; so is it here, for the widest type.
 MAX_EMPTY_BYTES: Final = (1 << 63) - 1
 WIDEST_BYTES: Final = 8
-
-_KINDS: Final = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,7 @@ def _numbers(data: Any, name: str, datatype: str) -> Array:
         return np.empty(0, dtype)
     if datatype == "UINT64" and array.dtype.kind == "f":  # numpy's choice for small and very large whole numbers
         array = _large(data, array)
-    if array.dtype.kind not in _KINDS[dtype.kind]:
+    if array.dtype.kind not in TAKES[dtype.kind]:
         raise BadInput(f"has values that are no {datatype}: {shown(data)}", name)
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
