@@ -10,24 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from marserve_handlers.declared.open_inference.datatypes import BF16, NUMPY
 from marserve_handlers.envelopes.base import BaseEnvelope, document_of, split
 from marserve_handlers.errors import PredictionException
 
-_DatatypeToNumpy = {
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "UINT16": "uint16",
-    "UINT32": "uint32",
-    "UINT64": "uint64",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    "BYTES": "object",
-}
+# As in JSON, which has no BF16.
+_DatatypeToNumpy = {**{datatype: dtype for datatype, dtype in NUMPY.items() if datatype != BF16}, "BYTES": "object"}
 
 _NumpyToDatatype = {numpy: datatype for datatype, numpy in _DatatypeToNumpy.items()}
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from marserve_handlers.declared.arrays import Array
+if TYPE_CHECKING:
+    from marserve_handlers.declared.arrays import Array
 
 BYTES: Final = "BYTES"
 BF16: Final = "BF16"
 RAW_ONLY: Final = frozenset({"FP16", BF16})
 """Data types without a form in JSON."""
 
-_NUMPY: Final = {
+# numpy's name of each type of numbers.
+NUMPY: Final = {
     "BOOL": "bool",
     "UINT8": "uint8",
     "UINT16": "uint16",
@@ -33,8 +35,8 @@ _NUMPY: Final = {
     "FP32": "float32",
     "FP64": "float64",
 }
-DATATYPES: Final = (*_NUMPY, BYTES)
-_PROTOCOL: Final = {dtype: datatype for datatype, dtype in _NUMPY.items()}
+DATATYPES: Final = (*NUMPY, BYTES)
+_PROTOCOL: Final = {dtype: datatype for datatype, dtype in NUMPY.items()}
 
 LENGTH_BYTES: Final = 4
 
@@ -46,7 +48,7 @@ def datatype_of(dtype: str) -> str:
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
     """numpy's type of numbers of this data type. Raises TypeError for BF16, and KeyError for BYTES and other words."""
-    return np.dtype(_NUMPY[datatype])
+    return np.dtype(NUMPY[datatype])
 
 
 def item_bytes(datatype: str) -> int:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from marserve_handlers import BadInput
+from marserve_handlers.declared.arrays import Array
 from marserve_handlers.declared.open_inference.answer import check_asked, classify, write_answer
-from marserve_handlers.declared.open_inference.datatypes import Array, as_objects, from_raw, to_raw
+from marserve_handlers.declared.open_inference.datatypes import as_objects, from_raw, to_raw
 from marserve_handlers.declared.open_inference.request import AskedOutput, InferRequest
 
 SCORES = np.array([[0.25, 0.5], [1, 0]], np.float32)
