@@ -11,37 +11,20 @@ from typing import Any
 
 import pytest
 
-from marserve.api.grpc.open_inference import DATA_TYPES, fill_response, write_request
+from marserve.api.grpc.data_types import DATA_TYPES
+from marserve.api.grpc.open_inference import fill_response, write_request
 from marserve.errors import BadInput, HandlerFailed
 from marserve.messages import Answer
 from marserve.registry.intake.registration import RegisterParameters
 from support.fake_pool import Behaviour
 from support.grpc_house import SCHEMA, Client, client_of, inference_port, refusal
+from support.grpc_tensors import TENSORS, tensor
 from support.management_house import House
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 STANDARD, TORCHSERVES = "inference", "org.pytorch.serve.grpc.openinference"
 REQUEST, RESPONSE = (SCHEMA.message(f"inference.ModelInfer{side}") for side in ("Request", "Response"))
-
-TENSORS: list[tuple[str, str, list[Any]]] = [
-    ("BOOL", "bool_contents", [True, False]),
-    ("INT8", "int_contents", [-128, 127]),
-    ("INT16", "int_contents", [-32768, 5]),
-    ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
-    ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
-    ("UINT8", "uint_contents", [0, 255]),
-    ("UINT16", "uint_contents", [0, 65535]),
-    ("UINT32", "uint_contents", [0, 2**32 - 1]),
-    ("UINT64", "uint64_contents", [0, 2**64 - 1]),
-    ("FP32", "fp32_contents", [1.5, -2.5]),
-    ("FP64", "fp64_contents", [0.1, 1e300]),
-]
-
-
-def tensor(datatype: str, **fields: Any) -> dict[str, Any]:
-    """One input."""
-    return {"name": "a", "datatype": datatype, "shape": [2], **fields}
 
 
 @pytest.mark.parametrize(("datatype", "field", "data"), TENSORS)

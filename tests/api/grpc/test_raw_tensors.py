@@ -12,29 +12,10 @@ from marserve.errors import BadInput, HandlerFailed
 from marserve_handlers.declared.open_inference.answer import write_answer
 from marserve_handlers.declared.open_inference.request import InferRequest, read_request
 from support.grpc_house import SCHEMA
+from support.grpc_tensors import TENSORS, tensor
 
 REQUEST, RESPONSE = (SCHEMA.message(f"inference.ModelInfer{side}") for side in ("Request", "Response"))
 PARAMETER = SCHEMA.message("inference.InferParameter")
-
-TENSORS: list[tuple[str, str, list[Any]]] = [
-    ("BOOL", "bool_contents", [True, False]),
-    ("INT8", "int_contents", [-128, 127]),
-    ("INT16", "int_contents", [-32768, 5]),
-    ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
-    ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
-    ("UINT8", "uint_contents", [0, 255]),
-    ("UINT16", "uint_contents", [0, 65535]),
-    ("UINT32", "uint_contents", [0, 2**32 - 1]),
-    ("UINT64", "uint64_contents", [0, 2**64 - 1]),
-    ("FP32", "fp32_contents", [1.5, -2.5]),
-    ("FP64", "fp64_contents", [0.1, 1e300]),
-    ("BYTES", "bytes_contents", [b"", b"\xff\x00"]),
-]
-
-
-def tensor(datatype: str, **fields: Any) -> dict[str, Any]:
-    """One input."""
-    return {"name": "a", "datatype": datatype, "shape": [2], **fields}
 
 
 def read(message: Any) -> InferRequest:
@@ -86,7 +67,7 @@ def test_an_answer_that_is_cut_is_the_models_failure() -> None:
 # ------------------------------------------------------------------------------------------- what does
 
 
-@pytest.mark.parametrize(("datatype", "field", "data"), TENSORS)
+@pytest.mark.parametrize(("datatype", "field", "data"), [*TENSORS, ("BYTES", "bytes_contents", [b"", b"\xff\x00"])])
 def test_tensors_go_to_a_worker_and_come_back_typed_or_raw(datatype: str, field: str, data: list[Any]) -> None:
     """As they came: the worker's reader and writer are the real ones."""
     typed = REQUEST(id="q", model_name="m", inputs=[tensor(datatype, contents={field: data})])

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from google.protobuf.json_format import ParseDict
@@ -21,8 +21,17 @@ from marserve import __version__
 from marserve.api.decoding import Decoding
 from marserve.api.grpc.answers import Pieces
 from marserve.api.grpc.calls import Answers, Call, UnaryAnswer
+from marserve.api.grpc.data_types import (
+    DATA_TYPES,
+    DataType,
+    bad_answer,
+    join_elements,
+    raw_contents,
+    read_parameters,
+    split_elements,
+)
 from marserve.api.grpc.errors import ReportedInternal
-from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, read_parameters, write_body
+from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, write_body
 from marserve.api.grpc.raw_tensors import fill_response as fill_raw
 from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.open_inference.documents import (
@@ -35,35 +44,11 @@ from marserve.api.open_inference.documents import (
     versions_of,
 )
 from marserve.api.open_inference.mark import MARK
-from marserve.errors import BadInput, HandlerFailed, ModelNotFound, VersionNotFound, without_stop
+from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Part
 from marserve.registry.models import Registry
 
 JSON_TYPE: Final = "application/json"
-
-
-class DataType(NamedTuple):
-    """How a data type travels: its field of typed contents (empty: it has none), and `struct`'s format of raw ones."""
-
-    field: str
-    code: str
-
-
-DATA_TYPES: Final = {
-    "BOOL": DataType("bool_contents", "?"),
-    "INT8": DataType("int_contents", "b"),
-    "INT16": DataType("int_contents", "h"),
-    "INT32": DataType("int_contents", "i"),
-    "INT64": DataType("int64_contents", "q"),
-    "UINT8": DataType("uint_contents", "B"),
-    "UINT16": DataType("uint_contents", "H"),
-    "UINT32": DataType("uint_contents", "I"),
-    "UINT64": DataType("uint64_contents", "Q"),
-    "FP16": DataType("", "e"),
-    "FP32": DataType("fp32_contents", "f"),
-    "FP64": DataType("fp64_contents", "d"),
-    "BYTES": DataType("bytes_contents", ""),
-}
 
 
 class GrpcOpenInference:
@@ -159,7 +144,7 @@ class GrpcOpenInference:
         return self._responses["RepositoryIndex"](models=found)
 
     def _no_regions(self, method: str) -> UnaryAnswer:
-        """Says that no memory is shared: there is none to be registered."""
+        """Says that no memory is shared: this server takes no regions."""
 
         async def answer(message: Any, call: Call) -> Any:
             if message.name:
@@ -202,9 +187,7 @@ class GrpcOpenInference:
 
 def write_request(message: Any) -> bytes:
     """A `ModelInferRequest` as the protocol's JSON. Raises BadInput for tensors that cannot be read."""
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise BadInput(f"There are {len(message.inputs)} inputs and {len(raw)} raw_input_contents; give one for each.")
+    raw = raw_contents(message)
     is_finite = True
     inputs = []
     for number, tensor in enumerate(message.inputs):
@@ -233,9 +216,9 @@ def fill_response(response: Any, message: Any, body: bytes) -> None:
         try:
             document = json.loads(body)  # for NaN and Infinity
         except (ValueError, RecursionError):
-            raise _bad_answer("it is no JSON") from None
+            raise bad_answer("it is no JSON") from None
     if not isinstance(document, dict) or not isinstance(document.get("outputs"), list):
-        raise _bad_answer("it is no object with a list `outputs`")
+        raise bad_answer("it is no object with a list `outputs`")
     response.id = str(document.get("id") or message.id)
     response.model_name = str(document.get("model_name") or message.model_name)
     response.model_version = str(document.get("model_version") or message.model_version)
@@ -249,7 +232,7 @@ def fill_response(response: Any, message: Any, body: bytes) -> None:
             else:
                 getattr(tensor.contents, kind.field).extend(data)
         except (KeyError, TypeError, ValueError, struct.error, OverflowError) as error:
-            raise _bad_answer(f"output {output.get('name')!r} cannot be written ({error})") from None
+            raise bad_answer(f"output {output.get('name')!r} cannot be written ({error})") from None
 
 
 def _type_of(tensor: Any) -> DataType:
@@ -270,22 +253,14 @@ def _read_contents(tensor: Any, kind: DataType) -> list[Any]:
 
 def _read_raw(tensor: Any, kind: DataType, raw: bytes) -> list[Any]:
     if not kind.code:
-        return [_in_json(element) for element in _elements(tensor.name, raw)]
+        try:
+            return [_in_json(element) for element in split_elements(raw)]
+        except ValueError:
+            raise BadInput(f"The raw contents of input {tensor.name!r} end in the middle of an element.") from None
     count, rest = divmod(len(raw), struct.calcsize(f"<{kind.code}"))
     if rest:
         raise BadInput(f"The raw contents of input {tensor.name!r} are no whole number of {tensor.datatype} values.")
     return list(struct.unpack(f"<{count}{kind.code}", raw))
-
-
-def _elements(name: str, raw: bytes) -> Iterator[bytes]:
-    """The elements of raw BYTES: four bytes of length stand before each."""
-    position = 0
-    while position < len(raw):
-        end = position + 4 + int.from_bytes(raw[position : position + 4], "little")
-        if end > len(raw) or position + 4 > len(raw):
-            raise BadInput(f"The raw contents of input {name!r} end in the middle of an element.")
-        yield raw[position + 4 : end]
-        position = end
 
 
 def _in_json(value: bytes) -> str:
@@ -300,10 +275,10 @@ def _with_parameters(document: dict[str, Any], parameters: Mapping[str, Any]) ->
 
 def _read_output(output: Any) -> tuple[dict[str, Any], DataType, list[Any]]:
     if not isinstance(output, dict) or not isinstance(output.get("data"), list):
-        raise _bad_answer("an output is no object with a list `data`")
+        raise bad_answer("an output is no object with a list `data`")
     kind = DATA_TYPES.get(str(output.get("datatype")))
     if kind is None:
-        raise _bad_answer(f"output {output.get('name')!r} has datatype {output.get('datatype')!r}")
+        raise bad_answer(f"output {output.get('name')!r} has datatype {output.get('datatype')!r}")
     data = list(_flat(output["data"]))
     if kind is DATA_TYPES["BYTES"]:
         data = [value.encode() if isinstance(value, str) else msgspec.json.encode(value) for value in data]
@@ -321,10 +296,4 @@ def _flat(data: list[Any]) -> Iterator[Any]:
 def _write_raw(kind: DataType, data: list[Any]) -> bytes:
     if kind.code:
         return struct.pack(f"<{len(data)}{kind.code}", *data)
-    return b"".join(len(element).to_bytes(4, "little") + element for element in data)
-
-
-def _bad_answer(why: str) -> HandlerFailed:
-    return HandlerFailed(
-        f"The model's answer is no answer of the Open Inference Protocol: {without_stop(why)}.", code=500
-    )
+    return join_elements(data)

@@ -7,39 +7,25 @@ Numbers are moved as bytes: none of them becomes an object of Python's but where
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
-from marserve.errors import BadInput, HandlerFailed
+from marserve.api.grpc.data_types import (
+    DATA_TYPES,
+    DataType,
+    bad_answer,
+    join_elements,
+    raw_contents,
+    read_parameters,
+    split_elements,
+)
+from marserve.errors import BadInput
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 RAW_TYPE: Final = "application/octet-stream"
-
-
-class Typed(NamedTuple):
-    """How a data type stands in typed contents: the field, and `array`'s letter of one value; "" for texts."""
-
-    field: str
-    code: str
-
-
-# FP16 and BF16 travel raw alone.
-TYPED: Final = {
-    "BOOL": Typed("bool_contents", "B"),
-    "INT8": Typed("int_contents", "b"),
-    "INT16": Typed("int_contents", "h"),
-    "INT32": Typed("int_contents", "i"),
-    "INT64": Typed("int64_contents", "q"),
-    "UINT8": Typed("uint_contents", "B"),
-    "UINT16": Typed("uint_contents", "H"),
-    "UINT32": Typed("uint_contents", "I"),
-    "UINT64": Typed("uint64_contents", "Q"),
-    "FP32": Typed("fp32_contents", "f"),
-    "FP64": Typed("fp64_contents", "d"),
-    "BYTES": Typed("bytes_contents", ""),
-}
+TYPED: Final = tuple(name for name, kind in DATA_TYPES.items() if kind.field)
+"""Data types that typed contents have; FP16 and BF16 travel raw alone."""
 
 
 def write_body(message: Any) -> tuple[bytes, int]:
@@ -47,9 +33,7 @@ def write_body(message: Any) -> tuple[bytes, int]:
 
     The answer is asked for in binary, whatever the client sent.
     """
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise BadInput(f"There are {len(message.inputs)} inputs and {len(raw)} raw_input_contents; give one for each.")
+    raw = raw_contents(message)
     inputs: list[dict[str, Any]] = []
     values: list[bytes] = []
     for number, tensor in enumerate(message.inputs):
@@ -75,24 +59,18 @@ def write_body(message: Any) -> tuple[bytes, int]:
     return b"".join((text, *values)), len(text)
 
 
-def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by name, with the value that is set."""
-    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
-    return {name: getattr(value, field) for name, (value, field) in chosen.items() if field}
-
-
 def _typed(tensor: Any) -> bytes:
     """The bytes of a tensor's typed contents. Raises BadInput."""
-    typed = TYPED.get(tensor.datatype)
-    if typed is None:
+    if tensor.datatype not in TYPED:
         raise BadInput(
             f"Input {tensor.name!r} is {tensor.datatype!r}; in typed contents it must be one of {', '.join(TYPED)}."
         )
-    values = getattr(tensor.contents, typed.field)
-    if not typed.code:
-        return b"".join(len(value).to_bytes(4, "little") + value for value in values)
+    kind = DATA_TYPES[tensor.datatype]
+    values = getattr(tensor.contents, kind.field)
+    if not kind.code:
+        return join_elements(values)
     try:
-        return array(typed.code, values).tobytes()
+        return array(_code_of(kind), values).tobytes()
     except OverflowError:
         raise BadInput(f"Input {tensor.name!r} has a value that is no {tensor.datatype}.") from None
 
@@ -122,21 +100,20 @@ def fill_response(response: Any, message: Any, body: bytes, header_length: str) 
                 _fill_typed(tensor, body[at:end])
             at = end
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HandlerFailed(
-            f"The model's answer is no answer of the Open Inference Protocol: {str(error).rstrip('.')}.", code=500
-        ) from None
+        raise bad_answer(str(error)) from None
 
 
 def _fill_typed(tensor: Any, raw: bytes) -> None:
-    typed = TYPED[tensor.datatype]
-    field = getattr(tensor.contents, typed.field)
-    if typed.code:
-        values = array(typed.code)
-        values.frombytes(raw)
-        field.extend(map(bool, values) if tensor.datatype == "BOOL" else values)
+    kind = DATA_TYPES[tensor.datatype]
+    field = getattr(tensor.contents, kind.field)
+    if not kind.code:
+        field.extend(split_elements(raw))
         return
-    at = 0
-    while at < len(raw):
-        start = at + 4
-        at = start + int.from_bytes(raw[at:start], "little")
-        field.append(bytes(raw[start:at]))
+    values = array(_code_of(kind))
+    values.frombytes(raw)
+    field.extend(map(bool, values) if tensor.datatype == "BOOL" else values)
+
+
+def _code_of(kind: DataType) -> str:
+    """`array`'s letter of a data type: it has none for truth values, which are bytes."""
+    return "B" if kind.code == "?" else kind.code

@@ -1,0 +1,73 @@
+"""What both forms of a tensor in gRPC's messages of the Open Inference Protocol share: how each data type travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from marserve.errors import BadInput, HandlerFailed, without_stop
+
+LENGTH_BYTES: Final = 4
+
+
+class DataType(NamedTuple):
+    """How a data type travels: its field of typed contents (empty: it has none), and `struct`'s format of raw ones."""
+
+    field: str
+    code: str
+
+
+DATA_TYPES: Final = {
+    "BOOL": DataType("bool_contents", "?"),
+    "INT8": DataType("int_contents", "b"),
+    "INT16": DataType("int_contents", "h"),
+    "INT32": DataType("int_contents", "i"),
+    "INT64": DataType("int64_contents", "q"),
+    "UINT8": DataType("uint_contents", "B"),
+    "UINT16": DataType("uint_contents", "H"),
+    "UINT32": DataType("uint_contents", "I"),
+    "UINT64": DataType("uint64_contents", "Q"),
+    "FP16": DataType("", "e"),
+    "FP32": DataType("fp32_contents", "f"),
+    "FP64": DataType("fp64_contents", "d"),
+    "BYTES": DataType("bytes_contents", ""),
+}
+"""BF16 is not among them: its values have no form in Python, and pass as bytes."""
+
+
+def raw_contents(message: Any) -> Any:
+    """The raw contents of a `ModelInferRequest`, one for each input, or none. Raises BadInput for another number."""
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise BadInput(f"There are {len(message.inputs)} inputs and {len(raw)} raw_input_contents; give one for each.")
+    return raw
+
+
+def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters by name, with the value that is set."""
+    chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
+    return {name: getattr(value, field) for name, (value, field) in chosen.items() if field}
+
+
+def split_elements(raw: bytes) -> Iterator[bytes]:
+    """The elements of raw BYTES: four bytes of length stand before each. Raises ValueError in the middle of one."""
+    position = 0
+    while position < len(raw):
+        begin = position + LENGTH_BYTES
+        end = begin + int.from_bytes(raw[position:begin], "little")
+        if end > len(raw) or begin > len(raw):
+            raise ValueError("its bytes end in the middle of an element")
+        yield raw[begin:end]
+        position = end
+
+
+def join_elements(elements: Iterable[bytes]) -> bytes:
+    """Elements as raw BYTES."""
+    return b"".join(len(element).to_bytes(LENGTH_BYTES, "little") + element for element in elements)
+
+
+def bad_answer(why: str) -> HandlerFailed:
+    """The error of an answer that cannot be read."""
+    return HandlerFailed(
+        f"The model's answer is no answer of the Open Inference Protocol: {without_stop(why)}.", code=500
+    )
