@@ -19,10 +19,10 @@ from typing import Any
 
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
-from marserve.errors import Draining, LoadFailed, ModelNotFound, VersionNotFound
+from marserve.errors import Draining, LoadFailed
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
-from marserve.registry.catalogue.describe import describe_version, page_of, state_of
+from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of
 from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
@@ -314,15 +314,16 @@ class Registry:
     def declaration_of(self, model: str, version: str | None = None) -> Mapping[str, Any] | None:
         """What a version (the default one) declares, None for nothing. Raises ModelNotFound or VersionNotFound."""
         found = self._versions.find(model, version)
-        return found.facts.declaration if found.facts.declaration is not None else found.pool.declaration
+        return declared_by(found.facts, found.pool)
 
-    def declaration_if_there(self, model: str, version: str | None = None) -> Mapping[str, Any] | None:
-        """As `declaration_of`; None also where there is no such version, or an envelope stands around its handler."""
-        try:
-            found = self._versions.find(model, version)
-        except (ModelNotFound, VersionNotFound):
-            return None
-        return None if found.plan.load.envelope else self.declaration_of(model, version)
+    def takes_tensors(self, model: str, version: str | None = None) -> bool:
+        """Whether a version declares named tensors, and no envelope stands around its handler.
+
+        Raises ModelNotFound or VersionNotFound.
+        """
+        found = self._versions.find(model, version)
+        declaration = declared_by(found.facts, found.pool)
+        return declaration is not None and declaration.get("kind") == "tensors" and not found.plan.load.envelope
 
     def all_offered(self) -> list[OfferedModel]:
         """Every model with its versions, in order of their names; workflows' functions are left out."""

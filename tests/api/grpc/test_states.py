@@ -236,7 +236,9 @@ class Echoing(FakeRegistry):
         """Tensors, so that those of a request are carried as bytes."""
         return {"kind": "tensors", "inputs": [], "outputs": []}
 
-    declaration_if_there = declaration_of
+    def takes_tensors(self, model: str, version: str | None = None) -> bool:
+        """It does."""
+        return True
 
     def describe(self, model: str, version: str | None = None) -> dict[str, Any]:
         """What a configuration is made of."""

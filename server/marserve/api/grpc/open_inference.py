@@ -36,7 +36,6 @@ from marserve.api.grpc.raw_tensors import fill_response as fill_raw
 from marserve.api.grpc.schema import OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.open_inference.documents import (
     config_document,
-    declares_tensors,
     index_document,
     metadata_document,
     server_document,
@@ -45,7 +44,7 @@ from marserve.api.open_inference.documents import (
 )
 from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound
-from marserve.messages import Part
+from marserve.messages import Part, Request
 from marserve.registry.models import Registry
 
 JSON_TYPE: Final = "application/json"
@@ -157,17 +156,8 @@ class GrpcOpenInference:
         model, version = message.model_name, message.model_version or None
         if not model:
             raise BadInput("Parameter model_name is required.")
-        if self._is_whole and declares_tensors(self._registry.declaration_if_there(model, version)):
-            document, length = await self._decoding.run(call.message_bytes, write_body, message)
-            part = Part("body", document, RAW_TYPE)
-            headers = [(LENGTH_HEADER.encode(), str(length).encode())]
-        else:
-            part, headers = (
-                Part("body", await self._decoding.run(call.message_bytes, write_request, message), JSON_TYPE),
-                [],
-            )
-        request = call.request([part], version, headers, server_headers=[MARK] if headers else [])
         try:
+            request = await self._request(message, call)
             pieces = Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
         except (ModelNotFound, VersionNotFound) as error:
             raise ReportedInternal(error) if self._is_torchserves else error from None
@@ -177,12 +167,23 @@ class GrpcOpenInference:
             call.version_header = pieces.version_header
             pieces.cancel()
         response = self._responses["ModelInfer"]()
+        body = body or b""
         length_of_json = next((value for name, value in pieces.headers if name == LENGTH_HEADER), None)
         if length_of_json is not None:
-            await self._decoding.run(len(body or b""), fill_raw, response, message, body or b"", length_of_json)
+            await self._decoding.run(len(body), fill_raw, response, message, body, length_of_json)
         else:
-            await self._decoding.run(len(body or b""), fill_response, response, message, body or b"")
+            await self._decoding.run(len(body), fill_response, response, message, body)
         return response
+
+    async def _request(self, message: Any, call: Call) -> Request:
+        """The request for the data plane: raw tensors for a model that declares its own, else JSON."""
+        model, version = message.model_name, message.model_version or None
+        if self._is_whole and self._registry.takes_tensors(model, version):
+            body, length = await self._decoding.run(call.message_bytes, write_body, message)
+            headers = [(LENGTH_HEADER.encode(), str(length).encode())]
+            return call.request([Part("body", body, RAW_TYPE)], version, headers, server_headers=[MARK])
+        document = await self._decoding.run(call.message_bytes, write_request, message)
+        return call.request([Part("body", document, JSON_TYPE)], version)
 
 
 def write_request(message: Any) -> bytes:

@@ -54,11 +54,6 @@ def metadata_document(name: str, versions: Sequence[str], declaration: Mapping[s
     }
 
 
-def declares_tensors(declaration: Mapping[str, Any] | None) -> bool:
-    """Whether a model declares named tensors."""
-    return declaration is not None and declaration.get("kind") == "tensors"
-
-
 def config_document(described: Mapping[str, Any]) -> Document:
     """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer."""
     declaration = described.get("declaration")

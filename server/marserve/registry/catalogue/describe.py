@@ -123,7 +123,7 @@ def describe_version(
         described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
     if facts.requirements is not None:
         described["requirements"] = dict(facts.requirements)
-    declaration = facts.declaration if facts.declaration is not None else pool.declaration
+    declaration = declared_by(facts, pool)
     if declaration is not None and not as_torchserve:
         described["declaration"] = dict(declaration)
     warnings = [*facts.warnings, *pool.warnings, *remarks]
@@ -132,6 +132,11 @@ def describe_version(
     if pool.last_death is not None:
         described["lastDeath"] = to_builtins(_death_of(pool.last_death))
     return described
+
+
+def declared_by(facts: Facts, pool: Pool) -> Mapping[str, Any] | None:
+    """What the archive says that the model takes and gives, or else what a worker says; None for nothing."""
+    return facts.declaration if facts.declaration is not None else pool.declaration
 
 
 def state_of(pool: Pool, min_workers: int) -> str:
