@@ -10,6 +10,7 @@ only_here    refuses callers of other machines
 hang_up      cancels work for a client that hung up
 library      imports FastAPI
 late_routes  routes that are analysed at their first request
+short_body   reads bodies of a few words
 schemas      the shapes of answers
 description  the OpenAPI document
 """

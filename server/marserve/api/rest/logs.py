@@ -24,6 +24,7 @@ from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Flag, error_answers
+from marserve.api.rest.short_body import read_short_body
 from marserve.errors import BadInput, ClientGone, without_stop
 from marserve.telemetry.logs.log_book import Following, LogBook
 from marserve.telemetry.logs.records import LEVELS, LOGS, LogName, Record, Wanted
@@ -118,7 +119,7 @@ def logs_router(
     ) -> Response:
         names = ("level", "model")
         given: QueryParameters | JsonParameters = QueryParameters(request.query_params, names)
-        if not given.has("level") and (body := await _short_body(request)):
+        if not given.has("level") and (body := await read_short_body(request, _LONGEST_BODY)):
             given = JsonParameters(body, names)
         of_model = given.text("model")
         word = read_level(given.text("level"))
@@ -166,16 +167,6 @@ def _read_logs(words: str | None) -> Sequence[LogName]:
         if word not in LOGS:
             raise BadInput(f"log is {word[:40]!r}; it must be one of {', '.join(LOGS)}, or several with commas.")
     return [name for name in LOGS if name in asked] if asked else LOGS
-
-
-async def _short_body(request: Request) -> bytes:
-    """The body, if it is short. Raises BadInput."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST_BODY:
-            raise BadInput(f"The body may have {_LONGEST_BODY} bytes.")
-    return body
 
 
 def _line(record: Record) -> LogLine:

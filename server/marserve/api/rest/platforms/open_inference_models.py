@@ -24,6 +24,7 @@ from marserve.api.open_inference.documents import (
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import error_answers
+from marserve.api.rest.short_body import read_short_body
 from marserve.errors import BadInput
 from marserve.registry.models import Registry
 
@@ -109,11 +110,7 @@ def _ready(document: dict[str, Any], *, is_ready: bool) -> Response:
 
 async def _wants_ready(request: Request) -> bool:
     """Whether the body asks for versions that answer alone. Raises BadInput."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_INDEX_BODY:
-            raise BadInput(f"The body of /v2/repository/index may have {MAX_INDEX_BODY} bytes.")
+    body = await read_short_body(request, MAX_INDEX_BODY, "The body of /v2/repository/index")
     if not body.strip():
         return False
     try:
