@@ -144,7 +144,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         (["m.py", "--set", "job_queue_size=many"], "job_queue_size"),
         (["m.py", "--task", "sentiment"], "--task takes text-classification, "),
         (["m.mar", "--task", "fill-mask"], "m.mar is an archive, which says itself how it is served"),
-        (["m.mar", "--reload"], "--reload follows files that you edit, and m.mar is none; leave it out."),
+        (["m.mar", "--reload"], "--reload follows files that you edit, and m.mar is not one; leave it out."),
         (["hf://org/name", "--task", "fill-mask"], "hf://org/name names no revision"),
         (["m.py", "--host", "no/host"], "Invalid binding address: http://no/host:8080"),
     ],

@@ -132,7 +132,7 @@ def _find(source: str, wishes: Wishes, set_words: Sequence[str], folder: Path, o
 def _stage(model: LocalModel, output: Output, *, follows: bool, verbose: bool) -> str:
     """Stage the source; returns the store's entry. Raises WrongArguments."""
     if follows and not model.can_change:
-        raise WrongArguments(f"--reload follows files that you edit, and {model.shown} is none; leave it out.")
+        raise WrongArguments(f"--reload follows files that you edit, and {model.shown} is not one; leave it out.")
     model.find()
     if model.is_importing:
         gc.disable()  # as below
