@@ -38,6 +38,19 @@ FILES = {
 }
 
 
+def run_pytest(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of this folder with our plug-in."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 @pytest.mark.system
 def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
     """Passed, failed, deselected, skipped and broken, in one runner that sets session fixtures up once."""
@@ -45,17 +58,8 @@ def test_what_becomes_of_each_file_is_told(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: x\n")
-    command = [sys.executable, "-m", "pytest", "-ra", "-q", "-m", "not long", "-n", "1", "--dist", "load"]
 
-    ran = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_pytest(tmp_path, "-ra", "-q", "-m", "not long", "-n", "1", "--dist", "load")
 
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "1 failed, 6 passed, 1 skipped, 1 error" in ran.stdout
@@ -92,17 +96,8 @@ def test_one_runner_runs_a_group_and_the_others_the_rest(tmp_path: Path) -> None
     for number in range(3):
         (tmp_path / f"test_torch{number}.py").write_text(f'{lines}# importorskip("torch"\n')
         (tmp_path / f"test_other{number + 3}.py").write_text(lines)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
 
-    ran = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ran = run_pytest(tmp_path, "-q", "-n", "2", "--dist", "loadgroup")
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "6 passed" in ran.stdout
