@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -84,6 +85,21 @@ def test_a_models_tensors_are_told_taken_and_given(server: Server) -> None:
         "model_version": "1.0",
         "outputs": [{"name": "sum", "datatype": "FP32", "shape": [2], "data": [3, 7]}],
     }
+
+
+def test_the_pages_commands_get_the_pages_answers(server: Server) -> None:
+    """What is told of the model, and an inference."""
+    commands = block("docs/open-inference.md", "commands").replace("http://127.0.0.1:8080", server.inference)
+    told, infer = map(shlex.split, commands.splitlines())
+
+    answers = [
+        server.client.get(told[-1]),
+        server.client.post(
+            infer[-1], content=infer[infer.index("-d") + 1], headers={"Content-Type": "application/json"}
+        ),
+    ]
+
+    assert [answer.json() for answer in answers] == json.loads(block("docs/open-inference.md", "answers"))
 
 
 def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> None:
