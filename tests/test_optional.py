@@ -20,7 +20,7 @@ from marserve.optional import is_the_packages, trouble
 
 REQUIRES = [
     "fastapi>=0.165",
-    "grpcio>=1.85; extra == 'grpc'",
+    "h2>=4.3; extra == 'grpc'",
     'protobuf>=7 ; extra == "grpc"',
     "obstore>=0.12; extra == 'cloud'",
 ]
@@ -29,7 +29,7 @@ REQUIRES = [
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Versions of packages, to be changed by the test."""
-    versions = {"grpcio": "1.85.1", "protobuf": "7.1", "obstore": "0.12.0"}
+    versions = {"h2": "4.4.1", "protobuf": "7.1", "obstore": "0.12.0"}
 
     def version(name: str) -> str:
         if name not in versions:
@@ -45,8 +45,8 @@ def test_what_is_missing_is_named_with_its_version(installed: dict[str, str]) ->
     """All that the extra brings and that is not there."""
     del installed["protobuf"]
     assert trouble("grpc", ModuleNotFoundError("No module named 'google'")) == "protobuf>=7 is not installed"
-    del installed["grpcio"]
-    assert trouble("grpc", ImportError()) == "grpcio>=1.85, protobuf>=7 are not installed"
+    del installed["h2"]
+    assert trouble("grpc", ImportError()) == "h2>=4.3, protobuf>=7 are not installed"
 
 
 @pytest.mark.parametrize("old", ["6.33.6", "6", "5.29.0rc1", "4.25.3"])
@@ -66,7 +66,7 @@ def test_what_is_new_enough_and_cannot_be_used_says_its_error(installed: dict[st
 
     said = trouble("grpc", OSError("libstdc++.so.6: " + "x" * 500))
 
-    found = f"grpcio 1.85.1 (>=1.85 is needed), protobuf {new} (>=7 is needed)"
+    found = f"h2 4.4.1 (>=4.3 is needed), protobuf {new} (>=7 is needed)"
     assert said.startswith(f"{found} cannot be used (OSError: libstdc++.so.6: xxx")
     assert len(said) < 300
 
@@ -82,8 +82,8 @@ def test_a_mistake_in_marserve_is_not_blamed_on_a_package(installed: dict[str, s
     assert not is_the_packages("grpc", mistake.value)
     assert not is_the_packages("grpc", ModuleNotFoundError("", name="marserve.api.gone"))
     assert is_the_packages("grpc", broken.value)
-    assert is_the_packages("grpc", ModuleNotFoundError("", name="grpc"))
-    installed["grpcio"] = "1.60.0"
+    assert is_the_packages("grpc", ModuleNotFoundError("", name="h2"))
+    installed["h2"] = "3.2"
     assert is_the_packages("grpc", mistake.value)
 
 
@@ -142,7 +142,7 @@ def test_broken_packages_close_the_grpc_ports_in_one_line(
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith("gRPC ports 7070 and 7071 stay closed: ")
-    assert re.search(r"grpcio [0-9.]+ \(>=[0-9.]+ is needed\), protobuf [0-9.]+ \(>=", record.getMessage())
+    assert re.search(r"h2 [0-9.]+ \(>=[0-9.]+ is needed\), protobuf [0-9.]+ \(>=", record.getMessage())
     assert f"cannot be used ({type(error).__name__}: {error})" in record.getMessage()
     assert record.getMessage().endswith("pip install 'marserve[grpc]' opens them")
 

@@ -59,7 +59,7 @@ def is_the_packages(extra: str, error: BaseException) -> bool:
 
 
 def _wanted(extra: str) -> Iterator[tuple[str, str]]:
-    """The packages of the extra, each with the versions that will do: `grpcio`, `>=1.85`."""
+    """The packages of the extra, each with the versions that will do: `h2`, `>=4.3`."""
     try:
         requirements = metadata.requires("marserve") or []
     except metadata.PackageNotFoundError:  # run from a folder that was never installed

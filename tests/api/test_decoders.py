@@ -115,7 +115,7 @@ TABLE = {
     "registry/changes/registering.py:take_in": IN_A_THREAD,
     "telemetry/logs/records.py:_read_object": IN_A_THREAD,
     "arrivals/watches.py:take_in": IN_A_THREAD,
-    "api/grpc/calls.py:peer_of": NO_BODY,
+    "api/grpc/transport/head.py:_read_value": NO_BODY,
     "api/rest/logs.py:_event": NO_BODY,
     "api/rest/platforms/open_inference_models.py:_wants_ready": NO_BODY,
     "pool/slots/life.py:_declaration_of": NO_BODY,

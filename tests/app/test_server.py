@@ -7,7 +7,6 @@ import contextlib
 import signal
 import ssl
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -70,28 +69,6 @@ async def test_probes_of_the_start_show_the_certificate_that_is_shown_later(
 
     assert isinstance(shown[0], ssl.SSLContext)
     assert shown[0] is shown[1]
-
-
-@pytest.mark.parametrize(("binds", "imports"), [(None, 1), (True, 1), (False, 0)])
-async def test_grpc_is_imported_where_its_ports_are_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binds: bool | None, imports: int
-) -> None:
-    """A server of one model in a terminal has none, and the import is a twentieth of its start."""
-    imported: list[str] = []
-
-    def find(settings: Settings) -> object:
-        raise CannotStart("it was seen")
-
-    monkeypatch.setattr(server, "import_grpc", lambda: imported.append("grpc"))
-    monkeypatch.setattr(server, "find_notices", find)
-    settings = load_settings("marserve", {}, {}, tmp_path)
-    companion = None if binds is None else SimpleNamespace(binds_grpc=binds)
-    made = server.Server(settings, cast(Any, None), companion=cast(Any, companion))
-
-    with pytest.raises(CannotStart, match="it was seen"):
-        await made._serve(cast(Any, None), cast(Any, None), contextlib.AsyncExitStack())
-
-    assert len(imported) == imports
 
 
 class Loading:

@@ -80,15 +80,11 @@ def wait_for_worker(server: Server) -> None:
 
 @pytest.mark.system
 def test_a_server_whose_limits_are_lowered_goes_on_and_ends_well(tmp_path: Path) -> None:
-    """Forks fail with the limit named; with room the worker comes again; SIGTERM needs no new thread.
-
-    Workers keep the user's own value of the variable that keeps grpcio's fork handlers out of the server.
-    """
-    with limited_server(tmp_path, GRPC_ENABLE_FORK_SUPPORT="false") as server:
+    """Forks fail with the limit named; with room the worker comes again; SIGTERM needs no new thread."""
+    with limited_server(tmp_path) as server:
         server.register("m.mar")
         assert server.process is not None
         pid = server.process.pid
-        assert server.predict("m", b"environment").text == "false"
 
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (24, before[1]))
@@ -132,7 +128,7 @@ def test_a_start_with_too_few_files_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("time", [1, 2, 3])
 def test_a_handler_that_forks_as_long_as_it_can_does_not_end_the_server(tmp_path: Path, time: int) -> None:
-    """It ended by SIGABRT after 12 s, three times of three, while grpcio's fork handlers were there."""
+    """It ended by SIGABRT after 12 s, three times of three, while a library had handlers of forks in it."""
     with limited_server(tmp_path) as server:
         make_archive(server.store / "forks.mar", MODEL)
         server.register("m.mar")

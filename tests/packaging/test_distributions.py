@@ -82,7 +82,7 @@ def test_only_extras_ask_for_runtimes_and_nothing_asks_for_cuda(metadata: Messag
     plain = [line for line in required if "extra ==" not in line]
 
     assert plain
-    assert not [line for line in plain if re.match(r"(torch|onnx|onnxruntime|grpcio|nvidia|ray|obstore)\b", line)]
+    assert not [line for line in plain if re.match(r"(torch|onnx|onnxruntime|h2|nvidia|ray|obstore)\b", line)]
     assert not [line for line in required if re.match(r"(nvidia-c|triton|cupy|torch-)", line)]
 
 

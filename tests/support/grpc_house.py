@@ -13,8 +13,9 @@ import grpc
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.grpc.calls import Authorize
-from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcListener, GrpcPorts
+from marserve.api.grpc.listener import GrpcAddress, GrpcListener, GrpcPorts
 from marserve.api.grpc.schema import Schema
+from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.request_ids import RequestIds
 from marserve.api.tls import Identity
 from marserve.registry.catalogue.readiness import Readiness

@@ -43,7 +43,7 @@ class Kind:
     imports: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     # What the interpreter, the C library or a library reads before any line of ours runs.
-    read_early: tuple[str, ...] = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GRPC_", "COVERAGE_")
+    read_early: tuple[str, ...] = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "COVERAGE_")
     indifferent: tuple[str, ...] = ()
 
 
@@ -51,7 +51,6 @@ COMMANDS = Kind(
     "marserve.cli",
     (
         "marserve.app.server",
-        "marserve.api.grpc.library",
         "marserve.app.grpc_ports",
         "marserve.api.grpc.listener",
         "marserve.cli.server.background",

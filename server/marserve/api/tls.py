@@ -2,7 +2,7 @@
 
 They come from PEM files or a PKCS#12 keystore, or are made at the start; the caller chooses. Keystores and made
 certificates need the library `cryptography`, which is imported only then. Clients are not asked for certificates.
-gRPC's ports make their credentials of the same identity, in `api/grpc/listener.py`.
+gRPC's ports have contexts of the same identity.
 """
 
 from __future__ import annotations
@@ -117,11 +117,14 @@ def make_up_identity(hosts: Iterable[str]) -> Identity:
     )
 
 
-def server_context(identity: Identity) -> ssl.SSLContext:
-    """TLS 1.2 and newer, with HTTP/1.1 inside. Raises BadSettings if the certificate and the key do not fit."""
+def server_context(identity: Identity, inside: str = "http/1.1") -> ssl.SSLContext:
+    """TLS 1.2 and newer, with this protocol inside, as ALPN names it.
+
+    Raises BadSettings if the certificate and the key do not fit.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([inside])
     # The library reads only files. Only the owner can read this one, and it is removed at once.
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
         file.write(identity.key_pem.rstrip() + b"\n" + identity.chain_pem)

@@ -19,20 +19,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("marserve.app")
 
 
-def import_grpc() -> None:
-    """Import grpcio as this server needs it, before a plug-in may import it otherwise. `bind_grpc` logs failures."""
-    try:
-        from marserve.api.grpc import library  # noqa: F401 - imported for its effect
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # a broken package may raise anything
-        return
-
-
 def bind_grpc(parts: Parts) -> list[GrpcListener]:
     """Bind the gRPC ports. Without their libraries it binds none and logs a line. Raises CannotStart, BadSettings."""
     settings = parts.settings
-    import_grpc()
     try:
         from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
     except BaseException as error:  # packages that are broken, or do not fit each other, raise whatever they like

@@ -30,7 +30,7 @@ from marserve.app.building.parts import Parts, build_parts
 from marserve.app.building.snapshots import write_snapshots
 from marserve.app.building.tasks import has_succeeded, keep
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
-from marserve.app.grpc_ports import bind_grpc, import_grpc
+from marserve.app.grpc_ports import bind_grpc
 from marserve.app.hanging_calls import give_up_hanging
 from marserve.app.last_resort import LastResort
 from marserve.app.listeners import Listener, bind_listeners
@@ -226,8 +226,6 @@ class Server:
     async def _serve(self, machine: Machine, access: AccessControl, stack: contextlib.AsyncExitStack) -> None:
         settings, stop = self._settings, self._stop
         binds_grpc = self._companion is None or self._companion.binds_grpc
-        if binds_grpc:
-            import_grpc()
         preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
         stack.callback(preemption.stop)
         parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash)

@@ -44,12 +44,6 @@ def headers(path: str) -> bytes:
     )
 
 
-def calls() -> int:
-    """How many calls grpcio has open: one task of this name each."""
-    names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
-    return names.count("_schedule_rpc_coro")
-
-
 @pytest.mark.parametrize(
     ("path", "message", "ends"),
     [
@@ -78,10 +72,10 @@ async def test_clients_that_take_nothing_and_hang_up_leave_no_traceback(
             writer.write(frame(1, 4, number, headers(path)) + frame(0, int(ends), number, data))
         await writer.drain()
         # A port that stops while there are calls says that it aborts them.
-        await until(lambda: calls() == STREAMS, "all calls have come")
+        await until(lambda: port.port.open_calls == STREAMS, "all calls have come")
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
-        await until(lambda: not calls(), "all calls have ended")
+        await until(lambda: not port.port.open_calls, "all calls have ended")
     gc.collect()
 
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []

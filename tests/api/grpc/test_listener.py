@@ -14,8 +14,9 @@ from google.protobuf import descriptor_pb2
 
 from marserve.api.grpc.health import SERVICE as HEALTH
 from marserve.api.grpc.inference import SERVICE
-from marserve.api.grpc.listener import GrpcAddress, GrpcLimits, GrpcPorts
+from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
 from marserve.api.grpc.reflection import SERVICES as REFLECTION
+from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.tls import Identity
 from marserve.errors import Draining, InvalidToken
 from support.grpc_house import HERE, SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
@@ -329,13 +330,3 @@ async def test_a_draining_server_says_so() -> None:
 def test_an_address_is_written_as_urls_have_it() -> None:
     """IPv6 in brackets."""
     assert (str(GrpcAddress("::1", 7070)), str(GrpcAddress("localhost", 7071))) == ("[::1]:7070", "localhost:7071")
-
-
-def test_limits_become_grpcios_words() -> None:
-    """In milliseconds and bytes; what is unlimited is not named."""
-    options = dict(GrpcLimits(message_bytes=5, age_s=2.5, keepalive_s=1).options())
-
-    assert options["grpc.max_receive_message_length"] == 5
-    assert options["grpc.max_connection_age_ms"] == 2500
-    assert "grpc.max_connection_age_grace_ms" not in options
-    assert (options["grpc.keepalive_time_ms"], options["grpc.so_reuseport"]) == (1000, 0)

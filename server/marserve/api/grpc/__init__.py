@@ -1,6 +1,6 @@
 """The same calls over gRPC. Imported only where its libraries are installed.
 
-listener        the two ports, their limits and services; the only file that makes a grpcio server
+listener        the two ports, their keys and services
 calls           what every call passes: key, wishes, status, log line
 answers         the receiver of one call's answer
 errors          which status an error has
@@ -12,5 +12,5 @@ data_types      how its data types travel
 raw_tensors     its tensors as the binary body that workers read
 health          the health service
 reflection      the reflection service
-library         imports grpcio without its fork handlers
+transport       gRPC on the wire, over h2
 """

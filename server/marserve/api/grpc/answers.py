@@ -1,6 +1,6 @@
 """The data plane's receiver for a gRPC call. A coroutine takes the answer's pieces from it one by one.
 
-It knows no messages and no grpcio. A client that takes its pieces slowly slows its worker (`Accepted.hold`). If the
+It knows no messages and no connection. A client that takes its pieces slowly slows its worker (`Accepted.hold`). If the
 worker cannot be held, and too much waits, the client loses its stream.
 """
 

@@ -1,29 +1,29 @@
 """What every call of a gRPC listener passes: the check of its key, its wishes, its status, its line in the log.
 
 Services (`inference.py`, …) are coroutines that take a message and a `Call`, and return a message or write several.
-They raise typed errors. This file makes grpcio's handlers of them, with bytes in and bytes out, so that a message that
-cannot be read is refused like any other bad input. It knows no service and no model.
+They raise typed errors. This file makes the transport's methods of them, with bytes in and bytes out, so that a message
+that cannot be read is refused like any other bad input. It knows no service and no model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
-from urllib.parse import unquote
 
-import grpc
 from google.protobuf.message import DecodeError
-from grpc import StatusCode
 
 from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.decoding import SHORT_BYTES, Decoding
-from marserve.api.errors import AS_RECORDED, ErrorRules, NoRoomForBody
+from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
+from marserve.api.grpc.transport.framing import Message, decompressed
+from marserve.api.grpc.transport.head import refusal_of_encoding
+from marserve.api.grpc.transport.status import StatusCode
+from marserve.api.grpc.transport.stream import Method, Refused, Stream, StreamGone
 from marserve.api.request_ids import CLIENT_ID, RequestIds, read_client_id
 from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, MarserveError
@@ -40,14 +40,14 @@ Authorize = Callable[[str | bytes | None], None]
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
-# grpcio keeps deadlines by a clock of its own, and may end a call a little before ours says so.
+# A call's own deadline may end it a little before the clock says so.
 DEADLINE_SLACK_S: Final = 0.05
-# grpcio's own logger. It writes a traceback when a client or its deadline ends a call before its status is sent.
-GRPCIO_LOG: Final = "grpc._cython.cygrpc"
 # The most fields of a message, not counting fields inside fields; a tensor or an input is one.
 MAX_FIELDS: Final = 4096
 # A message up to this length, within `MAX_FIELDS`, is read on the loop: mostly it is one long text or picture.
 QUICK_MESSAGE_BYTES: Final = 128 * 1024
+# A compressed message up to this length is read on the loop: it may become a thousand times as long.
+QUICK_COMPRESSED_BYTES: Final = 256
 # A request to health or reflection is a name.
 LONGEST_QUESTION_BYTES: Final = 64 * 1024
 # A stream is broken off when its client has taken nothing of it for so long, as over HTTP.
@@ -60,21 +60,6 @@ _OF_LENGTH: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
-class ClientGone(Exception):
-    """The client or its deadline has ended the call, so that nothing more can be written to it."""
-
-
-def quiet_grpcio() -> None:
-    """Keep grpcio from writing a traceback for a client that has gone: the access log has a line for its call."""
-    logging.getLogger(GRPCIO_LOG).addFilter(_is_no_failed_batch)
-
-
-def _is_no_failed_batch(record: logging.LogRecord) -> bool:
-    """Whether a record is about anything but a message or status that could not be sent any more."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, grpc.aio.InternalError)
-
-
 class Call:
     """One call. `deadline` is in seconds on the monotonic clock: the channel's or the wished one, if any.
 
@@ -83,9 +68,9 @@ class Call:
     """
 
     __slots__ = (
-        "_context",
         "_ledger",
         "_stall_timeout_s",
+        "_stream",
         "client_id",
         "deadline",
         "error_rules",
@@ -98,19 +83,24 @@ class Call:
     )
 
     def __init__(
-        self, context: Any, request_ids: RequestIds, error_rules: ErrorRules, stall_timeout_s: float, ledger: ByteLedger
+        self,
+        stream: Stream,
+        request_ids: RequestIds,
+        error_rules: ErrorRules,
+        stall_timeout_s: float,
+        ledger: ByteLedger,
     ) -> None:
-        self._context = context
+        self._stream = stream
         self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
-        given = [_bytes(value) for name, value in context.invocation_metadata() or () if name == CLIENT_ID]
+        given = [_bytes(value) for name, value in stream.metadata if name == CLIENT_ID]
         client_id = read_client_id(given[0]) if len(given) == 1 else ""
         self.id = request_ids.of(client_id)
         # As those of a `Request`.
         self.client_id = client_id if client_id != self.id else ""
         self.key = request_ids.next_key() if client_id == self.id else 0
         self.error_rules = error_rules
-        self.deadline: float | None = None
+        self.deadline = stream.deadline
         self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
         self.message_bytes = 0
@@ -147,27 +137,22 @@ class Call:
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.
 
-        Raises StalledReader if it has no room for too long, ClientGone if the call has ended.
+        Raises StalledReader if it has no room for too long, StreamGone if the call has ended.
         """
         data = message.SerializeToString()
         self._ledger.count_answers(len(data))
         try:
             async with asyncio.timeout(self._stall_timeout_s):
-                await self._context.write(data)
+                await self._stream.write(data)
         except TimeoutError:
             raise StalledReader(self._stall_timeout_s) from None
-        except grpc.aio.InternalError:
-            raise ClientGone from None
         finally:
             self._ledger.count_answers(-len(data))
 
-    def read_metadata(self, now: float) -> str | bytes | None:
+    def read_metadata(self) -> str | bytes | None:
         """Read the metadata that came with the call; returns the value of `authorization`."""
-        left_s = self._context.time_remaining()
-        if left_s is not None:
-            self.deadline = now + left_s
         key = None
-        for name, value in self._context.invocation_metadata() or ():
+        for name, value in self._stream.metadata:
             if name == AUTHORIZATION:
                 key = value if key is None else key
                 continue
@@ -191,7 +176,7 @@ Answers = Mapping[str, UnaryAnswer | StreamAnswer | DialogueAnswer]
 
 
 class Calls:
-    """The calls of one listener: makes grpcio's handlers, and knows how many calls are under way."""
+    """The calls of one listener: makes methods of services' coroutines, and knows how many calls are under way."""
 
     def __init__(
         self,
@@ -205,8 +190,11 @@ class Calls:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
         request_ids: RequestIds | None = None,
+        message_bytes: int = UNBOUNDED,
     ) -> None:
+        """`message_bytes`: the most that a compressed message may hold."""
         self._ledger = ledger or ByteLedger(UNBOUNDED)
+        self._message_bytes = message_bytes
         self._stall_timeout_s = stall_timeout_s
         self._decoding = decoding or Decoding()
         self._schema = schema
@@ -222,9 +210,9 @@ class Calls:
         self._is_silent = asyncio.Event()
         self._is_silent.set()
 
-    def service(self, name: str, answers: Answers) -> grpc.GenericRpcHandler:
-        """grpcio's handler of a service of the schema; `answers` has a coroutine for each method that is answered."""
-        handlers = {}
+    def service(self, name: str, answers: Answers) -> dict[str, Method]:
+        """The methods of a service of the schema by path; `answers` has a coroutine for each that is answered."""
+        methods = {}
         for method, described in self._schema.methods(name).items():
             path = f"{name}/{method}"
             message = self._schema.message(described.input_type.full_name)
@@ -232,16 +220,24 @@ class Calls:
             if answer is None:
                 continue
             if described.client_streaming:
-                handlers[method] = grpc.stream_stream_rpc_method_handler(self._dialogue(path, message, answer))
+                methods[path] = Method(self._dialogue(message, answer), is_dialogue=True)
             elif described.server_streaming:
-                handlers[method] = grpc.unary_stream_rpc_method_handler(self._stream(path, message, answer))
+                methods[path] = Method(self._stream(message, answer))
             else:
-                handlers[method] = grpc.unary_unary_rpc_method_handler(self._unary(path, message, answer))
-        return grpc.method_handlers_generic_handler(name, handlers)
+                methods[path] = Method(self._unary(message, answer))
+        return methods
 
-    def unknown_methods(self) -> grpc.GenericRpcHandler:
-        """grpcio's handler of all methods that no other handler takes. It must come last."""
-        return _UnknownMethods(self)
+    def unknown_method(self) -> Method:
+        """Answers every call that there is no such method, in TorchServe's words."""
+
+        async def behave(stream: Stream) -> None:
+            async def work(call: Call) -> bytes:
+                raise MethodNotFound(stream.path)
+
+            await self._carry(stream, work)
+
+        # It reads nothing, so it suits every kind of call.
+        return Method(behave, is_dialogue=True)
 
     async def wait_until_silent(self) -> None:
         """Return when no answer is being made."""
@@ -259,64 +255,59 @@ class Calls:
         if not self._busy:
             self._is_silent.set()
 
-    def _unary(self, path: str, message: Any, answer: UnaryAnswer) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        async def behave(data: bytes, context: Any) -> bytes:
+    def _unary(self, message: Any, answer: UnaryAnswer) -> Callable[[Stream], Awaitable[bytes | None]]:
+        async def behave(stream: Stream) -> bytes | None:
             async def work(call: Call) -> bytes:
-                with self._room_for(len(data)):
-                    return await answer_in_room(call)
-
-            async def answer_in_room(call: Call) -> bytes:
+                data = await self._data_of(stream.only_message(), stream)
                 call.message_bytes = len(data)
                 made: bytes = (await answer(await self._parse(message, data), call)).SerializeToString()
-                self._count_until_sent(len(made), context)
+                self._count_until_sent(len(made), stream)
                 return made
 
-            return await self._carry(path, context, work)
+            return await self._carry(stream, work)
 
         return behave
 
-    def _stream(self, path: str, message: Any, answer: StreamAnswer) -> Callable[[bytes, Any], Awaitable[None]]:
-        async def behave(data: bytes, context: Any) -> None:
-            async def work(call: Call) -> bytes:
-                with self._room_for(len(data)):
-                    await answer(await self._parse(message, data), call)
-                return b""
+    def _stream(self, message: Any, answer: StreamAnswer) -> Callable[[Stream], Awaitable[None]]:
+        async def behave(stream: Stream) -> None:
+            async def work(call: Call) -> None:
+                data = await self._data_of(stream.only_message(), stream)
+                await answer(await self._parse(message, data), call)
 
-            await self._carry(path, context, work)
+            await self._carry(stream, work)
 
         return behave
 
-    def _dialogue(self, path: str, message: Any, answer: DialogueAnswer) -> Callable[[Any, Any], Awaitable[None]]:
-        async def behave(_: Any, context: Any) -> None:
+    def _dialogue(self, message: Any, answer: DialogueAnswer) -> Callable[[Stream], Awaitable[None]]:
+        async def behave(stream: Stream) -> None:
             async def messages() -> AsyncIterator[Any]:
-                while (data := await context.read()) is not grpc.aio.EOF:
-                    # Counted until the next message is read: `MOST_AT_ONCE` bounds what runs of a dialogue.
-                    with self._room_for(len(data)):
-                        yield await self._parse(message, data)
+                # Each message counts until the next one is read: `MOST_AT_ONCE` bounds what runs of a dialogue.
+                while (came := await stream.read()) is not None:
+                    yield await self._parse(message, await self._data_of(came, stream))
 
-            async def work(call: Call) -> bytes:
+            async def work(call: Call) -> None:
                 await answer(messages(), call)
-                return b""
 
-            await self._carry(path, context, work, is_busy=False)
+            await self._carry(stream, work, is_busy=False)
 
         return behave
 
-    @contextlib.contextmanager
-    def _room_for(self, size: int) -> Iterator[None]:
-        """Count a message that has come, until its call ends. Raises NoRoomForBody."""
-        hold = self._ledger.take(size)
-        if hold is None:
-            raise NoRoomForBody(self._ledger.limit)
-        try:
-            yield
-        finally:
-            hold.close()
-
-    def _count_until_sent(self, size: int, context: Any) -> None:
+    def _count_until_sent(self, size: int, stream: Stream) -> None:
         """Count an answer until its client has taken it or has gone."""
         self._ledger.count_answers(size)
-        context.add_done_callback(lambda _: self._ledger.count_answers(-size))
+        stream.when_over(lambda: self._ledger.count_answers(-size))
+
+    async def _data_of(self, message: Message, stream: Stream) -> bytes:
+        """The bytes of a message, no longer compressed. Raises BadInput, BodyTooLarge."""
+        if not message.is_compressed:
+            return message.data
+        refusal = refusal_of_encoding(stream.encoding)
+        if refusal is not None:
+            raise refusal
+        given = stream.encoding, message.data, self._message_bytes
+        if len(message.data) <= QUICK_COMPRESSED_BYTES:
+            return decompressed(*given)
+        return await self._decoding.begin(decompressed, *given)
 
     async def _parse(self, message: Any, data: bytes) -> Any:
         """The message in these bytes; many bytes are read in a thread. Raises BadInput."""
@@ -327,102 +318,66 @@ class Calls:
             return parse(message, data)
         return await self._decoding.begin(parse, message, data)
 
-    async def refuse(self, path: str, context: Any, error: MarserveError) -> None:
-        """Refuse a call whatever its message says."""
-
-        async def work(call: Call) -> bytes:
-            raise error
-
-        await self._carry(path, context, work)
-
     async def _carry(
-        self, path: str, context: Any, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool = True
-    ) -> bytes:
-        """Run one call to its end, and count and log it."""
-        call = Call(context, self._request_ids, self._error_rules, self._stall_timeout_s, self._ledger)
+        self, stream: Stream, work: Callable[[Call], Awaitable[bytes | None]], *, is_busy: bool = True
+    ) -> bytes | None:
+        """Run one call to its end, and count and log it. Returns its answer; None if there is none to be sent."""
+        call = Call(stream, self._request_ids, self._error_rules, self._stall_timeout_s, self._ledger)
         with about_request(call.line_id):
-            return await self._carry_call(path, context, call, work, is_busy=is_busy)
+            return await self._carry_call(stream, call, work, is_busy=is_busy)
 
     async def _carry_call(
-        self, path: str, context: Any, call: Call, work: Callable[[Call], Awaitable[bytes]], *, is_busy: bool
-    ) -> bytes:
+        self, stream: Stream, call: Call, work: Callable[[Call], Awaitable[bytes | None]], *, is_busy: bool
+    ) -> bytes | None:
         began = monotonic()
         if is_busy:
             self.begin_work()
             # Over when the answer was sent, not when it was made: a stopping port would cut it in between.
-            context.add_done_callback(self._work_was_sent)
+            stream.when_over(self.end_work)
         try:
-            key = call.read_metadata(began)
+            key = call.read_metadata()
             if self._authorize is not None:
                 self._authorize(key)
             call.read_wishes(began)
             answer = await work(call)
-            version_headers = () if call.version_header is None else (call.version_header,)
-            context.set_trailing_metadata(((REQUEST_ID, call.id), *version_headers))
-            self._record(path, call, context, StatusCode.OK, began)
+            stream.trailers = ((REQUEST_ID, call.id), *(() if call.version_header is None else (call.version_header,)))
+            self._record(call, stream, StatusCode.OK, began)
             return answer
-        except (asyncio.CancelledError, ClientGone) as error:
+        except (asyncio.CancelledError, StreamGone):
             # Ended by the client, by the deadline that it named, or by a server that stops.
             passed = call.deadline is not None and monotonic() >= call.deadline - DEADLINE_SLACK_S
             code = StatusCode.DEADLINE_EXCEEDED if passed else StatusCode.CANCELLED
-            self._record(path, call, context, code, began)
-            if isinstance(error, ClientGone):
-                raise asyncio.CancelledError from None
+            self._record(call, stream, code, began)
             raise
         except Exception as error:
             if not isinstance(error, MarserveError):
                 # The outermost border: a defect of marserve in one call is answered and logged.
-                log.exception("Request %s failed: gRPC %s", call.id, path, extra=caused_by(peer_of(context.peer())))
+                log.exception("Request %s failed: gRPC %s", call.id, stream.path, extra=caused_by(stream.peer))
             code, description, trailers = grpc_status(error, self._error_rules)
-            self._record(path, call, context, code, began)
+            self._record(call, stream, code, began)
             if isinstance(error, StalledReader):
                 # A status cannot overtake a message that the client does not take, so the call is dropped instead.
-                raise asyncio.CancelledError from error
-            metadata = ((REQUEST_ID, call.id), *trailers)
-            if code is StatusCode.OK:  # a handler that raised with a code that means success
-                context.set_details(description)
-                context.set_trailing_metadata(metadata)
-                return b""
-            try:
-                await context.abort(code, description, metadata)
-            except grpc.aio.InternalError:  # the call has ended meanwhile
-                raise asyncio.CancelledError from None
-            raise AssertionError from error  # abort does not return
+                stream.drop()
+            else:
+                # A handler may raise with a code that means success: then the answer is an empty message.
+                answer = b"" if code is StatusCode.OK else None
+                stream.end(code, description, ((REQUEST_ID, call.id), *trailers), answer)
+            return None
 
-    def _work_was_sent(self, context: Any) -> None:
-        self.end_work()
-
-    def _record(self, path: str, call: Call, context: Any, code: StatusCode, began: float) -> None:
+    def _record(self, call: Call, stream: Stream, code: StatusCode, began: float) -> None:
         """Count and log a call whose status is about to be sent."""
         self._metrics.count_call(code.name)
         if self._access_log is not None:
             line = access_line(
-                peer_of(context.peer()),
+                stream.peer,
                 "gRPC",
-                path,
+                stream.path,
                 "HTTP/2.0",
                 code.value[0],
                 int((monotonic() - began) * 1000),
                 call.line_id.replace("/", " ") if self._has_ids else "",
             )
             self._access_log.write(line)
-
-
-class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers every call that there is no such method, in TorchServe's words."""
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-
-    def service(self, details: Any) -> grpc.RpcMethodHandler:
-        """The handler of a call."""
-        path = details.method.removeprefix("/")
-
-        async def behave(_: Any, context: Any) -> None:
-            await self._calls.refuse(path, context, MethodNotFound(path))
-
-        # It reads nothing, so it suits every kind of call.
-        return grpc.stream_stream_rpc_method_handler(behave)
 
 
 def parse(message: Any, data: bytes) -> Any:
@@ -433,14 +388,17 @@ def parse(message: Any, data: bytes) -> Any:
         raise BadInput(f"The message cannot be read as {message.DESCRIPTOR.full_name}.") from None
 
 
-async def parse_or_abort(message: Any, data: bytes, context: Any) -> Any:
-    """The message in these bytes, for services outside of `Calls`; else ends the call with INVALID_ARGUMENT."""
+def parse_question(message: Any, came: Message) -> Any:
+    """The message that has come, for services outside of `Calls`. Raises Refused."""
+    size = len(came.data)
     try:
-        if len(data) > LONGEST_QUESTION_BYTES:
-            raise BadInput(f"The message has {len(data)} bytes; here it may have {LONGEST_QUESTION_BYTES}.")
-        return parse(message, data)
+        if size > LONGEST_QUESTION_BYTES:
+            raise BadInput(f"The message has {size} bytes; here it may have {LONGEST_QUESTION_BYTES}.")
+        if came.is_compressed:
+            raise BadInput("The message is compressed; here it may not be.")
+        return parse(message, came.data)
     except BadInput as error:
-        await context.abort(StatusCode.INVALID_ARGUMENT, error.message)
+        raise Refused(StatusCode.INVALID_ARGUMENT, error.message) from None
 
 
 def check_fields(message: Any, data: bytes) -> None:
@@ -479,12 +437,6 @@ def _end_of_number(data: bytes, at: int) -> int:
     while data[at] > 0x7F:
         at += 1
     return at + 1
-
-
-def peer_of(peer: str) -> str:
-    """grpcio's `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000` as HTTP's lines have it: `127.0.0.1:50000`."""
-    scheme, _, address = peer.partition(":")
-    return unquote(address) if scheme in ("ipv4", "ipv6") else ""
 
 
 def _bytes(value: str | bytes) -> bytes:

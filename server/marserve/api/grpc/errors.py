@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from grpc import StatusCode
-
 from marserve.api.come_back import come_back_in
-from marserve.api.errors import AS_RECORDED, OVERLOAD, ErrorRules, error_message, error_status, error_type
+from marserve.api.errors import (
+    AS_RECORDED,
+    OVERLOAD,
+    ErrorRules,
+    RequestTooSlow,
+    error_message,
+    error_status,
+    error_type,
+)
+from marserve.api.grpc.transport.status import StatusCode
 from marserve.errors import (
     ArchiveNotFound,
     BadArchive,
@@ -129,6 +136,7 @@ _TABLE: dict[type[BaseException], tuple[StatusCode, str]] = {
     VersionInUse: (StatusCode.FAILED_PRECONDITION, f"{_HTTP}ConflictStatusException"),
     SwapUnderWay: (StatusCode.FAILED_PRECONDITION, f"{_HTTP}ConflictStatusException"),
     Unavailable: (StatusCode.UNAVAILABLE, f"{_HTTP}ServiceUnavailableException"),
+    RequestTooSlow: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
     DeadlinePassed: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
     CleanUpTimedOut: (StatusCode.DEADLINE_EXCEEDED, f"{_HTTP}RequestTimeoutException"),
     ClientGone: (StatusCode.CANCELLED, ""),

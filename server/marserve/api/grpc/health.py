@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
-from marserve.api.grpc.calls import parse_or_abort
+from marserve.api.grpc.calls import parse_question
 from marserve.api.grpc.schema import HEALTH, Schema
+from marserve.api.grpc.transport.status import StatusCode
+from marserve.api.grpc.transport.stream import Method, Refused, Stream
 from marserve.registry.models import Registry
 
 SERVICE: Final = f"{HEALTH}.Health"
@@ -29,31 +29,27 @@ class GrpcHealth:
         self._request = schema.message(f"{HEALTH}.HealthCheckRequest")
         self._response = schema.message(f"{HEALTH}.HealthCheckResponse")
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """grpcio's handler of the service. It takes bytes, so that an unreadable message is the client's error."""
-        methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(self.check),
-            "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+    def methods(self) -> dict[str, Method]:
+        """The service's methods by path."""
+        return {f"{SERVICE}/Check": Method(self._check), f"{SERVICE}/Watch": Method(self._watch)}
 
-    async def check(self, data: bytes, context: Any) -> bytes:
-        """Answer a service's health now."""
-        request = await parse_or_abort(self._request, data, context)
+    async def _check(self, stream: Stream) -> bytes:
+        """A service's health now."""
+        request = parse_question(self._request, stream.only_message())
         status = self._status(request.service)
         if status == self._response.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"Service not found: {request.service[:200]}")
+            raise Refused(StatusCode.NOT_FOUND, f"Service not found: {request.service[:200]}")
         answer: bytes = self._response(status=status).SerializeToString()
         return answer
 
-    async def watch(self, data: bytes, context: Any) -> None:
+    async def _watch(self, stream: Stream) -> None:
         """Write a service's health now and after every change, until the client leaves or the server ends."""
-        request = await parse_or_abort(self._request, data, context)
+        request = parse_question(self._request, stream.only_message())
         sent_status = None
         while True:
             status = self._status(request.service)
             if status != sent_status:
-                await context.write(self._response(status=status).SerializeToString())
+                await stream.write(self._response(status=status).SerializeToString())
                 sent_status = status
             await asyncio.sleep(LOOK_S)
 

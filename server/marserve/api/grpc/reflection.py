@@ -5,13 +5,13 @@ It needs no key. It reads the bytes itself, so that an unreadable message is the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-import grpc
-
-from marserve.api.grpc.calls import parse_or_abort
+from marserve.api.grpc.calls import parse_question
 from marserve.api.grpc.schema import REFLECTION, REFLECTION_OF_OLD_TOOLS, Schema
+from marserve.api.grpc.transport.status import StatusCode
+from marserve.api.grpc.transport.stream import Method, Stream
 
 SERVICES: Final = tuple(f"{package}.ServerReflection" for package in (REFLECTION, REFLECTION_OF_OLD_TOOLS))
 
@@ -32,31 +32,34 @@ class GrpcReflection:
             },
         }
 
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """grpcio's handler of the service under each of its names."""
-        return [self._handler(service) for service in SERVICES]
+    def methods(self) -> dict[str, Method]:
+        """The service's one method by path, under each name of the service."""
+        methods: dict[str, Method] = {}
+        for service in SERVICES:
+            methods |= self._method(service)
+        return methods
 
-    def _handler(self, service: str) -> grpc.GenericRpcHandler:
+    def _method(self, service: str) -> dict[str, Method]:
         method = self._schema.methods(service)["ServerReflectionInfo"]
         read, write = (self._schema.message(kind.full_name) for kind in (method.input_type, method.output_type))
 
-        async def info(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-            """Yield an answer for each message, in order."""
-            async for data in messages:
-                question = await parse_or_abort(read, data, context)
-                yield write(original_request=question, **self._answer(question)).SerializeToString()
+        async def info(stream: Stream) -> None:
+            """Write an answer for each message, in order."""
+            while (came := await stream.read()) is not None:
+                question = parse_question(read, came)
+                await stream.write(write(original_request=question, **self._answer(question)).SerializeToString())
 
-        return grpc.method_handlers_generic_handler(service, {method.name: grpc.stream_stream_rpc_method_handler(info)})
+        return {f"{service}/{method.name}": Method(info, is_dialogue=True)}
 
     def _answer(self, question: Any) -> dict[str, Any]:
         """The fields of an answer beside the question; an error, where there is no such thing, is an answer."""
         asked = question.WhichOneof("message_request")
         if asked is None:
-            return _error(grpc.StatusCode.INVALID_ARGUMENT)
+            return _error(StatusCode.INVALID_ARGUMENT)
         try:
             return self._answers[asked](getattr(question, asked))
         except KeyError:
-            return _error(grpc.StatusCode.NOT_FOUND)
+            return _error(StatusCode.NOT_FOUND)
 
     def _file_of_extension(self, asked: Any) -> dict[str, Any]:
         pool = self._schema.pool
@@ -82,6 +85,6 @@ class GrpcReflection:
         return {"file_descriptor_response": {"file_descriptor_proto": list(found.values())}}
 
 
-def _error(status: grpc.StatusCode) -> dict[str, Any]:
+def _error(status: StatusCode) -> dict[str, Any]:
     code, words = status.value
     return {"error_response": {"error_code": code, "error_message": words}}

@@ -169,6 +169,6 @@ def grpc_identity(settings: Settings) -> Identity | None:
     assert settings.certificate_file is not None
     assert settings.private_key_file is not None
     identity = read_pem_files(settings.certificate_file, settings.private_key_file)
-    server_context(identity)  # raises with a reason, which grpcio does not give
+    server_context(identity)  # raises with a reason
     _warn_of_expiry(identity, "gRPC ports")
     return identity

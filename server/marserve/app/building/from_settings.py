@@ -20,7 +20,7 @@ from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings import KEYS, Settings
 
 if TYPE_CHECKING:
-    from marserve.api.grpc.listener import GrpcLimits
+    from marserve.api.grpc.transport.limits import GrpcLimits
 
 # The key that commands send. Neither a server that inherits the variable nor its workers need it.
 TOKEN_VARIABLE = "MARSERVE_TOKEN"
@@ -112,7 +112,7 @@ def most_bytes_in_flight(settings: Settings, machine: Machine) -> int:
 
 def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:
     """The limits of a gRPC client, from the settings."""
-    from marserve.api.grpc.listener import GrpcLimits
+    from marserve.api.grpc.transport.limits import GrpcLimits
 
     return GrpcLimits(
         message_bytes=settings.max_request_size,
