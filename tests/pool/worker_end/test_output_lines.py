@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.pool.worker_end.output_lines import (
     BYTES_A_TURN,
@@ -15,6 +17,18 @@ from marserve.pool.worker_end.output_lines import (
     TurnSize,
     read_lines,
 )
+
+MARKS = (
+    b"",
+    b"\x1e a\x1e",
+    b"\x1e b,c\x1e",
+    b"\x1eERROR a\x1e",
+    b"\x1eERROR\x1e",
+    b"\x1e\x1e",
+    b"\x1e",
+    b"\x1e bad\xff\x1e",
+)
+TEXTS = (b"", b"x", b"\x1e", b"a\x1e b\x1ec", "ä\r".encode(), b"\xff")
 
 
 def all_of(cutter: LineCutter) -> list[bytes]:
@@ -165,6 +179,18 @@ def test_lines_of_one_level_are_read_together() -> None:
         ("INFO", "", ["e\x1e"]),
         ("DEBUG", "", ["f"]),
     ]
+
+
+@given(st.lists(st.tuples(st.sampled_from(MARKS), st.sampled_from(TEXTS)), min_size=1, max_size=5))
+def test_lines_read_together_are_what_they_are_alone(lines: list[tuple[bytes, bytes]]) -> None:
+    """Whatever marks they have, and whatever an author writes into them."""
+    whole = [mark + text for mark, text in lines]
+    alone = [
+        (said.level, said.ids, text) for line in whole for said in read_lines([line], "INFO") for text in said.texts
+    ]
+    together = [(said.level, said.ids, text) for said in read_lines(whole, "INFO") for text in said.texts]
+
+    assert together == alone
 
 
 def test_lines_of_other_requests_are_kept_apart() -> None:

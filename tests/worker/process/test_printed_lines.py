@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve.messages import Item
 from marserve.worker.process import printed_lines
@@ -89,6 +91,24 @@ def test_printed_lines_belong_to_the_running_requests(stream: Stream) -> None:
     print("five", file=stream.marked)
 
     assert stream.text == "\x1e a\x1eone two\n\x1e a\x1ethree\n\x1e a\x1efour\n\x1e a\x1e\nfive\n"
+
+
+@given(st.lists(st.text("ab\n\r\x1e", max_size=12), max_size=6))
+def test_each_line_is_marked_once_however_its_text_is_cut(pieces: list[str]) -> None:
+    """Empty ones, too. A piece that begins with a mark is a logged line, and begins one."""
+    stream, begun = Stream(), [each for each in pieces if each and not each.startswith("\x1e")]
+    running.items = [A]
+    try:
+        for piece in begun:
+            assert stream.marked.write(piece) == len(piece)
+    finally:
+        running.items = ()
+
+    lines = "".join(begun).split("\n")
+    ends_open = bool(lines[-1])
+    assert stream.text == "\n".join(f"\x1e a\x1e{line}" for line in lines[: len(lines) - (not ends_open)]) + (
+        "" if ends_open or len(lines) == 1 else "\n"
+    )
 
 
 def test_a_line_that_began_before_the_batch_is_left_as_it_is(stream: Stream) -> None:

@@ -149,6 +149,9 @@ class RecordReader:
         if _MARK not in joined and not self._held:
             yield Said(level, "", _texts_of(joined))
             return
+        if not self._held and (said := _read_alike(joined, len(lines), level)) is not None:
+            yield said
+            return
         run: list[bytes] = []
         run_as = ("", "")
         for line in lines:
@@ -178,6 +181,20 @@ class RecordReader:
             yield Said(*self._held_as, ["\n".join(_texts_of(b"\n".join(self._held)))])
             self._held = []
             self._held_bytes = 0
+
+
+def _read_alike(joined: bytes, count: int, level: str) -> Said | None:
+    """The record of lines that all have the first one's mark, as those of a request mostly have; else None.
+
+    A worker may print a million lines: no line is looked at by itself.
+    """
+    if not joined.startswith(_MARK):
+        return None
+    mark = joined[: joined.find(_MARK, 1) + 1]
+    if joined.count(_MARK) != 2 * count or joined.count(b"\n" + mark) != count - 1:
+        return None
+    known, ids, goes_on, _ = _read_mark(mark, level)
+    return None if goes_on else Said(known, ids, _texts_of(joined[len(mark) :].replace(b"\n" + mark, b"\n")))
 
 
 def _read_mark(line: bytes, level: str) -> tuple[str, str, bool, bytes]:

@@ -88,7 +88,14 @@ class MarkedStream(io.TextIOWrapper):
             self._is_at_begin = text.endswith("\n")
             return len(text)
         ids = running.ids()
-        if ids or self._is_in_traceback or (self._is_at_begin and text.startswith(_TRACEBACK)):
+        if ids and not self._is_in_traceback and _TRACEBACK not in text:
+            # A worker may print a million lines: no line is looked at by itself.
+            mark = f"{MARK} {ids}{MARK}"
+            first = mark if self._is_at_begin else ""
+            self._is_at_begin = text.endswith("\n")
+            end = "\n" if self._is_at_begin else ""
+            super().write(first + text.removesuffix(end).replace("\n", f"\n{mark}") + end)
+        elif ids or self._is_in_traceback or (self._is_at_begin and text.startswith(_TRACEBACK)):
             lines = text.split("\n")
             for index, line in enumerate(lines):
                 if self._is_at_begin and (line or index < len(lines) - 1):
