@@ -100,20 +100,29 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if declaration is None and self.model_yaml_config.get("signature") is None:
             return None
         # here: most models declare nothing, and need no numpy for it
-        from marserve_handlers.declared.named import NamedInputs, read_signature
+        from marserve_handlers.declared.named import NamedInputs
+        from marserve_handlers.declared.signature import Signature, read_signature
 
-        declared: Declaration = read_signature(self.model_yaml_config) or declaration
+        signature = read_signature(self.model_yaml_config) or Signature(declaration, {})
+        declared: Declaration = signature.declaration
         names = list(declared.inputs)
         if self.takes_arrays:
+            from marserve_handlers.runtimes.onnx import its_outputs
             from marserve_handlers.runtimes.onnx import run as run_session
 
-            return NamedInputs(
-                declared, lambda arrays: run_session(self.model, dict(zip(names, arrays, strict=True))), most_rows
-            )
-        from marserve_handlers.runtimes.tensors import run_on_arrays
+            outputs = its_outputs(self.model, declared.outputs)
 
-        dtypes = [tensor.dtype for tensor in declared.inputs.values()]
-        return NamedInputs(declared, lambda arrays: run_on_arrays(self.model, arrays, self.device, dtypes), most_rows)
+            def run(arrays: list[Any]) -> Any:
+                return run_session(self.model, dict(zip(names, arrays, strict=True)), outputs)
+        else:
+            from marserve_handlers.runtimes.tensors import run_on_arrays
+
+            dtypes = [tensor.dtype for tensor in declared.inputs.values()]
+
+            def run(arrays: list[Any]) -> Any:
+                return run_on_arrays(self.model, arrays, self.device, dtypes)
+
+        return NamedInputs(declared, signature.reshaping(run), most_rows)
 
     @property
     def declaration(self) -> bytes:

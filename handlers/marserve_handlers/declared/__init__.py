@@ -12,6 +12,7 @@
 `tensors`, `single`   `handle(rows, context)` for the two shapes; `running` runs coroutines for them
 `streams`, `events`   the same for a `predict` that yields, and Server-Sent Events
 `named`         models that declare themselves, for `base_handler`
+`signature`     what a model's configuration declares for it
 `accept`        which of two content types a client would rather have
 `item_context`  what `predict(self, item, context)` knows of its request
 

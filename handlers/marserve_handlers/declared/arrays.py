@@ -122,6 +122,10 @@ class Slot:
     def _fits(self, shape: Sequence[int]) -> bool:
         return all(shape[axis] == size for axis, size in self._fixed)
 
+    def takes_item(self, shape: Sequence[int]) -> bool:
+        """Whether this is the shape of one item."""
+        return len(shape) == self.rank - 1 and self._fits((1, *shape))
+
     def read_bytes(self, body: Body) -> tuple[Array, bool]:
         """As `read`, of a body that is `.npy` or JSON."""
         return self.read(self.read_npy(body) if body.startswith(NPY_MAGIC) else read_json(body))

@@ -96,30 +96,42 @@ class ItemType:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """All that a model declares: named tensors in and out, or one item in and its answer out."""
+    """All that a model declares: named tensors in and out, or one item in and its answer out.
+
+    Without `has_batch_axis` the model takes and gives tensors without that axis, one request a call. Their shapes here
+    begin with `"batch"` all the same; those of the JSON do not.
+    """
 
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     input: ItemType | None = None
     output: ItemType | None = None
     name: str | None = None
+    has_batch_axis: bool = True
 
     def document(self) -> dict[str, Any]:
         """The declaration as JSON's types.
 
         `{"version": 1, "kind": "tensors", "inputs": [{"name", "dtype", "shape", …}], "outputs": […]}`, or
-        `{"version": 1, "kind": "item", "input": {"type", "schema", …}, "output": {…}}`; `name` if the author gave one.
+        `{"version": 1, "kind": "item", "input": {"type", "schema", …}, "output": {…}}`; `name` if the author gave one,
+        and `"batch": false` for tensors without a batch axis.
         """
         document: dict[str, Any] = {"version": DECLARATION_VERSION, "kind": "tensors" if self.input is None else "item"}
         if self.name is not None:
             document["name"] = self.name
         if self.input is None:
-            document["inputs"] = [{"name": name, **tensor.describe()} for name, tensor in self.inputs.items()]
-            document["outputs"] = [{"name": name, **tensor.describe()} for name, tensor in self.outputs.items()]
+            if not self.has_batch_axis:
+                document["batch"] = False
+            document["inputs"] = [self._described(name, tensor) for name, tensor in self.inputs.items()]
+            document["outputs"] = [self._described(name, tensor) for name, tensor in self.outputs.items()]
         else:
             document["input"] = self.input.describe()
             document["output"] = (self.output or ItemType("any")).describe()
         return document
+
+    def _described(self, name: str, tensor: Tensor) -> dict[str, Any]:
+        shape = {} if self.has_batch_axis else {"shape": list(tensor.item_shape)}
+        return {"name": name, **tensor.describe(), **shape}
 
     def encode(self) -> bytes:
         """The declaration's JSON. Raises DeclarationError if it has more than `MAX_DECLARATION_BYTES`."""
@@ -135,15 +147,18 @@ class Declaration:
         return text
 
 
-def check_tensors(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Raise DeclarationError for tensors that cannot be served, with the tensor's name and what would be right."""
+def check_tensors(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], *, are_parameters: bool = True) -> None:
+    """Raise DeclarationError for tensors that cannot be served, with the tensor's name and what would be right.
+
+    With `are_parameters` their names must be names of Python; those of other programs' tensors may be any text.
+    """
     if not inputs:
         raise DeclarationError("inputs is empty: name at least one tensor.")
     if not outputs:
         raise DeclarationError("outputs is missing: name at least one tensor that predict returns.")
     for what, tensors in (("input", inputs), ("output", outputs)):
         for name, tensor in tensors.items():
-            _check_tensor(what, name, tensor)
+            _check_tensor(what, name, tensor, is_parameter=are_parameters)
     if all(tensor.optional for tensor in inputs.values()):
         raise DeclarationError("Every input is optional: at least one tensor must come with each request.")
     padded = {name for tensor in inputs.values() if tensor.pad is not None for name in tensor.names}
@@ -154,8 +169,8 @@ def check_tensors(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -
             )
 
 
-def _check_tensor(what: str, name: object, tensor: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier():
+def _check_tensor(what: str, name: object, tensor: object, *, is_parameter: bool) -> None:
+    if not isinstance(name, str) or not name or (is_parameter and not name.isidentifier()):
         raise DeclarationError(f"The {what} {name!r} is no name of a parameter: use letters, digits and _.")
     if not isinstance(tensor, Tensor):
         raise DeclarationError(f"The {what} {name} is {type(tensor).__name__}; it must be a Tensor.")

@@ -1,7 +1,7 @@
 """Models that declare themselves: `base_handler` takes their inputs by name, beside its rows of bare numbers.
 
 An ONNX model and an exported program say names, dtypes and shapes of their inputs and outputs. Of TorchScript and eager
-models the key `signature` of the model's configuration says it.
+models the key `signature` of the model's configuration says it (`signature.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from marserve_handlers.context import Context
-from marserve_handlers.declared.declaration import BATCH, Declaration, DeclarationError, Tensor, check_tensors
+from marserve_handlers.declared.arrays import as_array
+from marserve_handlers.declared.declaration import BATCH, Declaration, Tensor
 from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.opening import DEFAULT_MAX_ROWS
 from marserve_handlers.declared.predicting import Predicting
@@ -49,47 +50,31 @@ def _plain(name: str) -> str:
     return "".join(each if each.isalnum() else "_" for each in name)
 
 
-def read_signature(config: Mapping[str, Any]) -> Declaration | None:
-    """The declaration in `signature` of a model's configuration; None without one. Raises DeclarationError.
-
-    `signature: {inputs: {x: {dtype: float32, shape: [batch, 3]}}, outputs: {y: …}}`, as `Tensor` takes them.
-    """
-    signature = config.get("signature")
-    if signature is None:
-        return None
-    tensors: list[dict[str, Tensor]] = []
-    for kind in ("inputs", "outputs"):
-        given = signature.get(kind) if isinstance(signature, Mapping) else None
-        try:
-            tensors.append({name: Tensor(**members) for name, members in dict(given or {}).items()})
-        except (TypeError, ValueError):
-            raise DeclarationError(
-                f"signature.{kind} of the model's configuration is {given!r}; it must be a map of names to dtype and "
-                "shape, for inputs also pad and optional."
-            ) from None
-    check_tensors(*tensors)
-    return Declaration(tensors[0], tensors[1])
-
-
 def _is_infer(value: Any, context: Context, place: int) -> bool:
     """Whether a row is a request of the Open Inference Protocol that no envelope has unwrapped."""
     return isinstance(value, (dict, bytes, bytearray)) and is_marked(context, place)
 
 
 class NamedInputs:
-    """Answers the rows of a batch that name the model's inputs. `run` takes arrays in the inputs' order."""
+    """Answers the rows of a batch that name the model's inputs. `run` takes arrays in the inputs' order.
+
+    A model without a batch axis is run on one item at a time, whose arrays have none.
+    """
 
     def __init__(self, declaration: Declaration, run: Callable[[list[Any]], Any], most_rows: int) -> None:
         self.text = declaration.encode()
         self._names = set(declaration.inputs)
-        outputs = list(declaration.outputs)
+        outputs, has_batch_axis = list(declaration.outputs), declaration.has_batch_axis
 
         def predict(**arrays: Any) -> dict[str, Any]:
-            given = run([arrays[name] for name in declaration.inputs])
+            taken = [arrays[name] for name in declaration.inputs]
+            given = run(taken if has_batch_axis else [array[0] for array in taken])
             if isinstance(given, Mapping):
                 given = list(given.values())
             elif not isinstance(given, (list, tuple)):
                 given = [given]
+            if not has_batch_axis:
+                given = [as_array(each)[None] for each in given]
             return dict(zip(outputs, given, strict=True))
 
         how = Predicting("the model", {}, {}, Any, takes_context=False, takes_any=True, is_async=False, is_stream=False)

@@ -58,7 +58,8 @@ class Span:
 class Inputs:
     """The declared inputs of a model: reads requests, and stacks them."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], max_rows: int) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], max_rows: int, *, has_batch_axis: bool = True) -> None:
+        self.has_batch_axis = has_batch_axis
         self.slots = {name: Slot(name, tensor) for name, tensor in tensors.items()}
         self.max_rows = max_rows
         self._only = next(iter(self.slots.values())) if len(self.slots) == 1 else None
@@ -94,17 +95,25 @@ class Inputs:
         return self._rows({name: _read_field(self.slots[name], value) for name, value in values.items()})
 
     def read_infer(self, infer: InferRequest) -> Rows:
-        """The arrays of a request of the Open Inference Protocol; they have the batch axis. Raises BadInput."""
+        """The arrays of a request of the Open Inference Protocol. Raises BadInput.
+
+        They have the batch axis, and get one where the model has none.
+        """
+        tensors = dict(infer.tensors)
         for name, array in infer.tensors.items():
             slot = self.slots.get(name)
             if slot is None:
                 continue
             if array.dtype == object:
                 raise BadInput(f"expected {slot.whole_words}, got BYTES", name)
-            if array.ndim == slot.rank - 1:
-                came = list(array.shape)
+            came = list(array.shape)
+            if not self.has_batch_axis:
+                if not slot.takes_item(array.shape):
+                    raise BadInput(f"expected {slot.words}, got {came}", name)
+                tensors[name] = array[None]
+            elif array.ndim == slot.rank - 1:
                 raise BadInput(f"expected {slot.whole_words}, got {came}, which lacks the batch axis", name)
-        rows = self._rows(infer.tensors)
+        rows = self._rows(tensors)
         rows.infer = infer
         return rows
 

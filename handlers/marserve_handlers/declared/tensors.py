@@ -37,7 +37,7 @@ class TensorModel:
         self._words = predicting.words
         self._is_async = predicting.is_async
         self._takes_context = predicting.takes_context
-        self._inputs = Inputs(declaration.inputs, max_rows)
+        self._inputs = Inputs(declaration.inputs, max_rows, has_batch_axis=declaration.has_batch_axis)
         self._outputs = {name: Slot(name, tensor) for name, tensor in declaration.outputs.items()}
         self._most_rows = most_rows
         self._runner = Runner()
@@ -94,7 +94,8 @@ class TensorModel:
         return lambda place, row: self._infer.read(place, row, context) if is_marked(context, place) else read(row)
 
     def _calls(self, batch: _Batch, context: Context) -> Iterator[list[Span]]:
-        most = max(self._most_rows, len(batch.rows))
+        # Without a batch axis nothing can share a call.
+        most = max(self._most_rows, len(batch.rows)) if self._inputs.has_batch_axis else 1
         for number, spans in enumerate(self._inputs.calls(batch.requests, most)):
             if number:  # nothing more is run of a request that failed in an earlier call, or whose client has gone
                 batch.gone.update(span.place for span in spans if _is_in_vain(context, span.place))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,8 +145,15 @@ def is_session(model: Any) -> bool:
     return isinstance(model, onnxruntime.InferenceSession)
 
 
-def run(session: onnxruntime.InferenceSession, data: Any) -> Any:
-    """Run the session: an array for its only output, a list of arrays for several.
+def its_outputs(session: Any, names: Iterable[str]) -> list[str] | None:
+    """These names, if all are outputs of the session; else None: they are other names of all its outputs, in order."""
+    wanted = list(names)
+    known = [node.name for node in session.get_outputs()] if is_session(session) else []
+    return wanted if set(wanted) <= set(known) else None
+
+
+def run(session: onnxruntime.InferenceSession, data: Any, wanted: Sequence[str] | None = None) -> Any:
+    """Run the session: an array for its only output, a list of arrays for several; of `wanted` outputs, if it is given.
 
     `data` is the only input as an array, a tensor or nested lists; a list or tuple of as many arrays as there are
     inputs; or a dict of them by name. Numbers of another type than the input's are converted.
@@ -163,7 +170,7 @@ def run(session: onnxruntime.InferenceSession, data: Any) -> Any:
         raise ValueError(f"The model has the inputs {names}: give a dict of arrays by name, or as many arrays.")
     types = {spec.name: spec.type for spec in inputs}
     feed = {name: _as_input(value, types.get(name, "")) for name, value in given.items()}
-    outputs: list[Any] = session.run(None, feed)
+    outputs: list[Any] = session.run(wanted, feed)
     return outputs[0] if len(outputs) == 1 else outputs
 
 

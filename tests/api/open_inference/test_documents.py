@@ -85,6 +85,17 @@ def test_a_configuration_has_tritons_words() -> None:
     assert (on_gpu["kind"], on_gpu["gpus"]) == ("KIND_GPU", [1])
 
 
+def test_a_model_without_a_batch_axis_has_its_whole_shapes_and_no_largest_batch() -> None:
+    """As Triton has it."""
+    tensors = {"x": Tensor("float32", ["batch", 3, "n"])}
+    declaration = Declaration(tensors, tensors, has_batch_axis=False).document()
+
+    config = config_document(described(declaration=declaration))
+
+    assert metadata_document("m", [], declaration)["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [3, -1]}]
+    assert (config["max_batch_size"], config["input"][0]["dims"]) == (0, [3, -1])
+
+
 def test_the_index_has_every_version_or_those_that_answer() -> None:
     """With the state of the others."""
     versions = [("m", "1.0", True, "ready"), ("m", "2.0", False, "loading")]

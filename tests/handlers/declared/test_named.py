@@ -12,7 +12,8 @@ import yaml
 from marserve_handlers.base import BaseHandler
 from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.declaration import DeclarationError
-from marserve_handlers.declared.named import declare_specs, read_signature
+from marserve_handlers.declared.named import declare_specs
+from marserve_handlers.declared.signature import read_signature
 from marserve_handlers.errors import BadInput
 from support.model_context import FakeItem, make_context
 from support.pages import block
@@ -35,6 +36,14 @@ class Two(torch.nn.Module):  # type: ignore[name-defined,misc]
     def forward(self, x: Any, y: Any) -> Any:
         """The second has a number for each row."""
         return x.sum(1) + y, x
+
+
+class Sorted(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """Its numbers in order: what one request gives depends on all of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+        """Along the last axis."""
+        return torch.sort(x, -1)[0]
 
 
 def exported(folder: Path, module: Any, *arguments: Any, shapes: Any) -> Any:
@@ -189,3 +198,98 @@ def test_requests_of_the_open_inference_protocol_are_answered_beside_rows_of_num
             {"name": output, "datatype": "FP32", "shape": [1, 3], "data": [2, 4, 6]}
         ]
     assert given[2] == [2, 4, 6]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_without_a_batch_axis_runs_each_request_by_itself(tmp_path: Path) -> None:
+    """Its shapes are as its program knows them; several items of one request run one after the other."""
+    tensor = {"dtype": "float32", "shape": [3]}
+    torch.jit.script(Sorted()).save(tmp_path / "model.pt")
+    signature = {"batch": False, "inputs": {"x": tensor}, "outputs": {"y": tensor}}
+    handler = loaded(tmp_path, "model.pt", signature=signature)
+
+    one, other, several = answers(handler, {"x": [3, 1, 2]}, {"x": [9, 8, 7]}, {"x": [[2, 1, 0], [5, 4, 6]]})
+
+    assert (one, other) == ({"y": [1.0, 2.0, 3.0]}, {"y": [7.0, 8.0, 9.0]})
+    assert several == {"y": [[0.0, 1.0, 2.0], [4.0, 5.0, 6.0]]}
+    declared = json.loads(handler.declaration)
+    assert (declared["batch"], declared["inputs"][0]["shape"]) == (False, [3])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_program_may_know_a_tensor_by_another_shape_than_clients(tmp_path: Path) -> None:
+    """Sizes that vary keep their names on both sides."""
+    torch.jit.script(Sorted()).save(tmp_path / "model.pt")
+    tensor = {"dtype": "float32", "shape": ["batch", 1, "n"], "reshape": ["batch", "n"]}
+    handler = loaded(tmp_path, "model.pt", signature={"inputs": {"x": tensor}, "outputs": {"y": tensor}})
+
+    one, other = answers(handler, {"x": [[3, 1]]}, {"x": [[2, 1, 0]]})
+
+    assert (one, other) == ({"y": [[1.0, 3.0]]}, {"y": [[0.0, 1.0, 2.0]]})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_request_of_the_protocol_has_no_batch_axis_where_the_model_has_none(tmp_path: Path) -> None:
+    """Two requests of a batch run by themselves; one that brings the axis is refused, and classes have none either."""
+    torch.jit.script(Sorted()).save(tmp_path / "model.pt")
+    tensor = {"dtype": "float32", "shape": [3]}
+    signature = {"batch": False, "inputs": {"x": tensor}, "outputs": {"y": tensor}}
+    handler = loaded(tmp_path, "model.pt", signature=signature)
+
+    def infer(*shape: int, **more: Any) -> dict[str, Any]:
+        return {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(shape), "data": [3, 1, 2]}], **more}
+
+    bodies = [infer(3), infer(1, 3), infer(3, outputs=[{"name": "y", "parameters": {"classification": 1}}])]
+    handler.context.begin_batch([FakeItem(server_headers=[("open_inference", "v2")]) for _ in bodies])
+    plain, with_axis, classes = handler.handle([{"body": body} for body in bodies], handler.context)
+
+    assert json.loads(plain.body)["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [3], "data": [1.0, 2.0, 3.0]}
+    ]
+    assert str(with_axis.message) == "x: expected float32 [3], got [1, 3]"
+    assert json.loads(classes.body)["outputs"] == [
+        {"name": "y", "datatype": "BYTES", "shape": [1], "data": ["3.000000:2"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        ({"batch": "no"}, "signature.batch of the model's configuration is 'no'"),
+        ({"inputs": {"x": {"dtype": "float32", "shape": ["batch"], "reshape": [1]}}}, 'must be "batch"'),
+        (
+            {"inputs": {"x": {"dtype": "float32", "shape": ["batch"], "reshape": ["batch", -1]}}},
+            "has -1 in its",
+        ),
+        ({"inputs": {"x": 3}}, "must be a map of names"),
+    ],
+)
+def test_a_signature_names_what_is_wrong_with_its_axes(signature: Any, words: str) -> None:
+    """As the load fails."""
+    outputs = {"outputs": {"y": {"dtype": "float32", "shape": ["batch"]}}}
+
+    with pytest.raises(DeclarationError, match=words):
+        read_signature({"signature": {**outputs, **signature}})
+
+
+def test_an_onnx_model_gives_the_outputs_that_its_signature_names(tmp_path: Path) -> None:
+    """By their names, in any order and not all of them; names that are not identifiers are names."""
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    value, kind = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    nodes = [onnx.helper.make_node("Neg", ["x.1"], ["minus"]), onnx.helper.make_node("Abs", ["x.1"], ["size"])]
+    ends = [value(name, kind, ["n", 2]) for name in ("minus", "size")]
+    graph = onnx.helper.make_graph(nodes, "g", [value("x.1", kind, ["n", 2])], ends)
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "model.onnx",
+    )
+    tensor = {"dtype": "float32", "shape": ["batch", 2]}
+
+    swapped = loaded(
+        tmp_path, "model.onnx", signature={"inputs": {"x.1": tensor}, "outputs": {"size": tensor, "minus": tensor}}
+    )
+    fewer = loaded(tmp_path, "model.onnx", signature={"inputs": {"x.1": tensor}, "outputs": {"size": tensor}})
+
+    assert answers(swapped, {"x.1": [1, -2]}) == [{"size": [1.0, 2.0], "minus": [-1.0, 2.0]}]
+    assert answers(fewer, {"x.1": [1, -2]}) == [{"size": [1.0, 2.0]}]

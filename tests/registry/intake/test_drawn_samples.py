@@ -37,6 +37,15 @@ def test_what_cannot_be_drawn_gives_no_samples(document: Any) -> None:
     assert draw_samples(document) == ()
 
 
+def test_what_has_no_batch_axis_is_drawn_as_it_is() -> None:
+    """Its first size is one of the item."""
+    document = {"kind": "tensors", "batch": False, "inputs": [{"name": "x", "dtype": "int64", "shape": [2, "n"]}]}
+
+    samples = [json.loads(sample.body or b"") for sample in draw_samples(document)]
+
+    assert samples == [{"x": [[0, 1, 0, 1], [0, 1, 0, 1]]}, {"x": [[1, 0, 1, 0], [1, 0, 1, 0]]}]
+
+
 def test_two_samples_that_fit_and_differ_are_drawn() -> None:
     """Each is one item, in every tensor another one; the model reads it."""
     tensors = {

@@ -37,8 +37,13 @@ def write_answer(
     outputs: Mapping[str, tuple[str, Array]],
     model: str,
     version: str | None,
+    *,
+    has_batch_axis: bool = True,
 ) -> tuple[bytes, int | None]:
-    """The answer's body, and how many bytes of it are JSON; None if all are. `outputs` has data type and array."""
+    """The answer's body, and how many bytes of it are JSON; None if all are. `outputs` has data type and array.
+
+    Without `has_batch_axis` the arrays, of one item each, are written without that axis.
+    """
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
     is_finite = True
@@ -46,6 +51,8 @@ def write_answer(
         datatype, array = outputs[output.name]
         if output.classes:
             datatype, array = BYTES, classify(array, output.classes)
+        if not has_batch_axis:
+            array = array[0]
         tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
         if output.is_binary:
             values = to_raw(datatype, array)

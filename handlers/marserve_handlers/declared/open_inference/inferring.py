@@ -45,7 +45,8 @@ class Inferring:
         outputs = {name: (self._datatypes[name], array) for name, array in arrays.items()}
         manifest = context.manifest or {}
         version = (manifest.get("model") or {}).get("modelVersion")
-        body, length = write_answer(infer, infer.asked(self._names), outputs, context.model_name, version)
+        asked, has_batch_axis = infer.asked(self._names), self._inputs.has_batch_axis
+        body, length = write_answer(infer, asked, outputs, context.model_name, version, has_batch_axis=has_batch_axis)
         if length is None:
             return JsonAnswer(body)
         context.set_response_content_type(place, RAW_TYPE)

@@ -58,14 +58,15 @@ def config_document(described: Mapping[str, Any]) -> Document:
     """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer."""
     declaration = described.get("declaration")
     is_on_gpu = described["deviceType"] == "gpu"
+    first = 0 if isinstance(declaration, Mapping) and declaration.get("batch") is False else 1
     return {
         "name": described["modelName"],
         "platform": PLATFORM,
         "backend": "marserve",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": described["batchSize"],
-        "input": [_of_config(each) for each in _declared(declaration, "inputs")],
-        "output": [_of_config(each) for each in _declared(declaration, "outputs")],
+        "max_batch_size": described["batchSize"] if first else 0,
+        "input": [_of_config(each, first) for each in _declared(declaration, "inputs")],
+        "output": [_of_config(each, first) for each in _declared(declaration, "outputs")],
         "instance_group": [
             {
                 "name": described["modelName"],
@@ -150,11 +151,11 @@ def _tensor(declared: Mapping[str, Any]) -> Document:
     }
 
 
-def _of_config(declared: Mapping[str, Any]) -> Document:
-    """A tensor without its batch axis."""
+def _of_config(declared: Mapping[str, Any], first: int) -> Document:
+    """A tensor without its batch axis: from its size `first` on."""
     described = {
         "name": declared["name"],
         "data_type": f"TYPE_{_DATATYPES[declared['dtype']]}",
-        "dims": _sizes(declared["shape"])[1:],
+        "dims": _sizes(declared["shape"])[first:],
     }
     return {**described, "optional": True} if declared.get("optional") else described

@@ -101,7 +101,8 @@ def sample_of(declaration: Mapping[str, Any] | None, example: str | None = None)
 
 def _shape(one: Mapping[str, Any]) -> list[int]:
     """The shape of one item of a tensor."""
-    return [size if isinstance(size, int) else _SIZE for size in one.get("shape", ())[1:]]
+    shape = list(one.get("shape", ()))
+    return [size if isinstance(size, int) else _SIZE for size in shape if size != "batch"]
 
 
 def _program_for(declaration: Mapping[str, Any]) -> str:

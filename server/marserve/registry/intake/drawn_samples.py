@@ -26,7 +26,9 @@ def draw_samples(document: Mapping[str, Any] | None) -> tuple[Sample, ...]:
     """Requests that fit the declaration: one item each, as JSON. Empty for what is no declaration of small tensors."""
     try:
         inputs = [] if document is None or document.get("kind") != "tensors" else list(document["inputs"])
-        shapes = [[size if isinstance(size, int) else SIZE for size in each["shape"][1:]] for each in inputs]
+        shapes = [
+            [size if isinstance(size, int) else SIZE for size in each["shape"] if size != "batch"] for each in inputs
+        ]
         if not inputs or not all(map(_can_be_drawn, shapes)) or sum(map(math.prod, shapes)) > MOST_NUMBERS:
             return ()
         return tuple(

@@ -63,8 +63,10 @@ export function wordOf(schema, root, depth = 0) {
 }
 
 // `float32 [28, 28]`: dtype and shape of one item.
+const itemShape = (tensor) => (tensor.shape || []).filter((size) => size !== "batch");
+
 function tensorWord(tensor) {
-  const shape = (tensor.shape || []).slice(1);
+  const shape = itemShape(tensor);
   return shape.length ? `${tensor.dtype} [${shape.join(", ")}]` : String(tensor.dtype);
 }
 
@@ -76,7 +78,7 @@ export function fieldsOf(declaration) {
       name: String(each.name),
       kind: "tensor",
       dtype: String(each.dtype),
-      shape: (each.shape || []).slice(1),
+      shape: itemShape(each),
       isOptional: !!each.optional,
       hint: tensorWord(each),
     }));
