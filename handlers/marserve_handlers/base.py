@@ -86,10 +86,10 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
             self.mapping = load_label_mapping(labels)
         if type(self) is BaseHandler:  # others read rows in their own way
-            self._named = self._find_named_inputs(int(properties.get("batch_size") or 1))
+            self._named = self._find_named_inputs(int(properties.get("batch_size") or 1), model_dir)
         self.initialized = True
 
-    def _find_named_inputs(self, most_rows: int) -> Any:
+    def _find_named_inputs(self, most_rows: int, model_dir: str) -> Any:
         """What answers rows that name the model's inputs, if it declares them; else None. Raises DeclarationError."""
         if self.takes_arrays:
             from marserve_handlers.runtimes.onnx import declare_session, is_session
@@ -103,7 +103,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         from marserve_handlers.declared.named import NamedInputs
         from marserve_handlers.declared.signature import Signature, read_signature
 
-        signature = read_signature(self.model_yaml_config) or Signature(declaration, {})
+        signature = read_signature(self.model_yaml_config) or Signature(declaration)
         declared: Declaration = signature.declaration
         names = list(declared.inputs)
         if self.takes_arrays:
@@ -122,7 +122,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             def run(arrays: list[Any]) -> Any:
                 return run_on_arrays(self.model, arrays, self.device, dtypes)
 
-        return NamedInputs(declared, signature.reshaping(run), most_rows)
+        return NamedInputs(declared, signature.reshaping(run), most_rows, signature.read_labels(model_dir))
 
     @property
     def declaration(self) -> bytes:

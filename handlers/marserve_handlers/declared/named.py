@@ -61,7 +61,13 @@ class NamedInputs:
     A model without a batch axis is run on one item at a time, whose arrays have none.
     """
 
-    def __init__(self, declaration: Declaration, run: Callable[[list[Any]], Any], most_rows: int) -> None:
+    def __init__(
+        self,
+        declaration: Declaration,
+        run: Callable[[list[Any]], Any],
+        most_rows: int,
+        labels: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.text = declaration.encode()
         self._names = set(declaration.inputs)
         outputs, has_batch_axis = list(declaration.outputs), declaration.has_batch_axis
@@ -73,12 +79,16 @@ class NamedInputs:
                 given = list(given.values())
             elif not isinstance(given, (list, tuple)):
                 given = [given]
+            if len(given) < len(outputs):
+                raise ValueError(f"the model gave {len(given)} outputs, and {len(outputs)} are declared")
             if not has_batch_axis:
                 given = [as_array(each)[None] for each in given]
-            return dict(zip(outputs, given, strict=True))
+            return dict(zip(outputs, given, strict=False))  # a signature may name the first ones alone
 
         how = Predicting("the model", {}, {}, Any, takes_context=False, takes_any=True, is_async=False, is_stream=False)
-        self._model = TensorModel(predict, how, declaration, most_rows=most_rows, max_rows=DEFAULT_MAX_ROWS)
+        self._model = TensorModel(
+            predict, how, declaration, most_rows=most_rows, max_rows=DEFAULT_MAX_ROWS, labels=labels
+        )
 
     def is_for(self, value: Any) -> bool:
         """Whether a row's value names inputs, or is a `.npy` file; most others are a row of numbers, as ever."""

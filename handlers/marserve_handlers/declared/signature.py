@@ -8,13 +8,15 @@
         y: {dtype: float32, shape: [batch, 2]}
 
 A tensor is what `Tensor` takes. `reshape` is the shape that the program itself takes or gives, where clients know
-another one. With `batch: false` no tensor has a batch axis, and each request is run by itself.
+another one; `labels` of an output is a file of the archive with the names of its classes. With `batch: false` no tensor
+has a batch axis, and each request is run by itself.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from marserve_handlers.declared.arrays import Array, as_array
@@ -29,11 +31,27 @@ Shape = Sequence[int | str]
 class Signature:
     """The tensors as clients know them, and the shapes of those that the program knows by another one.
 
-    `reshapes` has, by the tensor's name, its shape on both sides, as arrays have it when the program is run.
+    `reshapes` has, by the tensor's name, its shape on both sides, as arrays have it when the program is run. `labels`
+    are files of the archive with the names of an output's classes, a line each.
     """
 
     declaration: Declaration
-    reshapes: Mapping[str, tuple[Shape, Shape]]
+    reshapes: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def read_labels(self, folder: str) -> dict[str, list[str]]:
+        """The labels of each output that has some, from the archive at `folder`. Raises DeclarationError."""
+        found: dict[str, list[str]] = {}
+        for name, file in self.labels.items():
+            path = os.path.realpath(os.path.join(folder, file))
+            try:
+                if os.path.commonpath((path, os.path.realpath(folder))) != os.path.realpath(folder):
+                    raise FileNotFoundError
+                with open(path, encoding="utf-8", errors="replace") as text:
+                    found[name] = text.read().splitlines()
+            except OSError:
+                raise DeclarationError(f"The labels of {name} are {file!r}, which is no file of the archive.") from None
+        return found
 
     def reshaping(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """`run` of arrays in the inputs' order, with its inputs and outputs reshaped."""
@@ -47,7 +65,7 @@ class Signature:
                 given = list(given.values())
             elif not isinstance(given, (list, tuple)):
                 given = [given]
-            return [self._after(name, each) for name, each in zip(outputs, given, strict=True)]
+            return [self._after(name, each) for name, each in zip(outputs, given, strict=False)]
 
         return run_reshaped
 
@@ -76,16 +94,19 @@ def read_signature(config: Mapping[str, Any]) -> Signature | None:
         )
     tensors: list[dict[str, Tensor]] = []
     reshapes: dict[str, tuple[Shape, Shape]] = {}
+    labels: dict[str, str] = {}
     for kind in ("inputs", "outputs"):
         given = signature.get(kind) if isinstance(signature, Mapping) else None
         found: dict[str, Tensor] = {}
         try:
             for name, members in dict(given or {}).items():
-                reshape, members = members.get("reshape"), {**members}
-                members.pop("reshape", None)
+                members = {**members}
+                reshape, file = members.pop("reshape", None), members.pop("labels", None)
                 found[name] = _with_axis(Tensor(**members), has_batch_axis=has_batch_axis)
                 if reshape is not None:
                     reshapes[name] = tuple(members["shape"]), tuple(reshape)
+                if file is not None and kind == "outputs":
+                    labels[name] = str(file)
         except (AttributeError, TypeError, ValueError, KeyError):
             raise DeclarationError(
                 f"signature.{kind} of the model's configuration is {given!r}; it must be a map of names to dtype and "
@@ -95,7 +116,7 @@ def read_signature(config: Mapping[str, Any]) -> Signature | None:
     check_tensors(*tensors, are_parameters=False)
     for name, (_, programs) in reshapes.items():
         _check_reshape(name, programs, has_batch_axis=has_batch_axis)
-    return Signature(Declaration(tensors[0], tensors[1], has_batch_axis=has_batch_axis), reshapes)
+    return Signature(Declaration(tensors[0], tensors[1], has_batch_axis=has_batch_axis), reshapes, labels)
 
 
 def _with_axis(tensor: Tensor, *, has_batch_axis: bool) -> Tensor:

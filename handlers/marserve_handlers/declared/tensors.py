@@ -28,11 +28,22 @@ if TYPE_CHECKING:
 
 
 class TensorModel:
-    """Serves one model of named tensors. `predict` is bound; `most_rows` is how many rows one call may have."""
+    """Serves one model of named tensors. `predict` is bound; `most_rows` is how many rows one call may have.
+
+    `labels` are the names of an output's classes, for clients that ask for a classification.
+    """
 
     def __init__(
-        self, predict: Any, predicting: Predicting, declaration: Declaration, *, most_rows: int, max_rows: int
+        self,
+        predict: Any,
+        predicting: Predicting,
+        declaration: Declaration,
+        *,
+        most_rows: int,
+        max_rows: int,
+        labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        self._labels = labels or {}
         self._predict = predict
         self._words = predicting.words
         self._is_async = predicting.is_async
@@ -86,7 +97,7 @@ class TensorModel:
         # here: most workers never see a request of the protocol
         from marserve_handlers.declared.open_inference.inferring import Inferring
 
-        return Inferring(self._inputs, self._outputs)
+        return Inferring(self._inputs, self._outputs, self._labels)
 
     def _reader(self, context: Context) -> Callable[[int, dict[str, Any]], Rows]:
         """What reads the request at a place of the batch."""

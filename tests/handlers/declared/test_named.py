@@ -46,6 +46,14 @@ class Sorted(torch.nn.Module):  # type: ignore[name-defined,misc]
         return torch.sort(x, -1)[0]
 
 
+class Both(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """Two outputs of one input."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[name-defined]
+        """The input and its negative."""
+        return x, -x
+
+
 def exported(folder: Path, module: Any, *arguments: Any, shapes: Any) -> Any:
     """A base handler that has loaded a program exported with these arguments."""
     program = torch.export.export(module.eval(), arguments, dynamic_shapes=shapes)
@@ -293,3 +301,43 @@ def test_an_onnx_model_gives_the_outputs_that_its_signature_names(tmp_path: Path
 
     assert answers(swapped, {"x.1": [1, -2]}) == [{"size": [1.0, 2.0], "minus": [-1.0, 2.0]}]
     assert answers(fewer, {"x.1": [1, -2]}) == [{"size": [1.0, 2.0]}]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_classes_have_the_labels_of_the_signatures_file(tmp_path: Path) -> None:
+    """A class beyond its lines has none; a file that is not the archive's fails the load."""
+    torch.jit.script(Doubled()).save(tmp_path / "model.pt")
+    (tmp_path / "labels.txt").write_text("cat\ndög\n")
+    tensor = {"dtype": "float32", "shape": ["batch", 3]}
+    outputs = {"y": {**tensor, "labels": "labels.txt"}}
+    handler = loaded(tmp_path, "model.pt", signature={"inputs": {"x": tensor}, "outputs": outputs})
+    asked = [{"name": "y", "parameters": {"classification": 2}}]
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}], "outputs": asked}
+    handler.context.begin_batch([FakeItem(server_headers=[("open_inference", "v2")])])
+
+    (given,) = handler.handle([{"body": body}], handler.context)
+
+    assert json.loads(given.body)["outputs"][0]["data"] == ["6.000000:2", "4.000000:1:dög"]
+    for file in ("other.txt", "../labels.txt", "/etc/passwd"):
+        outputs["y"]["labels"] = file
+        with pytest.raises(DeclarationError, match="which is no file of the archive"):
+            loaded(tmp_path, "model.pt", signature={"inputs": {"x": tensor}, "outputs": outputs})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_signature_may_name_the_first_outputs_alone(tmp_path: Path) -> None:
+    """More than the program gives fail the request."""
+    torch.jit.script(Both()).save(tmp_path / "model.pt")
+    tensor = {"dtype": "float32", "shape": ["batch", 2]}
+    some, more = (
+        loaded(
+            tmp_path,
+            "model.pt",
+            signature={"inputs": {"x": tensor}, "outputs": {f"y{number}": tensor for number in range(count)}},
+        )
+        for count in (1, 3)
+    )
+
+    assert answers(some, {"x": [1, 2]}) == [{"y0": [1.0, 2.0]}]
+    with pytest.raises(ValueError, match="the model gave 2 outputs, and 3 are declared"):
+        answers(more, {"x": [1, 2]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -39,10 +40,12 @@ def write_answer(
     version: str | None,
     *,
     has_batch_axis: bool = True,
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[bytes, int | None]:
     """The answer's body, and how many bytes of it are JSON; None if all are. `outputs` has data type and array.
 
-    Without `has_batch_axis` the arrays, of one item each, are written without that axis.
+    Without `has_batch_axis` the arrays, of one item each, are written without that axis. `labels` are the names of an
+    output's classes.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
@@ -50,7 +53,7 @@ def write_answer(
     for output in asked:
         datatype, array = outputs[output.name]
         if output.classes:
-            datatype, array = BYTES, classify(array, output.classes)
+            datatype, array = BYTES, classify(array, output.classes, labels.get(output.name, ()))
         if not has_batch_axis:
             array = array[0]
         tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
@@ -75,9 +78,18 @@ def write_answer(
     return (b"".join((text, *raw)), len(text)) if raw else (text, None)
 
 
-def classify(scores: Array, most: int) -> Array:
-    """`value:index` of the largest scores of each row, largest first: [batch, most], no more than there are classes."""
+def classify(scores: Array, most: int, labels: Sequence[str] = ()) -> Array:
+    """`value:index` of the largest scores of each row, largest first: [batch, most], no more than there are classes.
+
+    It is `value:index:label` for a class that has a label.
+    """
     count = min(most, scores.shape[1])
     order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :count]
-    words = [f"{row[index]:f}:{index}".encode() for row, places in zip(scores, order, strict=True) for index in places]
+    ends = [f":{label}" for label in labels]
+    ends += [""] * (scores.shape[1] - len(ends))
+    words = [
+        f"{row[index]:f}:{index}{ends[index]}".encode()
+        for row, places in zip(scores, order, strict=True)
+        for index in places
+    ]
     return as_objects(words).reshape(len(scores), count)

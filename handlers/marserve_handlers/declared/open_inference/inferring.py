@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marserve_handlers.context import Context
@@ -20,7 +20,9 @@ from marserve_handlers.support.shown import shown
 class Inferring:
     """Reads requests for one model, and writes their answers."""
 
-    def __init__(self, inputs: Inputs, outputs: Mapping[str, Slot]) -> None:
+    def __init__(self, inputs: Inputs, outputs: Mapping[str, Slot], labels: Mapping[str, Sequence[str]]) -> None:
+        """`labels` are the names of classes, by output."""
+        self._labels = labels
         self._inputs = inputs
         self._names = list(outputs)
         self._datatypes = {name: datatype_of(slot.tensor.dtype) for name, slot in outputs.items()}
@@ -45,8 +47,15 @@ class Inferring:
         outputs = {name: (self._datatypes[name], array) for name, array in arrays.items()}
         manifest = context.manifest or {}
         version = (manifest.get("model") or {}).get("modelVersion")
-        asked, has_batch_axis = infer.asked(self._names), self._inputs.has_batch_axis
-        body, length = write_answer(infer, asked, outputs, context.model_name, version, has_batch_axis=has_batch_axis)
+        body, length = write_answer(
+            infer,
+            infer.asked(self._names),
+            outputs,
+            context.model_name,
+            version,
+            has_batch_axis=self._inputs.has_batch_axis,
+            labels=self._labels,
+        )
         if length is None:
             return JsonAnswer(body)
         context.set_response_content_type(place, RAW_TYPE)
