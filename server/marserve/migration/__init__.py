@@ -1,4 +1,4 @@
-"""Reports what a move from TorchServe needs: reads its folder, and runs nothing of it.
+"""Reports what a move from TorchServe needs, and imports from Triton: reads folders, and runs nothing of them.
 
 survey    the whole survey of one folder
 layout    finds the pieces: settings, stores, scripts, snapshots
@@ -7,4 +7,5 @@ overview  the settings by which other pieces are judged
 volumes   the folders that a container sees
 findings  the results of a survey
 compare   sends two running servers the same requests
+triton/   imports a model repository of Triton's
 """

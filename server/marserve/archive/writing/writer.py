@@ -109,12 +109,14 @@ def write_archive(
     on_member: Callable[[Packed], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
     links: bool = False,
+    file_name: str | None = None,
 ) -> Path:
     """Write the archive into the folder `export_path` (made where it is missing) and give its path.
 
     `archive_format` is one of `FORMATS`. `source_date_epoch` (seconds UTC) becomes `createdOn`, else the newest input's
     time does. `on_member` is called as each member is in, `on_bytes` with the number of input bytes as they go in.
-    With `links` a folder gets symbolic links to the files, unread, in the place of copies.
+    With `links` a folder gets symbolic links to the files, unread, in the place of copies. `file_name` is the archive's
+    name where it is not the model's.
 
     Raises CannotArchive: a wrong name, format or runtime, a file that is missing, names that clash, something at that
     path already (unless `force`).
@@ -123,6 +125,7 @@ def write_archive(
         raise CannotArchive(f"There is no archive format {archive_format!r}; choose one of {', '.join(FORMATS)}.")
     plan = spec if isinstance(spec, Plan) else plan_archive(spec)
     output = output_path(plan.spec.model_name, export_path, archive_format)
+    output = output if file_name is None else output.with_name(file_name)
     try:
         export_path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,6 +4,7 @@ torchserve               `torchserve`; also `python -m marserve.cli.torchserve`
 torch_model_archiver     `torch-model-archiver`
 torch_workflow_archiver  `torch-workflow-archiver`
 migrate                  `marserve migrate`
+migrate_triton           `marserve migrate triton`
 """
 
 

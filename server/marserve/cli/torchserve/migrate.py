@@ -1,25 +1,44 @@
-"""`marserve migrate`: what a move from TorchServe asks for, read from its folder, and proof that answers stay alike."""
+"""`marserve migrate`: what a move from TorchServe asks for, read from its folder, and proof that answers stay alike.
+
+`marserve migrate triton` is `migrate_triton.py`'s.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx
 import typer
 
+from marserve.cli.options import DryRun
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, InferenceAddress, find_address
 from marserve.errors import BadInput, without_stop
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from marserve.migration.findings import Finding
+
 ANSWER_S = 120.0
+_TRITON = "triton"
 
 
 def migrate(
     folder: Annotated[
-        Path, typer.Argument(help="TorchServe's folder: its settings, model store, start scripts.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER|triton",
+            help="TorchServe's folder: its settings, model store, start scripts. Or the word triton, and a repository.",
+        ),
     ] = Path(),
+    repository: Annotated[
+        Path | None,
+        typer.Argument(metavar="REPOSITORY", help="After triton: Triton's model repository, which is imported."),
+    ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Also list what works as it did.")] = False,
     compare: Annotated[
         str | None,
@@ -29,6 +48,19 @@ def migrate(
         Path | None,
         typer.Option("--requests", metavar="PATH", help="What to ask both: cases as JSON, or FOLDER/MODEL/body files."),
     ] = None,
+    export_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--export-path",
+            "-o",
+            metavar="FOLDER",
+            help="With triton: the folder to make, with archives and settings; migrated if not given.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="With triton: write a folder anew that it has written before.")
+    ] = False,
+    dry_run: DryRun = False,
     inference: InferenceAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -36,14 +68,42 @@ def migrate(
     """Say what of a TorchServe installation works, differs, or needs doing first; exit status 1 if anything does.
 
     With --compare URL and --requests PATH both servers are asked the same, and answers that differ are listed instead.
+
+    marserve migrate triton REPOSITORY makes archives and settings of Triton's models, and says what it mapped, what it
+    could only approximate and what it left out.
     """
     with Output(as_json) as output:
+        is_triton = str(folder) == _TRITON
+        _check_words(
+            folder, repository, compares=compare is not None, writes=export_path is not None or force or dry_run
+        )
+        if is_triton and repository is not None:
+            # Late: it needs what writes archives, and the survey does not.
+            from marserve.cli.torchserve.migrate_triton import import_repository
+
+            import_repository(output, repository, export_path, force=force, is_dry=dry_run, show_all=show_all)
+            return
         if (compare is None) != (requests is None):
             raise WrongArguments("--compare and --requests belong together.", "Give both, or neither.")
         if compare is not None and requests is not None:
             _compare(output, compare, requests, find_address("inference", inference, config))
         else:
             _survey(output, folder, show_all)
+
+
+def _check_words(folder: Path, repository: Path | None, *, compares: bool, writes: bool) -> None:
+    """Raise WrongArguments for words and options that do not belong together."""
+    if repository is not None and str(folder) != _TRITON:
+        raise WrongArguments(f"{folder} {repository}: one folder is surveyed, or triton REPOSITORY is imported.")
+    if str(folder) == _TRITON and repository is None:
+        raise WrongArguments(
+            "marserve migrate triton takes the folder of Triton's model repository.",
+            "Name it behind triton; a folder of TorchServe's with this name is ./triton.",
+        )
+    if repository is not None and compares:
+        raise WrongArguments("--compare asks a TorchServe, and does not go with triton.")
+    if repository is None and writes:
+        raise WrongArguments("--export-path, --force and --dry-run go with triton REPOSITORY; a survey writes nothing.")
 
 
 def _survey(output: Output, folder: Path, show_all: bool) -> None:
@@ -63,17 +123,25 @@ def _survey(output: Output, folder: Path, show_all: bool) -> None:
             f"{without_stop(error)}.", "Name the folder that holds config.properties or the model store."
         ) from error
     number = counts(findings)
+    document: dict[str, Any] = {"folder": str(folder), "counts": number, "findings": as_document(findings)}
+    output.result(document, *lines_of(findings, folder, show_all=show_all))
+    if number["action"]:
+        raise typer.Exit(FAILED_STATUS)
+
+
+def lines_of(findings: Sequence[Finding], folder: Path, *, show_all: bool) -> list[str | Table]:
+    """Findings for a person: a table, of what works only with `show_all`, and a line with their counts."""
+    from marserve.migration.findings import counts  # late, as in `_survey`
+
     words = {"action": "needs action", "differs": "differs", "works": "works"}
     rows = [
         [words[each.verdict], each.place, _sentences(each.what, each.fix)]
         for each in findings
         if show_all or each.verdict != "works"
     ]
+    number = counts(findings)
     summary = ", ".join(f"{number[verdict]} {word}" for verdict, word in words.items())
-    document: dict[str, Any] = {"folder": str(folder), "counts": number, "findings": as_document(findings)}
-    output.result(document, *([table(["", "where", "what"], rows)] if rows else []), f"{folder}: {summary}.")
-    if number["action"]:
-        raise typer.Exit(FAILED_STATUS)
+    return [*([table(["", "where", "what"], rows)] if rows else []), f"{folder}: {summary}."]
 
 
 def _sentences(what: str, fix: str) -> str:
