@@ -51,8 +51,11 @@ def _plain(name: str) -> str:
 
 
 def _is_infer(value: Any, context: Context, place: int) -> bool:
-    """Whether a row is a request of the Open Inference Protocol that no envelope has unwrapped."""
-    return isinstance(value, (dict, bytes, bytearray)) and is_marked(context, place)
+    """Whether a row is a request of the Open Inference Protocol that no envelope has unwrapped.
+
+    One without a value came as a form: it is refused as such a request.
+    """
+    return (value is None or isinstance(value, (dict, bytes, bytearray))) and is_marked(context, place)
 
 
 class NamedInputs:

@@ -141,7 +141,7 @@ def settings_of(planned: Import) -> str:
 
 def judge_import(output: Path, environment: Mapping[str, str], try_start: StartTrial, shown: str) -> Iterator[Finding]:
     """Findings of a trial of a start with what was written; `shown` names it in the report."""
-    spot = Spot(f"{shown}/{SETTINGS}")
+    spot, output = Spot(f"{shown}/{SETTINGS}"), output.absolute()
     try:
         settings = load_settings("marserve", {"ts_config": str(output / SETTINGS)}, environment, output)
     except BadSettings as error:
