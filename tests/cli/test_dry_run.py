@@ -28,7 +28,6 @@ CHANGES_NOTHING = {
     "logs": "it reads",
     "log-level": "it shows a word, and sets another that the next call sets back",
     "infer": "it asks a model, as any client does",
-    "migrate": "it reads a folder, or asks models",
     "version": "it reads",
 }
 TOLD = {

@@ -5,6 +5,7 @@ torch_model_archiver     `torch-model-archiver`
 torch_workflow_archiver  `torch-workflow-archiver`
 migrate                  `marserve migrate`
 migrate_triton           `marserve migrate triton`
+finding_lines            what both found, as a person reads it
 """
 
 

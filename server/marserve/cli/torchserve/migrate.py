@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -17,11 +16,6 @@ from marserve.cli.options import DryRun
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import ConfigFile, InferenceAddress, find_address
 from marserve.errors import BadInput, without_stop
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from marserve.migration.findings import Finding
 
 ANSWER_S = 120.0
 _TRITON = "triton"
@@ -109,6 +103,7 @@ def _check_words(folder: Path, repository: Path | None, *, compares: bool, write
 def _survey(output: Output, folder: Path, show_all: bool) -> None:
     # Late: reading archives and trying a start need parts of the server that other commands do not import.
     from marserve.app.trial import try_start
+    from marserve.cli.torchserve.finding_lines import lines_of
     from marserve.cli.torchserve.torchserve import parser, settings_of_command
     from marserve.migration.findings import as_document, counts
     from marserve.migration.survey import survey
@@ -127,25 +122,6 @@ def _survey(output: Output, folder: Path, show_all: bool) -> None:
     output.result(document, *lines_of(findings, folder, show_all=show_all))
     if number["action"]:
         raise typer.Exit(FAILED_STATUS)
-
-
-def lines_of(findings: Sequence[Finding], folder: Path, *, show_all: bool) -> list[str | Table]:
-    """Findings for a person: a table, of what works only with `show_all`, and a line with their counts."""
-    from marserve.migration.findings import counts  # late, as in `_survey`
-
-    words = {"action": "needs action", "differs": "differs", "works": "works"}
-    rows = [
-        [words[each.verdict], each.place, _sentences(each.what, each.fix)]
-        for each in findings
-        if show_all or each.verdict != "works"
-    ]
-    number = counts(findings)
-    summary = ", ".join(f"{number[verdict]} {word}" for verdict, word in words.items())
-    return [*([table(["", "where", "what"], rows)] if rows else []), f"{folder}: {summary}."]
-
-
-def _sentences(what: str, fix: str) -> str:
-    return f"{what.rstrip('.')}. {fix[:1].upper()}{fix[1:]}." if fix else what
 
 
 def _compare(output: Output, old_url: str, requests: Path, new_url: str) -> None:

@@ -12,7 +12,7 @@ from marserve.app.trial import try_start
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.output import FAILED_STATUS, CommandFailed, Output, WrongArguments
 from marserve.cli.source_date import read_source_date_epoch
-from marserve.cli.torchserve.migrate import lines_of
+from marserve.cli.torchserve.finding_lines import lines_of
 from marserve.errors import CannotArchive, without_stop
 from marserve.migration.findings import as_document, counts, in_order
 from marserve.migration.triton.importing import Import, check_output, judge_import, plan_import, write_import
@@ -80,5 +80,5 @@ def _ending(planned: Import, target: Path, *, is_dry: bool) -> str:
     if not count:
         return "No model can be imported; nothing was written."
     models = len({each.model for each in planned.versions})
-    said = f"{target}: {count} archive{'s' * (count > 1)} of {models} model{'s' * (models > 1)}"
-    return f"{said} would be written." if is_dry else f"{said}. `marserve start` in this folder serves them."
+    archives = f"{target}: {count} archive{'s' * (count > 1)} of {models} model{'s' * (models > 1)}"
+    return f"{archives} would be written." if is_dry else f"{archives}. `marserve start` in this folder serves them."
