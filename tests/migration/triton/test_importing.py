@@ -330,6 +330,8 @@ def test_torchscript_has_its_tensors_in_the_order_of_their_numbers(tmp_path: Pat
     gap = actions(root)
     write_config(root, "m", whole.replace("IN__1", "b").replace("IN__0", "a"))
     other = configuration(root)["signature"]
+    write_config(root, "m", whole.replace("TYPE_FP32", "TYPE_STRING"))
+    texts = actions(root)
     write_config(root, "m", "max_batch_size: 2")
     none = actions(root)
 
@@ -337,6 +339,7 @@ def test_torchscript_has_its_tensors_in_the_order_of_their_numbers(tmp_path: Pat
     assert signature["inputs"]["IN__1"]["shape"] == ["batch", "IN__1_size_1"]
     assert "there is no input whose name ends in __1" in gap["m/config.pbtxt:1"]
     assert list(other["inputs"]) == ["b", "a"]
+    assert "is string: a model here takes numbers" in texts["m/config.pbtxt:1"]
     assert "there is no input in the configuration" in none["m/1"]
 
 
@@ -365,3 +368,25 @@ def test_a_reshape_and_labels_become_the_signatures(tmp_path: Path) -> None:
     assert signature["outputs"]["y"]["labels"] == "labels.txt"
     assert sorted(planned.plan.members) == ["labels.txt", "model.onnx"]
     assert "do not hold equally many values" in actions(root)["m/config.pbtxt:2"]
+
+
+def test_a_file_whose_name_is_no_text_is_refused(root: Path) -> None:
+    """No archive could have it."""
+    try:
+        Path(os.fsdecode(bytes(root / "negative" / "1" / "x") + b"\xff")).write_bytes(b"")
+    except OSError:
+        pytest.skip("this file system has no such names")
+
+    assert list(actions(root)) == ["negative/1"]
+
+
+def test_a_backend_is_found_by_the_file_of_any_version(root: Path) -> None:
+    """Where the configuration names none; with neither, that is said."""
+    (root / "negative" / "2").mkdir()
+    write_config(root, "negative", "version_policy { all {} }")
+    (root / "empty" / "1").mkdir(parents=True)
+
+    planned = plan_import(root)
+
+    assert [each.archive for each in planned.versions] == ["negative-1.mar"]
+    assert "neither backend nor platform is said" in actions(root)["empty"]

@@ -161,13 +161,12 @@ def _backend(config: Block, model: ModelFolder, numbers: list[int], root: Path) 
     field = "platform" if "platform" in config else "backend"
     found = backend or _BACKENDS.get(platform, platform)
     if not found:
-        there = files_of(model.folder / str(numbers[-1]), root)
-        tops = {name.partition("/")[0] for name in there}
-        found = next((known for name, known in _FILES.items() if name in tops), "")
+        there = {name.partition("/")[0] for each in numbers for name in files_of(model.folder / str(each), root)}
+        found = next((known for name, known in _FILES.items() if name in there), "")
         if not found:
             raise Refused(
                 config.line_of(field) if field in config else 0,
-                f"neither backend nor platform is said, and version {numbers[-1]} has none of {', '.join(_FILES)}",
+                f"neither backend nor platform is said, and its versions have none of {', '.join(_FILES)}",
                 "write a backend into config.pbtxt",
             )
     if found in _FILE_OF and runtime in ("", f"libtriton_{found}.so") and platform != "torch_aoti":

@@ -88,7 +88,10 @@ def files_of(folder: Path, root: Path) -> dict[str, Path]:
                 continue
             shown = path.relative_to(folder).as_posix()
             check_inside(path, root, shown)
-            mode = path.stat().st_mode
+            try:
+                mode = path.stat().st_mode
+            except OSError as error:
+                raise Refused(0, f"{shown} cannot be read: {error.strerror}", "let it be read") from None
             if stat.S_ISDIR(mode):
                 if path.is_symlink():
                     raise Refused(0, f"{shown} is a link to a folder", "put the folder itself there")

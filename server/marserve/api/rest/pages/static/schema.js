@@ -62,9 +62,10 @@ export function wordOf(schema, root, depth = 0) {
   return { string: "text", integer: "whole number", boolean: "true or false" }[it.type] || it.type || (it.properties ? "object" : "anything");
 }
 
-// `float32 [28, 28]`: dtype and shape of one item.
+// The shape of one item, without the batch axis.
 const itemShape = (tensor) => (tensor.shape || []).filter((size) => size !== "batch");
 
+// `float32 [28, 28]`: dtype and shape of one item.
 function tensorWord(tensor) {
   const shape = itemShape(tensor);
   return shape.length ? `${tensor.dtype} [${shape.join(", ")}]` : String(tensor.dtype);
