@@ -63,8 +63,7 @@ def migrate(
 
     With --compare URL and --requests PATH both servers are asked the same, and answers that differ are listed instead.
 
-    marserve migrate triton REPOSITORY makes archives and settings of Triton's models, and says what it mapped, what it
-    could only approximate and what it left out.
+    With triton REPOSITORY archives and settings are made of Triton's models; what could not be mapped is listed.
     """
     with Output(as_json) as output:
         is_triton = str(folder) == _TRITON
