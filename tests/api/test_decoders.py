@@ -32,6 +32,7 @@ from marserve.api.http import request_body
 from marserve.api.http.inference import MAX_SEGMENTS, read_route
 from marserve.api.http.request_body import FORM, is_quick, read_parts
 from marserve.api.http.request_head import HttpLimits, read_head
+from marserve.api.open_inference.request_parameters import QUICK_BYTES, SEARCHED_BYTES
 from marserve.api.parameters import read_parameters
 from marserve.api.rest.application import split_path
 from marserve.api.rest.models.events import read_events
@@ -281,12 +282,15 @@ def test_what_clients_send_is_quick(body: bytes, kind: str) -> None:
     assert is_quick(body, kind)
 
 
-async def post(port: int, kind: str, body: bytes, *, chunk_bytes: int = 0) -> bytes:
+async def post(
+    port: int, kind: str, body: bytes, *, chunk_bytes: int = 0, target: bytes = b"/predictions/echo"
+) -> bytes:
     """Send a form from another thread, which has a clock of its own; the answer's first line."""
 
     def send() -> bytes:
         framing = b"Transfer-Encoding: chunked" if chunk_bytes else b"Content-Length: %d" % len(body)
-        head = b"POST /predictions/echo HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\n%b\r\n\r\n" % (
+        head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\n%b\r\n\r\n" % (
+            target,
             kind.encode(),
             framing,
         )
@@ -413,6 +417,27 @@ def test_a_header_line_is_read_within_a_step(line: tuple[bytes, bytes]) -> None:
         read_parts(b"x", head.content_type)
 
     check_call(read)
+
+
+# ------------------------------------------------------------------------------------------- parameters
+
+
+def asking(unit: bytes, size: int) -> bytes:
+    """A request of the Open Inference Protocol that asks for something, with so many of these values."""
+    return b'{"parameters": {"priority": 1}, "inputs": [' + fill(unit, size) + b"1]}"
+
+
+@pytest.mark.parametrize("unit", [b"NaN,", b"1,", b'"p",', b"[],", b'{"timeout":1},'])
+async def test_a_requests_parameters_take_no_long_step_whatever_its_length(steps: Steps, unit: bytes) -> None:
+    """On the loop where it is short, else in a thread."""
+    async with listening(marks_open_inference=True) as listener:
+        for size in (QUICK_BYTES - 64, SEARCHED_BYTES - 64, MOST_BYTES - 64):
+
+            async def work(body: bytes = asking(unit, size)) -> None:
+                target = b"/v2/models/echo/infer"
+                assert await post(listener.port, "application/json", body, target=target) == b"HTTP/1.1 200"
+
+            await steps.check(work)
 
 
 # ------------------------------------------------------------------------------------------- lengths

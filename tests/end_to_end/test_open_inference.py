@@ -21,6 +21,11 @@ def handle(data, context):
     rows = [row['body'] for row in data or []]
     return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
 """
+TALK = """
+def handle(data, context):
+    names = [f"ts_request_sequence_{word}" for word in ("id", "start", "end")]
+    return [[context.get_request_header(at, name) for name in names] for at in range(len(data))] if data else None
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +37,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     sums = block("docs/declared-handlers.md", "sums")
     make_archive(store / "sums.mar", sums, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "echo.mar", ECHO)
+    make_archive(store / "talk.mar", TALK, config="sequenceBatching: true\nsequenceMaxIdleMSec: 5000\n")
     with Server(folder, entry="marserve", store=store, settings={"load_models": "none"}) as server:
         server.register("sums.mar").raise_for_status()
         server.register("echo.mar").raise_for_status()
+        server.register("talk.mar").raise_for_status()
         yield server
 
 
@@ -138,11 +145,32 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
     assert (list(raw.raw_output_contents), raw.model_version) == ([struct.pack("<2f", 3, 7)], "1.0")
     assert list(echoed.outputs[0].contents.fp32_contents) == [1, 2, 3, 4]
     assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (4, 11, [2])
-    assert [(each.name, each.state) for each in index.models] == [("echo", "READY"), ("sums", "READY")]
+    assert [(each.name, each.state) for each in index.models] == [
+        ("echo", "READY"),
+        ("sums", "READY"),
+        ("talk", "READY"),
+    ]
     assert counts.model_stats[0].inference_stats.success.count == counts.model_stats[0].inference_count > 0
     assert regions == [{}, {}]
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "4 bytes came, and its shape takes 16" in caught.value.details()
+
+
+def test_parameters_ask_for_a_deadline_and_name_a_sequence(server: Server) -> None:
+    """A wrong one names itself; a handler finds the sequence under its header's name."""
+    document = {"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}
+
+    def ask(model: str, **parameters: Any) -> Any:
+        at = f"{server.inference}/v2/models/{model}/infer"
+        return server.client.post(at, json={**document, "parameters": parameters})
+
+    late, wrong, taken = ask("sums", timeout=1), ask("sums", timeout="1s"), ask("sums", timeout=60_000_000, priority=1)
+    named = ask("talk", sequence_id="a", sequence_start=True, sequence_end=True)
+
+    assert late.status_code in (503, 504)
+    assert (wrong.status_code, wrong.json()["error"].partition(" is ")[0]) == (400, "Parameter timeout")
+    assert taken.json()["outputs"][0]["data"] == [3, 7]
+    assert named.json() == ["a", "true", "true"]
 
 
 def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:
@@ -152,7 +180,11 @@ def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:
     assert server.client.get(f"{at}/health/ready").json() == {"ready": True}
     assert server.client.get(f"{at}/models/echo/versions/1.0/ready").json() == {"name": "echo", "ready": True}
     index = server.client.post(f"{at}/repository/index").json()
-    assert [(each["name"], each["state"]) for each in index] == [("echo", "READY"), ("sums", "READY")]
+    assert [(each["name"], each["state"]) for each in index] == [
+        ("echo", "READY"),
+        ("sums", "READY"),
+        ("talk", "READY"),
+    ]
     assert server.client.get(f"{at}/models/sums/config").json()["max_batch_size"] == 4
     before = server.client.get(f"{at}/models/sums/stats").json()["model_stats"][0]["inference_count"]
     server.client.post(f"{at}/models/sums/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}).raise_for_status()

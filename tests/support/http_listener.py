@@ -104,6 +104,7 @@ async def listening(
     tokens: Tokens | None = None,
     browser_rules: BrowserRules | None = None,
     ledger: ByteLedger | None = None,
+    marks_open_inference: bool = False,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -113,7 +114,7 @@ async def listening(
     limits = limits or HttpLimits()
     table = ConnectionTable(limits, ledger)
     protocol = bind_connection(
-        InferenceSurface(plane) if has_inference else None,
+        InferenceSurface(plane, marks_open_inference=marks_open_inference) if has_inference else None,
         limits,
         log,
         counts,

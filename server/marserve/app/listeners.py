@@ -31,7 +31,7 @@ from marserve.api.preflights import Preflights
 from marserve.api.rest.application import build_app
 from marserve.api.rest.only_here import is_here as is_loopback
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
-from marserve.app.building.from_settings import cors_headers, error_rules, http_limits
+from marserve.app.building.from_settings import cors_headers, error_rules, http_limits, sequence_headers
 from marserve.app.building.parts import Parts
 from marserve.app.building.routes import Routers, build_routes, own_access
 from marserve.settings import Address, Settings
@@ -190,6 +190,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         parts.workflows,
         settings.predict_route,
         marks_open_inference=settings.entry == "marserve" and settings.ts_open_inference_protocol,
+        sequence=sequence_headers(settings),
     )
     connection = bind_connection(
         surface if "Inference" in names else None,

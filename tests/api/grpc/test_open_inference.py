@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -246,3 +247,67 @@ async def test_the_service_is_there_only_where_it_is_asked_for(house: House) -> 
     """As `ts_open_inference_protocol` says."""
     async with inference_port(house.registry) as port, client_of(port) as client:
         assert (await refusal(call(client, "ServerLive")))[0] == "UNIMPLEMENTED"
+
+
+# ------------------------------------------------------------------------------------------- parameters
+
+
+PARAMETER = SCHEMA.message("inference.InferParameter")
+
+
+@pytest.fixture
+async def whole(house: House) -> AsyncIterator[Client]:
+    """Who speaks to a port of `marserve`."""
+    async with (
+        inference_port(house.registry, has_open_inference=True, is_open_inference_whole=True) as port,
+        client_of(port) as client,
+    ):
+        yield client
+
+
+async def test_parameters_become_deadline_priority_and_sequence(house: House, whole: Client) -> None:
+    """As over REST; the metadata's priority has precedence, and the earlier deadline holds."""
+    parameters = {
+        "timeout": PARAMETER(int64_param=1_500_000),
+        "priority": PARAMETER(uint64_param=3),
+        "sequence_id": PARAMETER(string_param="talk"),
+        "sequence_start": PARAMETER(bool_param=True),
+    }
+    before = monotonic()
+    own, both = [
+        call(whole, "ModelInfer", model_name="m", parameters=parameters, metadata=metadata)
+        for metadata in (None, (("x-marserve-priority", "9"), ("x-marserve-timeout-ms", "500")))
+    ]
+    pool = house.pools.made[0]
+    while len(pool.held) < 2:
+        assert (await call(whole, "ServerLive")).live
+    first, second = sorted((job.request for job in pool.held), key=lambda request: request.priority or 0)
+
+    assert first.deadline is not None
+    assert second.deadline is not None
+    assert before + 1.5 <= first.deadline <= monotonic() + 1.5
+    assert second.deadline < first.deadline
+    assert (first.priority, second.priority) == (2, 9)
+    assert first.headers == [(b"ts_request_sequence_id", b"talk"), (b"ts_request_sequence_start", b"true")]
+    own.cancel()
+    both.cancel()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", PARAMETER(int64_param=-1)),
+        ("timeout", PARAMETER(string_param="1")),
+        ("sequence_id", PARAMETER(double_param=1.0)),
+        ("sequence_start", PARAMETER(bool_param=True)),
+        ("sequence_end", PARAMETER(int64_param=1)),
+    ],
+)
+async def test_a_wrong_parameter_is_refused_by_name_and_reaches_no_model(
+    house: House, whole: Client, name: str, value: Any
+) -> None:
+    """The status of bad input."""
+    code, words = await refusal(call(whole, "ModelInfer", model_name="m", parameters={name: value}))
+
+    assert (code, words.partition(" is ")[0]) == ("INVALID_ARGUMENT", f"Parameter {name}")
+    assert not house.pools.made[0].held

@@ -61,7 +61,8 @@ _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
 class Call:
-    """One call. `deadline` is in seconds on the monotonic clock: the channel's or the wished one, if any.
+    """One call. `began` and `deadline` are seconds on the monotonic clock; the deadline is the channel's or the wished
+    one, if any.
 
     `metadata` came with the call; the key is left out. `message_bytes` is the length of a single message. A service
     sets `version_header` to the header that names the version which answered.
@@ -71,6 +72,7 @@ class Call:
         "_ledger",
         "_stall_timeout_s",
         "_stream",
+        "began",
         "client_id",
         "deadline",
         "error_rules",
@@ -100,6 +102,7 @@ class Call:
         self.client_id = client_id if client_id != self.id else ""
         self.key = request_ids.next_key() if client_id == self.id else 0
         self.error_rules = error_rules
+        self.began = monotonic()
         self.deadline = stream.deadline
         self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
@@ -159,13 +162,22 @@ class Call:
             self.metadata.append((_bytes(name), _bytes(value)))
         return key
 
-    def read_wishes(self, now: float) -> None:
+    def read_wishes(self) -> None:
         """Read deadline, priority and version from the metadata. Raises BadInput."""
         for name, value in self.metadata:
             if (wish := name.decode("latin-1")) in READERS:
                 self.wishes = self.wishes.adding(wish, value, "call")
-        if self.wishes.timeout_s is not None:
-            wished = now + self.wishes.timeout_s
+        self._end_by(self.wishes.timeout_s)
+
+    def ask(self, timeout_s: float | None, priority: int | None) -> None:
+        """Take what the message itself asks for: the earlier deadline holds, and the priority of the metadata."""
+        self._end_by(timeout_s)
+        if self.wishes.priority is None:
+            self.wishes = self.wishes._replace(priority=priority)
+
+    def _end_by(self, timeout_s: float | None) -> None:
+        if timeout_s is not None:
+            wished = self.began + timeout_s
             self.deadline = wished if self.deadline is None else min(wished, self.deadline)
 
 
@@ -329,7 +341,7 @@ class Calls:
     async def _carry_call(
         self, stream: Stream, call: Call, work: Callable[[Call], Awaitable[bytes | None]], *, is_busy: bool
     ) -> bytes | None:
-        began = monotonic()
+        began = call.began
         if is_busy:
             self.begin_work()
             # Over when the answer was sent, not when it was made: a stopping port would cut it in between.
@@ -338,7 +350,7 @@ class Calls:
             key = call.read_metadata()
             if self._authorize is not None:
                 self._authorize(key)
-            call.read_wishes(began)
+            call.read_wishes()
             answer = await work(call)
             stream.trailers = ((REQUEST_ID, call.id), *(() if call.version_header is None else (call.version_header,)))
             self._record(call, stream, StatusCode.OK, began)

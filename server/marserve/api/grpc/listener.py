@@ -131,7 +131,12 @@ class GrpcPorts:
         if has_open_inference:
             for package in (OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE):
                 service = GrpcOpenInference(
-                    self._schema, self._registry, package, self._decoding, is_whole=is_open_inference_whole
+                    self._schema,
+                    self._registry,
+                    package,
+                    self._decoding,
+                    is_whole=is_open_inference_whole,
+                    sequence=sequence,
                 )
                 answers[service.name] = service.answers()
         return self._bind("gRPC Inference", address, limits, calls, answers)

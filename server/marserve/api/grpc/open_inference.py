@@ -43,8 +43,10 @@ from marserve.api.open_inference.documents import (
     versions_of,
 )
 from marserve.api.open_inference.mark import MARK
+from marserve.api.open_inference.request_parameters import NOTHING, read_asked
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Part, Request
+from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
 
 JSON_TYPE: Final = "application/json"
@@ -64,7 +66,10 @@ class GrpcOpenInference:
         decoding: Decoding | None = None,
         *,
         is_whole: bool = False,
+        sequence: SequenceHeaderNames = PLAIN_NAMES,
     ) -> None:
+        """`sequence` are the headers in which a handler finds the sequence that a request's parameters name."""
+        self._sequence = sequence
         self._decoding = decoding or Decoding()
         self._registry = registry
         self._is_whole = is_whole
@@ -178,12 +183,16 @@ class GrpcOpenInference:
     async def _request(self, message: Any, call: Call) -> Request:
         """The request for the data plane: raw tensors for a model that declares its own, else JSON."""
         model, version = message.model_name, message.model_version or None
+        asked = NOTHING
+        if self._is_whole and message.parameters:
+            asked = read_asked(read_parameters(message.parameters), self._sequence)
+            call.ask(asked.timeout_s, asked.priority)
         if self._is_whole and self._registry.takes_tensors(model, version):
             body, length = await self._decoding.run(call.message_bytes, write_body, message)
             headers = [(LENGTH_HEADER.encode(), str(length).encode())]
-            return call.request([Part("body", body, RAW_TYPE)], version, headers, server_headers=[MARK])
+            return call.request([Part("body", body, RAW_TYPE)], version, asked.headers(headers), server_headers=[MARK])
         document = await self._decoding.run(call.message_bytes, write_request, message)
-        return call.request([Part("body", document, JSON_TYPE)], version)
+        return call.request([Part("body", document, JSON_TYPE)], version, asked.headers([]))
 
 
 def write_request(message: Any) -> bytes:

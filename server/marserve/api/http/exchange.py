@@ -18,8 +18,18 @@ from marserve.api.http.request_head import Head
 from marserve.api.http.response_headers import phrase_of
 from marserve.api.http.slowness import WrittenConnection
 from marserve.api.http.stream_errors import error_frame
-from marserve.errors import Draining, HandlerFailed, MarserveError
+from marserve.api.open_inference.request_parameters import (
+    NOTHING,
+    QUICK_BYTES,
+    SEARCHED_BYTES,
+    Asked,
+    json_bytes,
+    may_ask,
+    read_body,
+)
+from marserve.errors import BadInput, Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
+from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
@@ -62,7 +72,7 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = monotonic()
         self.job: Accepted | None = None
-        self.decoding: asyncio.Future[list[Part]] | None = None
+        self.decoding: asyncio.Future[tuple[list[Part], Asked]] | None = None
         self.feed: Feed | None = None
         self.stream_type = ""  # of the stream that has begun
         self.refusal: BaseException | None = None
@@ -124,18 +134,39 @@ class Exchange:
         if head.is_form and len(body) > TINY_BYTES and not is_quick(body, head.content_type or ""):
             self.decoding = connection.listener.decoding.begin(_read_parts, body, head.content_type or "")
             self.decoding.add_done_callback(self._decoded)
+        elif head.route is not None and head.route.is_open_inference and not head.is_form:
+            self._read_parameters(connection, head, body)
         else:
             self._submit(connection, body, None)
 
-    def _decoded(self, decoding: asyncio.Future[list[Part]]) -> None:
-        """Submit the request after a thread has read the parts of its body."""
+    def _read_parameters(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
+        """Submit a request of the Open Inference Protocol once it is known what its parameters ask of the server."""
+        surface = connection.listener.surface
+        assert surface is not None
+        end = json_bytes(head.headers, len(body))
+        if end <= SEARCHED_BYTES and not may_ask(body, end):
+            self._submit(connection, body, None)
+        elif end <= QUICK_BYTES:
+            try:
+                asked = read_body(body, end, surface.sequence)
+            except BadInput as error:
+                self.on_error(error)
+            else:
+                self._submit(connection, body, None, asked)
+        else:
+            parts = [Part("body", body, head.content_type)]
+            self.decoding = connection.listener.decoding.begin(_read_asked, parts, end, surface.sequence)
+            self.decoding.add_done_callback(self._decoded)
+
+    def _decoded(self, decoding: asyncio.Future[tuple[list[Part], Asked]]) -> None:
+        """Submit the request after a thread has read the parts of its body, or what it asks for."""
         self.decoding = None
         connection = self.connection
         error = None if decoding.cancelled() else decoding.exception()
         if connection is None or decoding.cancelled():
             return
         if error is None:
-            self._submit(connection, b"", decoding.result())
+            self._submit(connection, b"", *decoding.result())
             return
         if not isinstance(error, MarserveError):
             log.error(
@@ -146,11 +177,18 @@ class Exchange:
             )
         self.on_error(error)
 
-    def _submit(self, connection: WrittenConnection, body: bytes | bytearray, parts: list[Part] | None) -> None:
+    def _submit(
+        self, connection: WrittenConnection, body: bytes | bytearray, parts: list[Part] | None, asked: Asked = NOTHING
+    ) -> None:
         """Submit the request to the data plane. `parts` is its body, if it was decoded already."""
         head = self.head
         timeout_s, priority, asked_version = head.wishes
         deadline = None if timeout_s is None else self.began + timeout_s
+        headers = head.headers
+        if asked is not NOTHING:
+            deadline = asked.deadline(self.began, deadline)
+            priority = asked.priority if priority is None else priority
+            headers = asked.headers(headers)
         surface = connection.listener.surface
         assert surface is not None
         assert head.route is not None
@@ -158,7 +196,7 @@ class Exchange:
             job = surface.predict(
                 head.route,
                 self.id,
-                head.headers,
+                headers,
                 head.content_type,
                 body,
                 self,
@@ -400,9 +438,14 @@ class Exchange:
         connection.finish(now, keep, is_refusal=self.refusal is not None)
 
 
-def _read_parts(body: bytes | bytearray, content_type: str) -> list[Part]:
+def _read_parts(body: bytes | bytearray, content_type: str) -> tuple[list[Part], Asked]:
     """Called in a thread."""
-    return read_parts(bytes(body), content_type)
+    return read_parts(bytes(body), content_type), NOTHING
+
+
+def _read_asked(parts: list[Part], end: int, names: SequenceHeaderNames) -> tuple[list[Part], Asked]:
+    """Called in a thread."""
+    return parts, read_body(parts[0].body, end, names)
 
 
 class _Way:

@@ -14,6 +14,7 @@ from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Accepted, Part, Receiver, Request
 from marserve.registry.data_plane import DataPlane
+from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.workflows.workflows import Workflows
 
 # Clients choose targets, so the table of known ones is bounded.
@@ -30,7 +31,8 @@ class Route:
 
     `model` is None on `/invocations` without `?model_name=`; with `is_workflow` it names a workflow. The handler gets
     `server_headers` in place of the client's headers of these names. `query_parts` are the query's parameters on routes
-    that take them as input, else empty. `is_explain` marks an explanation.
+    that take them as input, else empty. `is_explain` marks an explanation. `is_open_inference`: it is one of the Open
+    Inference Protocol, and that is spoken in full.
     """
 
     model: str | None
@@ -39,11 +41,7 @@ class Route:
     query_parts: list[Part]
     is_explain: bool = False
     is_workflow: bool = False
-
-    @property
-    def is_open_inference(self) -> bool:
-        """Whether it is one of the Open Inference Protocol, and that is spoken in full."""
-        return MARK in self.server_headers
+    is_open_inference: bool = False
 
 
 class InferenceSurface:
@@ -51,6 +49,7 @@ class InferenceSurface:
 
     `further_route` is a path that predicts as `/invocations` does, but without input from its query. With
     `marks_open_inference` routes of that protocol may name a version, and their requests are marked for the worker.
+    `sequence` are the headers in which requests name their sequence.
     """
 
     def __init__(
@@ -60,11 +59,13 @@ class InferenceSurface:
         further_route: str | None = None,
         *,
         marks_open_inference: bool = False,
+        sequence: SequenceHeaderNames = PLAIN_NAMES,
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows
         self._further_route = None if further_route is None else further_route.encode()
         self._marks_open_inference = marks_open_inference
+        self.sequence = sequence
         self._known: dict[bytes, Route | None] = {}
 
     def match(self, target: bytes) -> Route | None:
@@ -231,5 +232,8 @@ def _kserve(segments: list[str], *, marks_open_inference: bool) -> Route | None:
             version, explains = named, verb == "explain"
         case _:
             return None
-    marks = [MARK] if marks_open_inference and segments[0] == "v2" else []
-    return Route(model, version, [("explain", str(explains)), *marks], [], explains) if model else None
+    if not model:
+        return None
+    is_marked = marks_open_inference and segments[0] == "v2"
+    marks = [MARK] if is_marked else []
+    return Route(model, version, [("explain", str(explains)), *marks], [], explains, is_open_inference=is_marked)

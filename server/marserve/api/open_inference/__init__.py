@@ -2,6 +2,7 @@
 
 `mark`        how a request of the protocol is marked for its worker
 `documents`   metadata, configuration, repository and statistics as the protocol's JSON
+`request_parameters`  priority, time limit and sequence of an inference request
 
 Pure: knows neither HTTP nor gRPC. Tensors are read and written in the worker
 (`marserve_handlers/declared/open_inference`).

@@ -15,7 +15,8 @@ from marserve.telemetry.metrics.counts import VersionMetrics
 
 PLATFORM: Final = "marserve_python"
 EXTENSIONS: Final = (
-    *("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics"),
+    *("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters"),
+    *("schedule_policy", "sequence", "sequence(string_id)", "statistics"),
 )
 """What is answered beyond the protocol itself, by the names that its clients look for."""
 
