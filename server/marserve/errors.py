@@ -238,6 +238,30 @@ class ManagementClosed(ClientError):
         )
 
 
+class ControlClosed(ClientError):
+    """A call of the Open Inference Protocol that changes the server, at an address that takes none."""
+
+    cause = "control_closed"
+
+    def __init__(self, call: str) -> None:
+        super().__init__(
+            f"{call} changes the server, and this address is for inference: send it to the management address, or let "
+            "the operator set open_inference_control=true."
+        )
+
+
+class ModelApiClosed(ClientError):
+    """This server's settings let no client load or unload models."""
+
+    cause = "model_api_disabled"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server loads and unloads no models by calls (enable_model_api=false); its operator can set "
+            "enable_model_api=true."
+        )
+
+
 class ModelNotFound(ClientError):
     """No model of that name is registered. `known` are the names of those that are, None if they are not known here."""
 

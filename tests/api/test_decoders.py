@@ -14,7 +14,7 @@ import gc
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -37,6 +37,7 @@ from marserve.api.parameters import read_parameters
 from marserve.api.rest.application import split_path
 from marserve.api.rest.models.events import read_events
 from marserve.api.rest.models.traffic import read_object
+from marserve.api.rest.platforms.open_inference_control import MAX_BODY, read_settings
 from marserve.errors import MarserveError
 from marserve.messages import Part, Request
 from marserve.pool.dispatch.lengths.lengths import MAX_JSON_BYTES, SMALL_JSON_BYTES, read_rule
@@ -98,6 +99,7 @@ TABLE = {
     "api/parameters.py:read_parameters": MANAGEMENT,
     "api/rest/models/traffic.py:_object_of": MANAGEMENT,
     "api/rest/logs.py:put_level": MANAGEMENT,
+    "api/rest/platforms/open_inference_control.py:read_settings": MANAGEMENT,
     "api/rest/models/event_bodies.py:read_body": MANAGEMENT,
     "api/rest/models/event_bodies.py:_read_records": MANAGEMENT,
     "api/rest/models/event_bodies.py:_read_sns": MANAGEMENT,
@@ -543,6 +545,10 @@ class Asked:
         """The body."""
         return self._body
 
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body at once."""
+        yield self._body
+
 
 JSON_BODIES = {
     "unknown names": b"{" + b",".join(b'"%d":0' % number for number in range(20_000)) + b"}",
@@ -564,6 +570,8 @@ async def test_parameters_and_documents_in_json_are_read_within_a_step(steps: St
 
     await steps.check(lambda: read_parameters(request, ["model_name", "url", "batch_size"]))
     await steps.check(lambda: read_object(request))
+    short: Any = Asked(JSON_BODIES[name][:MAX_BODY])
+    await steps.check(lambda: read_settings(short, "a test"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shlex
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -198,3 +199,56 @@ def test_a_handler_of_rows_gets_the_body_as_ever(server: Server) -> None:
     answer = server.client.post(f"{server.inference}/v2/models/echo/infer", json=document)
 
     assert answer.json() == document
+
+
+# ------------------------------------------------------------------------------------------- control
+
+
+def test_the_pages_calls_load_list_and_unload_a_model(server: Server) -> None:
+    """On the management address, over gRPC's too; the inference address refuses and names the setting."""
+    commands = block("docs/open-inference.md", "control").replace("http://127.0.0.1:8081", server.management)
+    load, index, unload, log = map(shlex.split, commands.splitlines())
+    refused = server.client.post(load[-1].replace(server.management, server.inference))
+
+    def names() -> dict[str, tuple[str, str]]:
+        return {each["name"]: (each["state"], each["reason"]) for each in server.client.post(index[-1]).json()}
+
+    before = names()
+    assert server.client.post(unload[-1]).status_code == 200
+    without = names()
+    assert server.client.post(f"{server.inference}/v2/models/sums/infer", json={}).status_code == 404
+    assert server.client.post(load[-1]).status_code == 200
+    louder = server.client.post(log[-1], content=log[log.index("-d") + 1])
+
+    assert refused.status_code == 403
+    assert "open_inference_control=true" in refused.json()["error"]
+    assert (before["sums"], without["sums"], names()["sums"]) == (
+        ("READY", ""),
+        ("UNAVAILABLE", "unloaded"),
+        ("READY", ""),
+    )
+    assert louder.json()["log_verbose_level"] == 1
+    assert server.client.get(f"{server.management}/logging").json()["level"] == "debug"
+    server.client.post(log[-1], json={"log_verbose_level": 0}).raise_for_status()
+
+
+def test_an_open_inference_address_asks_for_the_management_key(tmp_path: Path) -> None:
+    """Over REST and gRPC; the key of inference changes nothing."""
+    store = tmp_path / "store"
+    store.mkdir()
+    make_archive(store / "echo.mar", ECHO)
+    settings = {"load_models": "none", "disable_token_authorization": "false", "open_inference_control": "true"}
+    with Server(tmp_path, entry="marserve", store=store, settings=settings) as server:
+        keys = json.loads((tmp_path / "key_file.json").read_text())
+        management, inference = (
+            {"Authorization": f"Bearer {keys[name]['key']}"} for name in ("management", "inference")
+        )
+        load, index = (f"{server.inference}/v2/repository/{end}" for end in ("models/echo/load", "index"))
+
+        answers = [server.client.post(load, headers=headers) for headers in ({}, inference, management)]
+        listed = server.client.post(index, headers=inference)
+        infer = server.client.post(f"{server.inference}/v2/models/echo/infer", json={"x": 1}, headers=management)
+
+    assert [answer.status_code for answer in answers] == [401, 403, 200]
+    assert [(each["name"], each["state"]) for each in listed.json()] == [("echo", "READY")]
+    assert infer.status_code == 403

@@ -321,3 +321,15 @@ def test_where_agents_connect_to_is_a_host_and_a_port(here: Path, name: str, val
     with pytest.raises(BadSettings, match=f"{name} is '{value}', and must be HOST:PORT"):
         load(here, **{name: value})
     assert getattr(load(here, **{name: "[::]:7443"}), name) == "[::]:7443"
+
+
+@pytest.mark.parametrize("name", ["inference_address", "grpc_inference_address"])
+def test_control_at_inference_is_opened_to_other_machines_only_with_keys_or_when_told(here: Path, name: str) -> None:
+    """It can do what management can."""
+    given = {name: "0.0.0.0" if name.startswith("grpc") else "http://0.0.0.0:80", "open_inference_control": "true"}
+    with pytest.raises(BadSettings, match=rf"open_inference_control=true lets callers at {name}=.*0\.0\.0\.0"):
+        load(here, "marserve", **given)
+
+    assert load(here, "marserve", **given, disable_token_authorization="false").open_inference_control
+    assert load(here, "marserve", **given, allow_open_management="true").open_inference_control
+    assert load(here, "marserve", open_inference_control="true").warnings == ()

@@ -14,6 +14,7 @@ from marserve.api.byte_ledger import ByteLedger
 from marserve.api.errors import AS_RECORDED, ErrorRules
 from marserve.api.grpc.calls import Authorize
 from marserve.api.grpc.listener import GrpcAddress, GrpcListener, GrpcPorts
+from marserve.api.grpc.open_inference_control import ServerControl
 from marserve.api.grpc.schema import Schema
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.request_ids import RequestIds
@@ -104,8 +105,9 @@ async def inference_port(
     stall_timeout_s: float = 60.0,
     ledger: ByteLedger | None = None,
     request_ids: RequestIds | None = None,
+    **control: Any,
 ) -> AsyncIterator[GrpcListener]:
-    """An inference port that accepts calls; stopped in the end."""
+    """An inference port that accepts calls; stopped in the end. `control` are further options of the port."""
     book = book or Book()
     ports = GrpcPorts(
         registry or FakeRegistry(),
@@ -123,16 +125,21 @@ async def inference_port(
         authorize,
         has_open_inference=has_open_inference,
         is_open_inference_whole=is_open_inference_whole,
+        **control,
     )
     async with _accepting(listener):
         yield listener
 
 
 @asynccontextmanager
-async def management_port(registry: Any, *, enable_model_api: bool = True) -> AsyncIterator[GrpcListener]:
+async def management_port(
+    registry: Any, *, enable_model_api: bool = True, control: ServerControl | None = None
+) -> AsyncIterator[GrpcListener]:
     """A management port that accepts calls; stopped in the end."""
     book = Book()
-    listener = GrpcPorts(registry, book, book).bind_management(HERE, GrpcLimits(), enable_model_api=enable_model_api)
+    listener = GrpcPorts(registry, book, book).bind_management(
+        HERE, GrpcLimits(), enable_model_api=enable_model_api, control=control
+    )
     async with _accepting(listener):
         yield listener
 

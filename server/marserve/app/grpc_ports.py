@@ -24,6 +24,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     settings = parts.settings
     try:
         from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
+        from marserve.api.grpc.open_inference_control import ServerControl
     except BaseException as error:  # packages that are broken, or do not fit each other, raise whatever they like
         if isinstance(error, KeyboardInterrupt) or not is_the_packages("grpc", error):
             raise
@@ -35,6 +36,9 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
         )
         return []
     listeners: list[GrpcListener] = []
+    control = None
+    if settings.ts_open_inference_protocol and settings.entry == "marserve":
+        control = ServerControl(parts.repository, parts.log_settings, parts.registry.data_plane.check_exists)
     address, name = GrpcAddress(settings.grpc_inference_address, settings.grpc_inference_port), "grpc_inference"
     try:
         ports = GrpcPorts(
@@ -59,6 +63,10 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
                 has_open_inference=settings.ts_open_inference_protocol,
                 is_open_inference_whole=settings.entry == "marserve",
                 sequence=sequence_headers(settings),
+                control=control,
+                authorize_control=parts.access.authorize("management"),
+                # A caller's machine is not looked at over gRPC.
+                is_control_open=settings.open_inference_control and not settings.management_is_kept_here,
             )
         )
         address = GrpcAddress(settings.grpc_management_address, settings.grpc_management_port)
@@ -74,6 +82,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
                 parts.access.authorize("management"),
                 enable_model_api=settings.enable_model_api,
                 changes=parts.desired.changes(parts.registry),
+                control=control,
             )
         )
     except OSError as error:

@@ -130,6 +130,14 @@ class Registry:
         entry = self._versions.models.get(model)
         return None if entry is None else entry.default
 
+    def stored_archives(self) -> list[str]:
+        """The archives and folders in the model store, in order of their names. Blocks."""
+        return self._intake.store.names()
+
+    def served_archives(self) -> set[str]:
+        """The archives that registered versions came from."""
+        return {version.plan.unpacked.archive for version in self._versions.all()}
+
     def uploads(self, most_bytes: int) -> Uploads:
         """What takes archives of clients into the store, each of at most so many bytes."""
         return Uploads(self._intake, self._registering.is_archive_used, most_bytes)

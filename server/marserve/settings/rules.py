@@ -169,6 +169,17 @@ def _check_open_management(settings: Settings) -> Iterator[str]:
     for name, address in (("management_address", settings.management_address), ("grpc_management_address", grpc)):
         if not address.is_loopback:
             yield from _check_open_address(settings, name)
+    grpc = Address("http", settings.grpc_inference_address, settings.grpc_inference_port)
+    for name, address in (("inference_address", settings.inference_address), ("grpc_inference_address", grpc)):
+        if settings.open_inference_control and not address.is_loopback:
+            raise BadSettings(
+                f"open_inference_control=true lets callers at {name}={address} load and unload models, other machines "
+                "reach it, and nothing authenticates them; use 127.0.0.1, switch tokens on with "
+                "disable_token_authorization=false, or set allow_open_management=true if something in front protects "
+                "it",
+                key="open_inference_control",
+                source=_where(settings, "open_inference_control"),
+            )
 
 
 def _check_open_address(settings: Settings, name: str) -> Iterator[str]:

@@ -234,6 +234,13 @@ class Addresses:
         always_env="TS_OPEN_INFERENCE_PROTOCOL",
         ts_env=None,
     )
+    open_inference_control: bool = _own(
+        BOOL,
+        False,
+        "Take calls of the Open Inference Protocol that change the server (loading and unloading models, settings of "
+        "the log and of traces) at the inference address too, with the management key; at the management address they "
+        "are always taken.",
+    )
     health_route: str | None = _own(
         ROUTE,
         None,

@@ -8,6 +8,7 @@ schema          messages and services as tables, and the classes made of them
 inference       TorchServe's inference service
 management      TorchServe's management service
 open_inference  the Open Inference Protocol
+open_inference_control  its calls that change the server, and show settings
 data_types      how its data types travel
 raw_tensors     its tensors as the binary body that workers read
 health          the health service

@@ -214,6 +214,7 @@ class Calls:
         self._has_ids = access_log.has_ids
         self._metrics = metrics
         self._authorize = authorize
+        self._authorize_of: dict[str, Authorize | None] = {}  # by path
         self._error_rules = error_rules
         self._request_ids = request_ids or RequestIds()
         # Calls in the middle of an answer; a dialogue that waits for its client does not count.
@@ -222,9 +223,16 @@ class Calls:
         self._is_silent = asyncio.Event()
         self._is_silent.set()
 
-    def service(self, name: str, answers: Answers) -> dict[str, Method]:
-        """The methods of a service of the schema by path; `answers` has a coroutine for each that is answered."""
+    def service(
+        self, name: str, answers: Answers, authorize: Mapping[str, Authorize | None] | None = None
+    ) -> dict[str, Method]:
+        """The methods of a service of the schema by path; `answers` has a coroutine for each that is answered.
+
+        `authorize` has the check of the key for methods that need another one than the port's.
+        """
         methods = {}
+        for method, check in (authorize or {}).items():
+            self._authorize_of[f"{name}/{method}"] = check
         for method, described in self._schema.methods(name).items():
             path = f"{name}/{method}"
             message = self._schema.message(described.input_type.full_name)
@@ -348,8 +356,9 @@ class Calls:
             stream.when_over(self.end_work)
         try:
             key = call.read_metadata()
-            if self._authorize is not None:
-                self._authorize(key)
+            authorize = self._authorize_of.get(stream.path, self._authorize) if self._authorize_of else self._authorize
+            if authorize is not None:
+                authorize(key)
             call.read_wishes()
             answer = await work(call)
             stream.trailers = ((REQUEST_ID, call.id), *(() if call.version_header is None else (call.version_header,)))

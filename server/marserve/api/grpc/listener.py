@@ -25,6 +25,8 @@ from marserve.api.grpc.health import GrpcHealth
 from marserve.api.grpc.inference import GrpcInference
 from marserve.api.grpc.management import GrpcManagement
 from marserve.api.grpc.open_inference import GrpcOpenInference
+from marserve.api.grpc.open_inference_control import SERVICE as CONTROL_SERVICE
+from marserve.api.grpc.open_inference_control import GrpcOpenInferenceControl, ServerControl
 from marserve.api.grpc.reflection import GrpcReflection
 from marserve.api.grpc.schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.grpc.transport.connection import LAST_CALLS_S
@@ -123,8 +125,15 @@ class GrpcPorts:
         has_open_inference: bool = False,
         is_open_inference_whole: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
+        control: ServerControl | None = None,
+        authorize_control: Authorize | None = None,
+        is_control_open: bool = False,
     ) -> GrpcListener:
-        """The inference port. Raises OSError if the address cannot be bound."""
+        """The inference port. Raises OSError if the address cannot be bound.
+
+        `control` has the Open Inference Protocol's calls that change the server; if they are open here, they ask
+        `authorize_control` for the key.
+        """
         calls = self._calls(authorize, message_bytes=limits.message_bytes)
         inference = GrpcInference(self._schema, calls, self._registry.data_plane, sequence)
         answers = {grpc_inference.SERVICE: inference.answers()}
@@ -139,7 +148,13 @@ class GrpcPorts:
                     sequence=sequence,
                 )
                 answers[service.name] = service.answers()
-        return self._bind("gRPC Inference", address, limits, calls, answers)
+        further: dict[str, Authorize | None] = {}
+        if control is not None:
+            changing = GrpcOpenInferenceControl(self._schema, control, is_open=is_control_open)
+            index = changing.index() if is_control_open else {}
+            answers[CONTROL_SERVICE] = {**answers[CONTROL_SERVICE], **changing.answers(), **index}
+            further = dict.fromkeys(changing.answers(), authorize_control) if is_control_open else {}
+        return self._bind("gRPC Inference", address, limits, calls, answers, {CONTROL_SERVICE: further})
 
     def bind_management(
         self,
@@ -149,19 +164,33 @@ class GrpcPorts:
         *,
         enable_model_api: bool,
         changes: Changes | None = None,
+        control: ServerControl | None = None,
     ) -> GrpcListener:
-        """The management port; `changes` as for HTTP's routes. Raises OSError if the address cannot be bound."""
+        """The management port; `changes` as for HTTP's routes. Raises OSError if the address cannot be bound.
+
+        With `control` it has the Open Inference Protocol's calls that change the server.
+        """
         calls = self._calls(authorize, message_bytes=limits.message_bytes)
         management = GrpcManagement(self._schema, self._registry, enable_model_api=enable_model_api, changes=changes)
-        name = grpc_management.SERVICE
-        return self._bind("gRPC Management", address, limits, calls, {name: management.answers()})
+        answers = {grpc_management.SERVICE: management.answers()}
+        if control is not None:
+            changing = GrpcOpenInferenceControl(self._schema, control, is_open=True)
+            answers[CONTROL_SERVICE] = {**changing.answers(), **changing.index()}
+        return self._bind("gRPC Management", address, limits, calls, answers)
 
     def _bind(
-        self, name: str, address: GrpcAddress, limits: GrpcLimits, calls: Calls, answers: Mapping[str, Answers]
+        self,
+        name: str,
+        address: GrpcAddress,
+        limits: GrpcLimits,
+        calls: Calls,
+        answers: Mapping[str, Answers],
+        authorize: Mapping[str, Mapping[str, Authorize | None]] | None = None,
     ) -> GrpcListener:
+        """`authorize` has the checks of keys by service and method, where they are not the port's."""
         methods: dict[str, Method] = {}
         for service, its_answers in answers.items():
-            methods |= calls.service(service, its_answers)
+            methods |= calls.service(service, its_answers, (authorize or {}).get(service))
         shown = (*answers, grpc_health.SERVICE, *grpc_reflection.SERVICES)
         methods |= GrpcHealth(self._registry, list(answers), self._schema).methods()
         methods |= GrpcReflection(shown, self._schema).methods()

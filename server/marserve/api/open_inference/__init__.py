@@ -3,7 +3,9 @@
 `mark`        how a request of the protocol is marked for its worker
 `documents`   metadata, configuration, repository and statistics as the protocol's JSON
 `request_parameters`  priority, time limit and sequence of an inference request
+`server_settings`     settings of traces and of the log
+`repository`          loads, unloads and lists models
 
-Pure: knows neither HTTP nor gRPC. Tensors are read and written in the worker
+Knows neither HTTP nor gRPC. Tensors are read and written in the worker
 (`marserve_handlers/declared/open_inference`).
 """

@@ -15,8 +15,9 @@ from marserve.telemetry.metrics.counts import VersionMetrics
 
 PLATFORM: Final = "marserve_python"
 EXTENSIONS: Final = (
-    *("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters"),
-    *("schedule_policy", "sequence", "sequence(string_id)", "statistics"),
+    *("binary_tensor_data", "classification", "logging", "model_configuration", "model_repository"),
+    *("model_repository(unload_dependents)", "parameters", "schedule_policy", "sequence", "sequence(string_id)"),
+    *("statistics", "trace"),
 )
 """What is answered beyond the protocol itself, by the names that its clients look for."""
 

@@ -95,8 +95,10 @@ class AccessControl:
         return None if self.settings.allow_open_inference else self.tokens
 
     def _only_here(self, routers: Sequence[tuple[Router, Access]]) -> Callable[[ASGIApp], ASGIApp] | None:
-        """Restricts management to this machine on a shared listener; None if it is not to be restricted."""
-        if not self.settings.management_is_kept_here or not shares_its_port(self.settings):
+        """Restricts management to this machine where other APIs are; None if it is not to be restricted."""
+        settings = self.settings
+        is_shared = shares_its_port(settings) or settings.open_inference_control
+        if not settings.management_is_kept_here or not is_shared:
             return None
         closed = [router for router, access in routers if access == "management"]
         rules = self._rules(self.settings.management_address, self._own_hosts(self.settings.management_address))

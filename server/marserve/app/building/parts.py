@@ -16,6 +16,8 @@ from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
+from marserve.api.open_inference.repository import Repository
+from marserve.api.open_inference.server_settings import LogSettings
 from marserve.api.request_ids import RequestIds
 from marserve.app.building.access import AccessControl
 from marserve.app.building.cannot_start import CannotStart
@@ -58,6 +60,7 @@ from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.logs.logs import Logs
+from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.workflows.workflows import Workflows
@@ -86,6 +89,8 @@ class Parts:
     decoding: Decoding
     request_ids: RequestIds
     log_levels: LogLevels
+    log_settings: LogSettings
+    repository: Repository
     access: AccessControl
     device_watch: DeviceWatch | None
     machine: Machine
@@ -166,6 +171,7 @@ async def build_parts(
     stack.callback(large_answers.close)
     decoding = Decoding(ready_threads=1)
     stack.callback(decoding.close)
+    log_levels = LogLevels(logs, launchers.levels)
     return Parts(
         settings=settings,
         logs=logs,
@@ -185,7 +191,13 @@ async def build_parts(
         large_answers=large_answers,
         decoding=decoding,
         request_ids=RequestIds(takes_clients=settings.take_request_id),
-        log_levels=LogLevels(logs, launchers.levels),
+        log_levels=log_levels,
+        log_settings=LogSettings(
+            log_levels,
+            f"{FILES['server']}.log" if settings.log_location else "",
+            "default" if settings.log_format == "text" else settings.log_format,
+        ),
+        repository=Repository(registry, desired.changes(registry), enable_model_api=settings.enable_model_api),
         access=access,
         device_watch=device_watch,
         machine=machine,

@@ -24,7 +24,8 @@ from marserve.api.rest.platforms.health import health_router
 from marserve.api.rest.platforms.kserve import kserve_router
 from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.api.rest.platforms.open_inference import open_inference_router
-from marserve.api.rest.platforms.open_inference_models import open_inference_models_router
+from marserve.api.rest.platforms.open_inference_control import open_inference_control_router
+from marserve.api.rest.platforms.open_inference_models import add_index, open_inference_models_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.tokens import Access
@@ -65,10 +66,10 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if has_inference or has_management:
         health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
         routers.append((health, own))
-    if has_inference and settings.ts_open_inference_protocol:
-        is_whole = settings.entry == "marserve"
-        spoken = open_inference_models_router(registry) if is_whole else open_inference_router()
-        routers.append((spoken, "inference"))
+    if has_inference and settings.ts_open_inference_protocol and settings.entry != "marserve":
+        routers.append((open_inference_router(), "inference"))
+    if settings.ts_open_inference_protocol and settings.entry == "marserve":
+        _add_open_inference(routers, parts, has_inference=has_inference, has_management=has_management)
     speaks_kserve = settings.entry == "marserve" and settings.service_envelope in ("kserve", "kservev2")
     if speaks_kserve and has_inference and not has_management:
         routers.append((kserve_router(registry.data_plane), "inference"))
@@ -85,6 +86,23 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if "Metrics" in names:
         routers.append((metrics_router(parts.metrics, is_filled=settings.metrics_mode != "log"), "open"))
     return routers
+
+
+def _add_open_inference(routers: Routers, parts: Parts, *, has_inference: bool, has_management: bool) -> None:
+    """Add the protocol in full. What changes the server is taken where management is, or with a setting elsewhere."""
+    if not (has_inference or has_management):
+        return
+    registry = parts.registry
+    is_open = has_management or parts.settings.open_inference_control
+    repository = parts.repository if is_open else None
+    if has_inference:
+        routers.append((open_inference_models_router(registry, repository), "inference"))
+    control = open_inference_control_router(
+        parts.repository, parts.log_settings, registry.data_plane.check_exists, is_open=is_open
+    )
+    if not has_inference:
+        add_index(control, registry, repository)
+    routers.append((control, "management" if is_open else "inference"))
 
 
 def _add_management(routers: Routers, parts: Parts) -> None:

@@ -21,6 +21,7 @@ from marserve.api.open_inference.documents import (
     statistics_document,
     versions_of,
 )
+from marserve.api.open_inference.repository import Repository
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import error_answers
@@ -32,10 +33,14 @@ from marserve.registry.models import Registry
 MAX_INDEX_BODY = 1024
 
 
-def open_inference_models_router(registry: Registry) -> APIRouter:
-    """Health, metadata, configuration, statistics and the repository's index."""
+def open_inference_models_router(registry: Registry, repository: Repository | None = None) -> APIRouter:
+    """Health, metadata, configuration, statistics and the repository's index.
+
+    With `repository`, which loads models at this address, the index has those that could be loaded.
+    """
     router = new_router(PrettyJson)
     _add_server(router, registry)
+    add_index(router, registry, repository)
     _add_models(router, registry)
     return router
 
@@ -53,6 +58,16 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
     async def describe(request: Request) -> Response:
         return PrettyJson(server_document())
 
+    @router.get(
+        "/v2/models/stats", operation_id="oip_all_statistics", summary="What every version answered (Open Inference)"
+    )
+    async def all_statistics(request: Request) -> Response:
+        return PrettyJson({"model_stats": [statistics_document(each) for each in registry.version_metrics()]})
+
+
+def add_index(router: APIRouter, registry: Registry, repository: Repository | None) -> None:
+    """Add the route of the repository's index; `repository` as for the router."""
+
     @router.post(
         "/v2/repository/index",
         operation_id="oip_index",
@@ -61,13 +76,9 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
     )
     async def index(request: Request) -> Response:
         only_ready = await _wants_ready(request)
+        if repository is not None:
+            return PrettyJson(await repository.index(only_ready=only_ready))
         return PrettyJson(index_document(versions_of(registry), only_ready=only_ready))
-
-    @router.get(
-        "/v2/models/stats", operation_id="oip_all_statistics", summary="What every version answered (Open Inference)"
-    )
-    async def all_statistics(request: Request) -> Response:
-        return PrettyJson({"model_stats": [statistics_document(each) for each in registry.version_metrics()]})
 
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
