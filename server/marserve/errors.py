@@ -9,6 +9,8 @@ MarserveError
     InvalidToken                         no key, a wrong one, or one that has expired, in TorchServe's words
       MissingKey, WrongKey, ExpiredKey   the same, by what is wrong
     ManagementClosed                     a management call from another machine, while management needs no key
+    ControlClosed                        a call that changes the server, at an address for inference
+    ModelApiClosed                       clients may load and unload no models
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
     DownloadNotFound

@@ -30,6 +30,7 @@ from marserve.api.grpc.open_inference import fill_response, write_request
 from marserve.api.grpc.schema import INFERENCE, OPEN_INFERENCE, Schema
 from marserve.api.http import request_body
 from marserve.api.http.inference import MAX_SEGMENTS, read_route
+from marserve.api.http.instances import QUICK_BYTES as QUICK_INSTANCES
 from marserve.api.http.request_body import FORM, is_quick, read_parts
 from marserve.api.http.request_head import HttpLimits, read_head
 from marserve.api.open_inference.request_parameters import QUICK_BYTES, SEARCHED_BYTES
@@ -73,7 +74,7 @@ ROOMS = (
     "desired_state",
 )
 
-FORMS, HEADS, GRPC, MANAGEMENT = "forms", "heads", "grpc", "management"
+FORMS, HEADS, GRPC, MANAGEMENT, INSTANCES = "forms", "heads", "grpc", "management", "instances"
 IN_A_THREAD = "always called in a thread"
 NO_BODY = "reads no body: a file or a state of the server's own, or one short word"
 
@@ -82,6 +83,8 @@ TABLE = {
     "api/http/request_body.py:_unescape": FORMS,
     "api/http/request_body.py:_read_multipart": FORMS,
     "api/http/exchange.py:_read_parts": FORMS,
+    "api/http/instances.py:_part": INSTANCES,
+    "api/http/instances.py:_read_python": INSTANCES,
     "api/http/inference.py:predict": FORMS,
     "api/rest/models/management.py:check": FORMS,
     "api/http/inference.py:read_route": HEADS,
@@ -438,6 +441,23 @@ async def test_a_requests_parameters_take_no_long_step_whatever_its_length(steps
             async def work(body: bytes = asking(unit, size)) -> None:
                 target = b"/v2/models/echo/infer"
                 assert await post(listener.port, "application/json", body, target=target) == b"HTTP/1.1 200"
+
+            await steps.check(work)
+
+
+# ------------------------------------------------------------------------------------------- instances
+
+
+@pytest.mark.parametrize("unit", [b"1,", b"[],", b'{"b64":"QUJD"},', b'{"":0},', b'"\\n",', b"NaN,", b"[[[1,2],[3]]],"])
+async def test_instances_take_no_long_step_however_many_there_are(steps: Steps, unit: bytes) -> None:
+    """Cut on the loop where they are few, else in a thread; and submitted in slices."""
+    async with listening(splits_instances=True) as listener:
+        for size in (QUICK_INSTANCES - 32, 100_000, MOST_BYTES - 64):
+
+            async def work(body: bytes = b'{"instances":[' + fill(unit, size) + b"1]}") -> None:
+                target = b"/v1/models/echo:predict"
+                answer = await post(listener.port, "application/json", body, target=target)
+                assert answer[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 400")
 
             await steps.check(work)
 

@@ -297,7 +297,7 @@ def test_a_runtime_of_kserve_serves_torchserves_bucket(
             assert running.get(port["containerPort"], pod["readinessProbe"]["httpGet"]["path"]).status_code == 200
             route, question, ready = ROUTES[protocol]
             outputs = httpx.post(container.url(8080, route), json=question, timeout=30).json()
-            assert running.get(8080, ready[0]).json() == ready[1]
+            assert ready[1].items() <= running.get(8080, ready[0]).json().items()
         page = running.get(int(runtime["spec"]["annotations"]["prometheus.kserve.io/port"]), "/metrics").text
 
     assert bound[port["containerPort"]] == "0.0.0.0"

@@ -22,6 +22,8 @@ def handle(data, context):
     rows = [row['body'] for row in data or []]
     return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
 """
+MODELS = ["echo", "plain", "sums", "talk"]
+PLAIN = "def handle(data, context): return [row['body'] for row in data or []]"
 TALK = """
 def handle(data, context):
     names = [f"ts_request_sequence_{word}" for word in ("id", "start", "end")]
@@ -38,11 +40,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     sums = block("docs/declared-handlers.md", "sums")
     make_archive(store / "sums.mar", sums, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "echo.mar", ECHO)
+    make_archive(store / "plain.mar", PLAIN)
     make_archive(store / "talk.mar", TALK, config="sequenceBatching: true\nsequenceMaxIdleMSec: 5000\n")
     with Server(folder, entry="marserve", store=store, settings={"load_models": "none"}) as server:
         server.register("sums.mar").raise_for_status()
-        server.register("echo.mar").raise_for_status()
-        server.register("talk.mar").raise_for_status()
+        for name in ("echo", "plain", "talk"):
+            server.register(f"{name}.mar").raise_for_status()
         yield server
 
 
@@ -146,11 +149,7 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
     assert (list(raw.raw_output_contents), raw.model_version) == ([struct.pack("<2f", 3, 7)], "1.0")
     assert list(echoed.outputs[0].contents.fp32_contents) == [1, 2, 3, 4]
     assert (config.max_batch_size, config.input[0].data_type, list(config.input[0].dims)) == (4, 11, [2])
-    assert [(each.name, each.state) for each in index.models] == [
-        ("echo", "READY"),
-        ("sums", "READY"),
-        ("talk", "READY"),
-    ]
+    assert [(each.name, each.state) for each in index.models] == [(name, "READY") for name in MODELS]
     assert counts.model_stats[0].inference_stats.success.count == counts.model_stats[0].inference_count > 0
     assert regions == [{}, {}]
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -181,11 +180,7 @@ def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:
     assert server.client.get(f"{at}/health/ready").json() == {"ready": True}
     assert server.client.get(f"{at}/models/echo/versions/1.0/ready").json() == {"name": "echo", "ready": True}
     index = server.client.post(f"{at}/repository/index").json()
-    assert [(each["name"], each["state"]) for each in index] == [
-        ("echo", "READY"),
-        ("sums", "READY"),
-        ("talk", "READY"),
-    ]
+    assert [(each["name"], each["state"]) for each in index] == [(name, "READY") for name in MODELS]
     assert server.client.get(f"{at}/models/sums/config").json()["max_batch_size"] == 4
     before = server.client.get(f"{at}/models/sums/stats").json()["model_stats"][0]["inference_count"]
     server.client.post(f"{at}/models/sums/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}).raise_for_status()
@@ -199,6 +194,54 @@ def test_a_handler_of_rows_gets_the_body_as_ever(server: Server) -> None:
     answer = server.client.post(f"{server.inference}/v2/models/echo/infer", json=document)
 
     assert answer.json() == document
+
+
+# ------------------------------------------------------------------------------------------- V1
+
+
+def test_instances_of_v1_share_batches_and_are_answered_in_order(server: Server) -> None:
+    """As the page says; a bad one is the answer, by its index; a text and bytes become JSON."""
+    command, answer = (block("docs/open-inference.md", name) for name in ("v1", "v1-answer"))
+    words = shlex.split(command)
+    at = words[1].replace("http://127.0.0.1:8080", server.inference)
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+
+    def batches() -> int:
+        stats = server.client.get(f"{server.inference}/v2/models/sums/stats").json()["model_stats"][0]
+        return int(stats["execution_count"])
+
+    assert server.client.post(at, content=words[-1], headers=form).json() == json.loads(answer)
+    before = batches()
+    many = server.client.post(at, json={"instances": [{"pair": [number, 1]} for number in range(400)]})
+    count = batches() - before
+    bad = server.client.post(at, json={"instances": [{"pair": [1, 2]}, {"pair": [1, 2, 3]}]})
+    none = server.client.post(at, json={"instances": []})
+    missing = server.client.post(at.replace("sums", "other"), json={"instances": []})
+    plain = server.client.post(
+        f"{server.inference}/v1/models/plain:predict",
+        json={"instances": ["word", {"b64": "iVBORw=="}, {"n": 1}]},
+    )
+
+    assert many.json() == {"predictions": [{"sum": number + 1.0} for number in range(400)]}
+    assert 100 <= count < 150
+    assert (bad.status_code, bad.json()["message"]) == (400, "instances[1]: pair: expected float32 [2], got [3]")
+    assert (none.json(), missing.status_code) == ({"predictions": []}, 404)
+    assert plain.json() == {"predictions": ["word", {"b64": "iVBORw=="}, {"n": 1}]}
+
+
+def test_v1s_models_are_told_on_both_addresses(server: Server) -> None:
+    """With the keys of KServe and of OpenAI."""
+    for address in (server.inference, server.management):
+        one = server.client.get(f"{address}/v1/models/sums")
+        listed = server.client.get(f"{address}/v1/models").json()
+
+        assert (one.status_code, one.json()["name"], one.json()["id"], one.json()["ready"]) == (
+            200,
+            "sums",
+            "sums",
+            True,
+        )
+        assert listed["models"] == [each["id"] for each in listed["data"]] == MODELS
 
 
 # ------------------------------------------------------------------------------------------- control

@@ -63,6 +63,11 @@ class FakeDataPlane:
     echoes_all: bool = False
     errors: dict[str, Exception] = field(default_factory=dict)
     submitted: list[Submitted] = field(default_factory=list)
+    enveloped: set[str] = field(default_factory=set)
+
+    def has_envelope(self, model: str, version: str | None = None) -> bool:
+        """Whether the test says that the model's handler has an envelope."""
+        return model in self.enveloped
 
     def submit(self, model: str, version: str | None, request: Request, receiver: Receiver) -> Submitted:
         """Take a request."""

@@ -105,6 +105,7 @@ async def listening(
     browser_rules: BrowserRules | None = None,
     ledger: ByteLedger | None = None,
     marks_open_inference: bool = False,
+    splits_instances: bool = False,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -114,7 +115,9 @@ async def listening(
     limits = limits or HttpLimits()
     table = ConnectionTable(limits, ledger)
     protocol = bind_connection(
-        InferenceSurface(plane, marks_open_inference=marks_open_inference) if has_inference else None,
+        InferenceSurface(plane, marks_open_inference=marks_open_inference, splits_instances=splits_instances)
+        if has_inference
+        else None,
         limits,
         log,
         counts,

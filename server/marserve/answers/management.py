@@ -473,6 +473,25 @@ class KServeReady(Document):
     ready: bool
 
 
+class ModelOfV1(Document):
+    """A model as OpenAI's clients know it, and as KServe's do."""
+
+    id: str
+    object: Literal["model"]
+    created: Annotated[int, Meta(description="when its default version was registered, in seconds since 1970")]
+    owned_by: str
+    name: str
+    ready: bool
+
+
+class ModelsOfV1(Document):
+    """The models, in order of their names."""
+
+    object: Literal["list"]
+    data: list[ModelOfV1]
+    models: Annotated[list[str], Meta(description="their names")]
+
+
 class Health(Document):
     """What `/ping` says."""
 

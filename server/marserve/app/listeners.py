@@ -190,6 +190,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         parts.workflows,
         settings.predict_route,
         marks_open_inference=settings.entry == "marserve" and settings.ts_open_inference_protocol,
+        splits_instances=settings.entry == "marserve",
         sequence=sequence_headers(settings),
     )
     connection = bind_connection(

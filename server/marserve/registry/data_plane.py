@@ -90,6 +90,13 @@ class DataPlane:
         """
         self._versions.find(model, version)
 
+    def has_envelope(self, model: str, version: str | None = None) -> bool:
+        """Whether an envelope stands around the handler of a version (the default one).
+
+        Raises ModelNotFound or VersionNotFound.
+        """
+        return bool(self._versions.find(model, version).plan.load.envelope)
+
     def version_names(self, model: str) -> list[str]:
         """The versions of a model, oldest first. Raises ModelNotFound."""
         return list(self._versions.model(model).versions)

@@ -125,6 +125,10 @@ class Registry:
         found = self._versions.get(model, version)
         return None if found is None else found.facts.url
 
+    def registered_at(self, model: str) -> float:
+        """When the default version of a model was registered, in seconds since 1970. Raises ModelNotFound."""
+        return self._versions.find(model, None).since
+
     def default_of(self, model: str) -> str | None:
         """The default version of a model; None for an unknown model."""
         entry = self._versions.models.get(model)

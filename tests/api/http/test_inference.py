@@ -20,7 +20,7 @@ FALSE, TRUE = [("explain", "False")], [("explain", "True")]
 def route(model: str | None, version: str | None = None, headers: list[tuple[str, str]] | None = None) -> Route:
     """A route without query parameters."""
     headers = headers or []
-    return Route(model, version, headers, [], ("explain", "True") in headers, is_open_inference=MARK in headers)
+    return Route(model, version, headers, [], ("explain", "True") in headers, protocol="v2" if MARK in headers else "")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ connections       the open connections of listeners, looked at once a second
 listener          what the connections of one address share
 exchange          one inference request and its answer
 inference         which target is an inference route
+instances         the instances of one request of KServe's V1, each an item of a batch
 request_head      the header, checked
 request_body      from a body to the inputs that a handler sees
 response_headers  the headers every answer has

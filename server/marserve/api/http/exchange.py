@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from time import monotonic
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from marserve.api.byte_ledger import SMALL_BYTES, HeldBytes, Hold
 from marserve.api.errors import NoRoomForBody, error_answer
+from marserve.api.http.inference import Route
+from marserve.api.http.instances import QUICK_BYTES as QUICK_BYTES_OF_INSTANCES
+from marserve.api.http.instances import read_instances
 from marserve.api.http.large_answers import LARGE_ABOVE_BYTES, Feed
 from marserve.api.http.request_body import is_quick, read_parts
 from marserve.api.http.request_head import Head
@@ -27,7 +31,7 @@ from marserve.api.open_inference.request_parameters import (
     may_ask,
     read_body,
 )
-from marserve.errors import BadInput, Draining, HandlerFailed, MarserveError
+from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
@@ -40,6 +44,14 @@ BODILESS: Final = (204, 304)
 ONE_WRITE_BYTES: Final = 64 * 1024
 # A form up to this length is always quick to decode.
 TINY_BYTES: Final = 512
+
+
+class Read(NamedTuple):
+    """What was read of a body: its parts, or the instances that are requests of their own; and what it asks for."""
+
+    parts: list[Part]
+    instances: list[Part] | None = None
+    asked: Asked = NOTHING
 
 
 class Exchange:
@@ -72,7 +84,7 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = monotonic()
         self.job: Accepted | None = None
-        self.decoding: asyncio.Future[tuple[list[Part], Asked]] | None = None
+        self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
         self.stream_type = ""  # of the stream that has begun
         self.refusal: BaseException | None = None
@@ -131,34 +143,47 @@ class Exchange:
             return
         if head.is_form and isinstance(body, HeldBytes):
             self.hold = body.hold
+        if head.route is not None and head.route.protocol and self._look_into(connection, head.route, body):
+            return
         if head.is_form and len(body) > TINY_BYTES and not is_quick(body, head.content_type or ""):
-            self.decoding = connection.listener.decoding.begin(_read_parts, body, head.content_type or "")
-            self.decoding.add_done_callback(self._decoded)
-        elif head.route is not None and head.route.is_open_inference and not head.is_form:
-            self._read_parameters(connection, head, body)
+            self._decode(connection, _read_parts, body, head.content_type or "")
         else:
-            self._submit(connection, body, None)
+            self._submit(connection, body)
 
-    def _read_parameters(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
-        """Submit a request of the Open Inference Protocol once it is known what its parameters ask of the server."""
+    def _look_into(self, connection: WrittenConnection, route: Route, body: bytes | bytearray) -> bool:
+        """Submit a request whose body says more than its handler's input; False if there is nothing to read in it."""
         surface = connection.listener.surface
         assert surface is not None
-        end = json_bytes(head.headers, len(body))
-        if end <= SEARCHED_BYTES and not may_ask(body, end):
-            self._submit(connection, body, None)
-        elif end <= QUICK_BYTES:
-            try:
-                asked = read_body(body, end, surface.sequence)
-            except BadInput as error:
-                self.on_error(error)
-            else:
-                self._submit(connection, body, None, asked)
-        else:
+        head = self.head
+        try:
+            if route.protocol == "v1":
+                if not surface.takes_instances(route):
+                    return False
+                if isinstance(body, HeldBytes):
+                    self.hold = body.hold
+                if len(body) > QUICK_BYTES_OF_INSTANCES:
+                    self._decode(connection, _read_instances, body)
+                else:
+                    self._submit(connection, body, _read_instances(body))
+                return True
+            end = json_bytes(head.headers, len(body))
+            if head.is_form or (end <= SEARCHED_BYTES and not may_ask(body, end)):
+                return False
             parts = [Part("body", body, head.content_type)]
-            self.decoding = connection.listener.decoding.begin(_read_asked, parts, end, surface.sequence)
-            self.decoding.add_done_callback(self._decoded)
+            if end > QUICK_BYTES:
+                self._decode(connection, _read_asked, parts, end, surface.sequence)
+            else:
+                self._submit(connection, body, _read_asked(parts, end, surface.sequence))
+        except MarserveError as error:
+            self.on_error(error)
+        return True
 
-    def _decoded(self, decoding: asyncio.Future[tuple[list[Part], Asked]]) -> None:
+    def _decode(self, connection: WrittenConnection, read: Callable[..., Read], *given: Any) -> None:
+        """Have a thread read the body."""
+        self.decoding = connection.listener.decoding.begin(read, *given)
+        self.decoding.add_done_callback(self._decoded)
+
+    def _decoded(self, decoding: asyncio.Future[Read]) -> None:
         """Submit the request after a thread has read the parts of its body, or what it asks for."""
         self.decoding = None
         connection = self.connection
@@ -166,7 +191,7 @@ class Exchange:
         if connection is None or decoding.cancelled():
             return
         if error is None:
-            self._submit(connection, b"", *decoding.result())
+            self._submit(connection, b"", decoding.result())
             return
         if not isinstance(error, MarserveError):
             log.error(
@@ -177,15 +202,15 @@ class Exchange:
             )
         self.on_error(error)
 
-    def _submit(
-        self, connection: WrittenConnection, body: bytes | bytearray, parts: list[Part] | None, asked: Asked = NOTHING
-    ) -> None:
-        """Submit the request to the data plane. `parts` is its body, if it was decoded already."""
+    def _submit(self, connection: WrittenConnection, body: bytes | bytearray, read: Read | None = None) -> None:
+        """Submit the request to the data plane; `read` is its body, if it was read already."""
         head = self.head
         timeout_s, priority, asked_version = head.wishes
         deadline = None if timeout_s is None else self.began + timeout_s
         headers = head.headers
-        if asked is not NOTHING:
+        parts, instances = None, None
+        if read is not None:
+            parts, instances, asked = read
             deadline = asked.deadline(self.began, deadline)
             priority = asked.priority if priority is None else priority
             headers = asked.headers(headers)
@@ -205,6 +230,7 @@ class Exchange:
                 asked_version,
                 parts,
                 *self._names(connection),
+                instances,
             )
         except MarserveError as error:
             self.on_error(error)
@@ -438,14 +464,19 @@ class Exchange:
         connection.finish(now, keep, is_refusal=self.refusal is not None)
 
 
-def _read_parts(body: bytes | bytearray, content_type: str) -> tuple[list[Part], Asked]:
+def _read_parts(body: bytes | bytearray, content_type: str) -> Read:
     """Called in a thread."""
-    return read_parts(bytes(body), content_type), NOTHING
+    return Read(read_parts(bytes(body), content_type))
 
 
-def _read_asked(parts: list[Part], end: int, names: SequenceHeaderNames) -> tuple[list[Part], Asked]:
-    """Called in a thread."""
-    return parts, read_body(parts[0].body, end, names)
+def _read_asked(parts: list[Part], end: int, names: SequenceHeaderNames) -> Read:
+    """Called in a thread if the body is long."""
+    return Read(parts, asked=read_body(parts[0].body, end, names))
+
+
+def _read_instances(body: bytes | bytearray) -> Read:
+    """Called in a thread if the body is long."""
+    return Read([], read_instances(body))
 
 
 class _Way:

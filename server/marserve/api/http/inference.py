@@ -6,9 +6,12 @@ It knows no sockets. For each request `HttpConnection` calls `match`, which read
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import unquote
 
+from marserve.api.http.instances import Instances
 from marserve.api.http.request_body import is_form, read_fields, read_parts
 from marserve.api.open_inference.mark import MARK
 from marserve.errors import BadInput, WorkflowNotFound
@@ -24,6 +27,8 @@ MAX_SEGMENTS = 256
 # The length that a name in a path may have.
 MAX_NAME_BYTES = 8 * 1024
 
+Protocol = Literal["", "v1", "v2"]
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -31,8 +36,8 @@ class Route:
 
     `model` is None on `/invocations` without `?model_name=`; with `is_workflow` it names a workflow. The handler gets
     `server_headers` in place of the client's headers of these names. `query_parts` are the query's parameters on routes
-    that take them as input, else empty. `is_explain` marks an explanation. `is_open_inference`: it is one of the Open
-    Inference Protocol, and that is spoken in full.
+    that take them as input, else empty. `is_explain` marks an explanation. `protocol` is the one
+    whose bodies the server looks into: the Open Inference Protocol (`v2`), KServe's V1 (`v1`), or none.
     """
 
     model: str | None
@@ -41,7 +46,12 @@ class Route:
     query_parts: list[Part]
     is_explain: bool = False
     is_workflow: bool = False
-    is_open_inference: bool = False
+    protocol: Protocol = ""
+
+    @property
+    def is_open_inference(self) -> bool:
+        """Whether it is one of the Open Inference Protocol, and that is spoken in full."""
+        return self.protocol == "v2"
 
 
 class InferenceSurface:
@@ -49,6 +59,7 @@ class InferenceSurface:
 
     `further_route` is a path that predicts as `/invocations` does, but without input from its query. With
     `marks_open_inference` routes of that protocol may name a version, and their requests are marked for the worker.
+    With `splits_instances` those of KServe's V1 are cut into their instances, unless the model has an envelope.
     `sequence` are the headers in which requests name their sequence.
     """
 
@@ -59,12 +70,14 @@ class InferenceSurface:
         further_route: str | None = None,
         *,
         marks_open_inference: bool = False,
+        splits_instances: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows
         self._further_route = None if further_route is None else further_route.encode()
         self._marks_open_inference = marks_open_inference
+        self._splits_instances = splits_instances
         self.sequence = sequence
         self._known: dict[bytes, Route | None] = {}
 
@@ -74,7 +87,9 @@ class InferenceSurface:
         try:
             return known[target]
         except KeyError:
-            route = read_route(target, marks_open_inference=self._marks_open_inference)
+            route = read_route(
+                target, marks_open_inference=self._marks_open_inference, splits_instances=self._splits_instances
+            )
         path = target.partition(b"?")[0]
         if path == self._further_route and (route is None or _is_bare(path)):
             route = Route(None, None, [("explain", "False")], [])
@@ -83,6 +98,13 @@ class InferenceSurface:
                 known.clear()
             known[target] = route
         return route
+
+    def takes_instances(self, route: Route) -> bool:
+        """Whether the instances of a request on this route of KServe's V1 are requests of their own.
+
+        Raises ModelNotFound.
+        """
+        return not self._data_plane.has_envelope(route.model or "", route.version)
 
     def predict(
         self,
@@ -98,12 +120,14 @@ class InferenceSurface:
         parts: list[Part] | None = None,
         key: int = 0,
         client_id: str = "",
+        instances: Sequence[Part] | None = None,
     ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
         `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own. `asked_version` is a
         version or label that the client's header asks for; one in the path has precedence. `parts` is the decoded body,
-        None if it is not decoded yet. `key` and `client_id` are those of the `Request`.
+        None if it is not decoded yet. `key` and `client_id` are those of the `Request`. With `instances` each of them
+        is a request, and the answer has all of theirs.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
@@ -118,24 +142,28 @@ class InferenceSurface:
             return self._run_workflow(route.model or "", request, receiver)
         if route.query_parts:
             parts = route.query_parts + parts
-        return self._data_plane.submit(
-            route.model or self._find_model(parts),
-            route.version,
-            Request(
-                request_id,
-                parts,
-                headers,
-                route.server_headers,
-                deadline,
-                is_explain=route.is_explain,
-                names_version=route.version is not None,
-                priority=priority,
-                asked_version=asked_version,
-                key=key,
-                client_id=client_id,
-            ),
-            receiver,
+        model, version = route.model or self._find_model(parts), route.version
+        request = Request(
+            request_id,
+            parts,
+            headers,
+            route.server_headers,
+            deadline,
+            is_explain=route.is_explain,
+            names_version=version is not None,
+            priority=priority,
+            asked_version=asked_version,
+            key=key,
+            client_id=client_id,
         )
+        if instances is None:
+            return self._data_plane.submit(model, version, request, receiver)
+
+        def submit(one: Request, one_receiver: Receiver) -> Accepted:
+            return self._data_plane.submit(model, version, one, one_receiver)
+
+        word = "explanations" if route.is_explain else "predictions"
+        return Instances(submit, request, instances, receiver, word).begin()
 
     def _run_workflow(self, workflow: str, request: Request, receiver: Receiver) -> Accepted:
         if self._workflows is None:
@@ -155,7 +183,7 @@ class InferenceSurface:
         return model
 
 
-def read_route(target: bytes, *, marks_open_inference: bool = False) -> Route | None:
+def read_route(target: bytes, *, marks_open_inference: bool = False, splits_instances: bool = False) -> Route | None:
     """Read a target in origin or absolute form; None when it is no inference route (contract §1.2).
 
     Segments are split before they are decoded, so that `%2F` is part of a name (contract, Q48). Raises BadInput for
@@ -176,7 +204,7 @@ def read_route(target: bytes, *, marks_open_inference: bool = False) -> Route | 
     if first in _VERSIONED:
         return _versioned(segments, _VERSIONED[first])
     if first in ("v1", "v2"):
-        return _kserve(segments, marks_open_inference=marks_open_inference)
+        return _kserve(segments, marks_open_inference=marks_open_inference, splits_instances=splits_instances)
     if first.lower() == "wfpredict":
         is_named = len(segments) > 1 and segments[1] != ""  # what follows the name is ignored
         return Route(segments[1], None, [], [], is_workflow=True) if is_named else None
@@ -214,7 +242,7 @@ def _versioned(segments: list[str], explain: str) -> Route | None:
     return Route(segments[1], version, [("url_path", url_path), ("explain", explain)], [], explain == "True")
 
 
-def _kserve(segments: list[str], *, marks_open_inference: bool) -> Route | None:
+def _kserve(segments: list[str], *, marks_open_inference: bool, splits_instances: bool) -> Route | None:
     """`/v1/models/{m}:predict`, `/v2/models/{m}/infer` and their `explain`.
 
     The default version, but where the Open Inference Protocol is spoken in full: `/v2/models/{m}/versions/{v}/infer`.
@@ -234,6 +262,10 @@ def _kserve(segments: list[str], *, marks_open_inference: bool) -> Route | None:
             return None
     if not model:
         return None
-    is_marked = marks_open_inference and segments[0] == "v2"
-    marks = [MARK] if is_marked else []
-    return Route(model, version, [("explain", str(explains)), *marks], [], explains, is_open_inference=is_marked)
+    protocol: Protocol = ""
+    if segments[0] == "v1":
+        protocol = "v1" if splits_instances else ""
+    elif marks_open_inference:
+        protocol = "v2"
+    marks = [MARK] if protocol == "v2" else []
+    return Route(model, version, [("explain", str(explains)), *marks], [], explains, protocol=protocol)

@@ -70,9 +70,8 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
         routers.append((open_inference_router(), "inference"))
     if settings.ts_open_inference_protocol and settings.entry == "marserve":
         _add_open_inference(routers, parts, has_inference=has_inference, has_management=has_management)
-    speaks_kserve = settings.entry == "marserve" and settings.service_envelope in ("kserve", "kservev2")
-    if speaks_kserve and has_inference and not has_management:
-        routers.append((kserve_router(registry.data_plane), "inference"))
+    if settings.entry == "marserve" and (has_inference or has_management):
+        routers.append((kserve_router(registry), own))
     if has_management:
         _add_management(routers, parts)
     for installed in parts.endpoints:
@@ -110,7 +109,13 @@ def _add_management(routers: Routers, parts: Parts) -> None:
     settings, registry, desired = parts.settings, parts.registry, parts.desired
     allows = settings.enable_model_api
     changes = desired.changes(registry)
-    models = management_router(registry, enable_model_api=allows, changes=changes, rollouts=parts.rollouts)
+    models = management_router(
+        registry,
+        enable_model_api=allows,
+        changes=changes,
+        rollouts=parts.rollouts,
+        has_readiness=settings.entry != "marserve",
+    )
     routers.append((models, "management"))
     routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
     routers.append((downloads_router(parts.downloads, enable_model_api=allows), "management"))

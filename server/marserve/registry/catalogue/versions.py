@@ -37,12 +37,14 @@ _NOT_PLAIN = re.compile(r"[^!-$&-~]")
 class Version:
     """One version and what belongs to it: its pool, and the files of its plan.
 
-    `is_settled`: its first load has ended, well or badly. `header` is the answer's header that names it.
+    `is_settled`: its first load has ended, well or badly. `header` is the answer's header that names it. `since` is
+    when it was registered, in seconds since 1970.
     """
 
-    __slots__ = ("facts", "header", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks")
+    __slots__ = ("facts", "header", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks", "since")
 
-    def __init__(self, plan: Plan, pool: Pool) -> None:
+    def __init__(self, plan: Plan, pool: Pool, since: float = 0.0) -> None:
+        self.since = since
         self.facts = plan.facts
         self.remarks: list[str] = []
         self.plan = plan

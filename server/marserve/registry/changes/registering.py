@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
@@ -357,7 +358,7 @@ class Registering:
         self.scale(version, min_workers, max_workers)
 
     def _make(self, plan: Plan) -> Version:
-        version = Version(plan, self._make_pool(plan.facts.options, plan.load))
+        version = Version(plan, self._make_pool(plan.facts.options, plan.load), time.time())
         for warning in plan.facts.warnings:
             log.warning("Model %s version %s: %s", version.model, version.name, warning)
         return version

@@ -72,18 +72,25 @@ def said(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def management_router(
-    registry: Registry, *, enable_model_api: bool, changes: Changes | None = None, rollouts: Rollouts | None = None
+    registry: Registry,
+    *,
+    enable_model_api: bool,
+    changes: Changes | None = None,
+    rollouts: Rollouts | None = None,
+    has_readiness: bool = True,
 ) -> APIRouter:
     """The routes of the management listener; without `enable_model_api` none that registers or unregisters.
 
-    `changes` takes the calls that change models; the registry if not given. Dry runs ask `rollouts` which roll-outs a
-    change concerns.
+    With `has_readiness` it has `/v1/models/{model}` as TorchServe answers it. `changes` takes the calls that change
+    models; the registry if not given. Dry runs ask `rollouts` which roll-outs a change concerns.
     """
     changes = changes or Changes(registry)
     dry_runs = DryRuns(registry, changes, rollouts)
     router = new_router(PrettyJson)
     add_traffic(router, registry, changes)  # first, as its paths look like those of versions
     _add_models(router, registry)
+    if has_readiness:
+        _add_readiness(router, registry)
     _add_scale(router, registry, changes, dry_runs)
     _add_default(router, registry, changes, dry_runs)
     _add_check(router, registry)
@@ -119,7 +126,7 @@ def _add_pair(
 
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
-    """List, describe, KServe's readiness."""
+    """List, describe."""
     remarks = Remarks()
 
     @router.get(
@@ -164,6 +171,10 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
             except ModelNotFound as error:
                 return _not_there_yet(error, registry.arriving(model_name))
         return await _describe(registry, request, model_name, model_version, customized)
+
+
+def _add_readiness(router: APIRouter, registry: Registry) -> None:
+    """KServe's readiness, as TorchServe answers it."""
 
     @router.get(
         "/v1/models/{model_name}",

@@ -1,7 +1,7 @@
-"""KServe's protocol V1 beside `:predict` and `:explain` (`api/http/inference.py`): whether a model can answer.
+"""`/v1/models`, in KServe's protocol V1 and in OpenAI's at once: which models there are, and whether one can answer.
 
-TorchServe answers this on its management address alone (contract 2.8); in KServe's configuration that is also the
-inference address. Under `marserve` the inference address answers it too if requests are wrapped as KServe's.
+Each object has the keys of both. TorchServe answers `/v1/models/{model}` on its management address alone, with KServe's
+keys and always 200 (contract 2.8; `api/rest/models/management.py`). `:predict` and `:explain` are inference's.
 """
 
 from __future__ import annotations
@@ -9,24 +9,42 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from marserve.answers.management import KServeReady
+from marserve.answers.management import ModelOfV1, ModelsOfV1
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import error_answers
-from marserve.registry.data_plane import DataPlane
+from marserve.api.rest.schemas import Name, error_answers
+from marserve.registry.models import Registry
+
+OWNER = "marserve"
 
 
-def kserve_router(data_plane: DataPlane) -> APIRouter:
-    """`GET /v1/models/{model}`; 404 for a model that is not there."""
+def kserve_router(registry: Registry) -> APIRouter:
+    """`GET /v1/models` and `/v1/models/{model}`; 503 while the model cannot answer, 404 for one that is not there."""
     router = new_router(PrettyJson)
+
+    def describe(model: str) -> ModelOfV1:
+        is_ready = registry.data_plane.is_model_ready(model)
+        created = int(registry.registered_at(model))
+        return ModelOfV1(id=model, object="model", created=created, owned_by=OWNER, name=model, ready=is_ready)
+
+    @router.get(
+        "/v1/models",
+        operation_id="v1_models",
+        summary="The models (KServe V1, OpenAI)",
+        responses={200: {"model": ModelsOfV1}},
+    )
+    async def list_models() -> Response:
+        data = [describe(model.name) for model in registry.all_offered()]
+        return PrettyJson(ModelsOfV1(object="list", data=data, models=[model.name for model in data]))
 
     @router.get(
         "/v1/models/{model_name}",
         operation_id="kserve_v1_ready",
-        summary="Whether a model can answer (KServe V1)",
-        responses={200: {"model": KServeReady}, **error_answers(404)},
+        summary="Whether a model can answer (KServe V1, OpenAI)",
+        responses={200: {"model": ModelOfV1}, 503: {"model": ModelOfV1}, **error_answers(404)},
     )
-    async def is_ready(model_name: str) -> Response:
-        return PrettyJson({"name": model_name, "ready": data_plane.is_model_ready(model_name)})
+    async def model(model_name: Name) -> Response:
+        described = describe(model_name)
+        return PrettyJson(described, status_code=200 if described.ready else 503)
 
     return router
