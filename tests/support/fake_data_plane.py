@@ -39,8 +39,8 @@ class Submitted:
 
     @property
     def body(self) -> bytes:
-        """The body of the first part."""
-        return self.request.parts[0].body
+        """The body of the first part; empty for a form without one."""
+        return self.request.parts[0].body if self.request.parts else b""
 
     def answer(self, body: bytes = b"", status: int = 200, reason: str = "", **headers: str) -> None:
         """Answer it; underscores in header names become hyphens."""

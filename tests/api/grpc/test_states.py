@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ import pytest
 from marserve.answers.pages import OfferedModel
 from marserve.api.grpc import inference, management
 from marserve.api.grpc.listener import GrpcListener
+from marserve.api.grpc.open_inference_control import ServerControl
 from marserve.api.grpc.schema import OPEN_INFERENCE
+from marserve.api.open_inference.repository import Repository
+from marserve.api.open_inference.server_settings import LogSettings
+from marserve.desired_state.policies import Changes
 from marserve.errors import WorkerDied
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.fake_data_plane import Submitted
@@ -35,6 +39,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
 REQUEST = SCHEMA.message("org.pytorch.serve.grpc.inference.PredictionsRequest")
 MESSAGE = REQUEST(model_name="m", sequence_id="s", input={"data": b"x"})
+
+CONTROL = f"{OPEN_INFERENCE}.GRPCInferenceService"
+CONTROLLING = {"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "LogSettings", "TraceSetting"}
 
 # What may be said of bytes that are no good request. INTERNAL and UNKNOWN would be defects.
 GOOD_STATUSES = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "UNAVAILABLE"}
@@ -189,12 +196,16 @@ def some_value(dice: random.Random, field: Any) -> Any:
     return dice.choice((0, 1, 2, -1, 2**31 - 1, -(2**31)))
 
 
-async def throw_bytes(port: GrpcListener, services: list[str], times: int, seed: int) -> dict[str, int]:
-    """Call every method of these services with odd bytes; how often each status came."""
+async def throw_bytes(
+    port: GrpcListener, services: list[str], times: int, seed: int, but: Collection[str] = ()
+) -> dict[str, int]:
+    """Call every method of these services, `but` some, with odd bytes; how often each status came."""
     dice, seen = random.Random(seed), dict.fromkeys(GOOD_STATUSES, 0)
     async with client_of(port) as client:
         for service in services:
             for name, described in SCHEMA.methods(service).items():
+                if service == CONTROL and name in but:
+                    continue
                 kind = SCHEMA.message(described.input_type.full_name)
                 for _ in range(times):
                     data = some_bytes(dice, kind)
@@ -210,6 +221,22 @@ async def throw_bytes(port: GrpcListener, services: list[str], times: int, seed:
                     assert code in GOOD_STATUSES, (service, name, data, await call.details())
                     seen[code] += 1
     return seen
+
+
+class Levels:
+    """The level of a log."""
+
+    server = "info"
+
+    def set(self, level: str, model: str | None) -> None:
+        """Change it."""
+        self.server = level
+
+
+def control_of(house: House) -> ServerControl:
+    """What changes a registry by the calls of the Open Inference Protocol."""
+    repository = Repository(house.registry, Changes(house.registry), enable_model_api=True)
+    return ServerControl(repository, LogSettings(Levels(), "", "default"), house.registry.data_plane.check_exists)
 
 
 class Echoing(FakeRegistry):
@@ -255,10 +282,13 @@ class Echoing(FakeRegistry):
 
 
 @pytest.mark.parametrize("times", [30, pytest.param(500, marks=pytest.mark.long)])
-async def test_no_bytes_make_an_inference_call_stumble(times: int) -> None:
+async def test_no_bytes_make_an_inference_call_stumble(tmp_path: Path, times: int) -> None:
     """Of any method; the next call is answered."""
-    services = [inference.SERVICE, f"{OPEN_INFERENCE}.GRPCInferenceService"]
-    async with inference_port(Echoing(), has_open_inference=True, is_open_inference_whole=True) as port:
+    house = House(tmp_path, unregister_timeout_s=0.2)
+    (house.store / house.put("m")).rename(house.store / "m.mar")
+    whole = {"has_open_inference": True, "is_open_inference_whole": True}
+    services = [inference.SERVICE, CONTROL]
+    async with inference_port(Echoing(), **whole, control=control_of(house), is_control_open=True) as port:
         seen = await throw_bytes(port, services, times, seed=1)
         async with client_of(port) as client:
             answer = await client.method(inference.SERVICE, "Ping")()
@@ -274,8 +304,9 @@ async def test_no_bytes_make_a_management_call_stumble(tmp_path: Path, times: in
     house = House(tmp_path, unregister_timeout_s=0.2)
     house.put()
     try:
-        async with management_port(house.registry) as port:
-            seen = await throw_bytes(port, [management.SERVICE], times, seed=2)
+        async with management_port(house.registry, control=control_of(house)) as port:
+            others = set(SCHEMA.methods(CONTROL)) - CONTROLLING
+            seen = await throw_bytes(port, [management.SERVICE, CONTROL], times, seed=2, but=others)
     finally:
         await house.registry.stop()
 

@@ -29,6 +29,11 @@ VALID = [
     b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     b"POST /models/m/invoke HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi",
     b"POST /invocations?model_name=echo HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi",
+    b"POST /v1/models/echo:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 44\r\n\r\n"
+    b'{"instances": [1, {"b64": "QUI="}, [[2.5]]]}',
+    b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 81\r\n"
+    b"Inference-Header-Content-Length: 77\r\n\r\n"
+    b'{"parameters": {"priority": 1, "timeout": 9000000, "sequence_id": "a"},"i":1}abcd',
 ]
 TRICKS = [
     *(
@@ -79,7 +84,8 @@ async def test_no_mutated_request_gets_a_5xx_or_no_end(rounds: int) -> None:
     """Every connection ends, every answer is one, none says what is inside; and the next client is served at once."""
     chance = random.Random(SEED)
 
-    async with listening(HttpLimits(linger_s=0.05)) as listener:
+    limits = HttpLimits(linger_s=0.05)
+    async with listening(limits, marks_open_inference=True, splits_instances=True) as listener:
         listener.plane.echoes_all = True
         for number in range(rounds):
             data = mutate(chance)

@@ -218,10 +218,9 @@ class Instances:
             return
         if isinstance(error, HandlerFailed | BadInput):  # of the handler, or of what reads its input
             words = f"instances[{number}]: {error.message}"
-            is_bad = isinstance(error, BadInput)
-            named = BadInput(words) if is_bad else HandlerFailed(words, error.code, error.thrown)
-            named.version_header = error.version_header
-            error = named
+            header = error.version_header
+            error = BadInput(words) if isinstance(error, BadInput) else HandlerFailed(words, error.code, error.thrown)
+            error.version_header = header
         self._jobs.pop(number, None)
         self._end(error)
 
