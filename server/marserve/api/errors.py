@@ -378,7 +378,7 @@ def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open
     """The error object, `code`, `type` and `message`, indented by two, with a line end (contract §1.5).
 
     With `rules.exposes` it has `exception` as well, if a handler raised one. On routes of the Open Inference Protocol
-    it has `error`, which that protocol's clients read; not in the answers of TorchServe.
+    and of KServe's V1 it has `error`, which their clients read; not in the answers of TorchServe.
     """
     document: dict[str, Any] = {
         "code": error_status(error, rules),

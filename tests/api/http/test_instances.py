@@ -371,6 +371,7 @@ async def test_a_bad_body_is_400_and_reaches_no_model(body: bytes) -> None:
         next_one = await client.ask(post(b'{"instances": [1]}', target="/v1/models/echo:predict"))
 
     assert (answer.status, next_one.status) == (400, 200)
+    assert json.loads(answer.body)["error"] == json.loads(answer.body)["message"]
     assert [job.model for job in listener.plane.submitted] == ["echo"]
 
 

@@ -359,7 +359,7 @@ class Exchange:
         status, body, headers = error_answer(
             error,
             connection.listener.error_rules,
-            is_open_inference=route is not None and route.is_open_inference,
+            is_open_inference=route is not None and route.protocol != "",
         )
         self._answer(connection, status, phrase_of(status), headers, body)
 

@@ -48,11 +48,6 @@ class Route:
     is_workflow: bool = False
     protocol: Protocol = ""
 
-    @property
-    def is_open_inference(self) -> bool:
-        """Whether it is one of the Open Inference Protocol, and that is spoken in full."""
-        return self.protocol == "v2"
-
 
 class InferenceSurface:
     """Turns inference requests over HTTP into requests of the data plane. Without `workflows` no workflow is found.

@@ -83,7 +83,7 @@ def build_app(
         app.router.routes.extend(router.routes)
 
     async def answer(request: Request, error: Exception) -> Response:
-        is_open_inference = request.scope["path"].startswith("/v2/")
+        is_open_inference = request.scope["path"].startswith(("/v1/", "/v2/"))
         return error_response(_translate(error), error_rules, is_open_inference=is_open_inference)
 
     for kind in (MarserveError, HTTPException, RequestValidationError):
