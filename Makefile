@@ -18,7 +18,7 @@ PYTEST    ?= $(BIN)/python -m pytest
 STAMPS    := $(VENV)/.made
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 LOCK      := $(BIN)/uv pip compile --constraint constraints.txt --python-version 3.11 --generate-hashes --no-header \
-             --no-annotate --quiet
+             --no-annotate --quiet --no-emit-package marserve-client
 # What the server's lock has too is left out, and setuptools, which torch wants for compiling extensions alone.
 LOCK_TORCH = $(LOCK) --python-platform x86_64-manylinux_2_28 \
              $(foreach name,filelock fsspec setuptools typing-extensions,--no-emit-package $(name))
@@ -216,15 +216,16 @@ $(STAMPS)/venv: constraints.txt
 	@mkdir -p $(STAMPS) && touch $@
 
 # torch by its name first: an index that offers a build for this machine under that version is then followed.
-$(STAMPS)/serve: $(STAMPS)/venv pyproject.toml
+$(STAMPS)/serve: $(STAMPS)/venv pyproject.toml client/pyproject.toml
 	@echo "Installing marserve and torch ..."
 	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@$(PIP) --no-build-isolation --editable ".[torch,grpc]"
+	@$(PIP) --no-build-isolation --editable ./client --editable ".[torch,grpc]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/serve
 	@echo "Installing what the tests need ..."
-	@$(PIP) --no-build-isolation --editable ".[torch,onnx,grpc,cloud,hf,export,examples,gpu,ray]" --group test
+	@$(PIP) --no-build-isolation --editable ./client \
+	    --editable ".[torch,onnx,grpc,cloud,hf,export,examples,gpu,ray]" --group test
 	@touch $@
 
 $(STAMPS)/browser: $(STAMPS)/test

@@ -19,7 +19,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"marserve": ROOT / "server" / "marserve", "marserve_handlers": ROOT / "handlers" / "marserve_handlers"}
+PACKAGES = {
+    "marserve": ROOT / "server" / "marserve",
+    "marserve_handlers": ROOT / "handlers" / "marserve_handlers",
+    "marserve_client": ROOT / "client" / "marserve_client",
+}
 THIS_FILE = Path(__file__).resolve()
 
 HEAVY = ("torch", "onnxruntime", "numpy", "PIL", "safetensors")
@@ -28,7 +32,7 @@ WEB = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "http
 
 @functools.cache
 def source_files() -> list[Path]:
-    """Every Python file of the two packages."""
+    """Every Python file of the three packages."""
     return sorted(file for folder in PACKAGES.values() for file in folder.rglob("*.py"))
 
 
@@ -138,6 +142,21 @@ def test_a_start_prepares_no_models_of_fastapi() -> None:
     )
 
 
+def test_the_client_loads_nothing_of_the_server_and_no_torch() -> None:
+    """A program that only asks has httpx, and numpy where that is installed."""
+    loaded = loaded_after("import marserve_client") - loaded_after("import asyncio, httpx, numpy")
+
+    assert not loaded & {*HEAVY, *WEB, "marserve", "marserve_handlers", "msgspec"}
+
+
+def test_the_client_has_the_syntax_of_its_oldest_python() -> None:
+    """It says 3.10; the rules of ruff and mypy are the server's, which is newer."""
+    assert client_project()["requires-python"] == ">=3.10"
+    for file in source_files():
+        if PACKAGES["marserve_client"] in file.parents:
+            ast.parse(text_of(file), feature_version=(3, 10))
+
+
 @pytest.mark.parametrize("module", ["marserve", "marserve_handlers"])
 def test_the_packages_themselves_import_nothing_heavy(module: str) -> None:
     """A package's `__init__` is loaded by everyone who imports anything below it."""
@@ -168,13 +187,13 @@ def test_no_file_is_without_a_subject() -> None:
 
 
 def rooms() -> list[Path]:
-    """The folders of the server's code, its own aside, and those of what supports the handlers."""
-    above = (PACKAGES["marserve"], PACKAGES["marserve_handlers"])
+    """The folders of the server's code, its own aside, those of what supports the handlers, and the client's."""
+    server, handlers, client = PACKAGES.values()
     return sorted(
         {
             file.parent
             for file in source_files()
-            if above[0] in file.parent.parents or above[1] / "support" in (file.parent, *file.parent.parents)
+            if server in file.parent.parents or {handlers / "support", client} & {file.parent, *file.parent.parents}
         }
     )
 
@@ -229,6 +248,7 @@ def test_no_top_level_package_takes_a_users_name() -> None:
     """Archives own modules called `server` and `handlers`; those folders are therefore no packages."""
     assert not (ROOT / "server" / "__init__.py").exists()
     assert not (ROOT / "handlers" / "__init__.py").exists()
+    assert not (ROOT / "client" / "__init__.py").exists()
 
 
 def test_nothing_is_left_unfinished() -> None:
@@ -352,6 +372,25 @@ def project() -> dict[str, object]:
     return dict(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"])
 
 
+def client_project() -> dict[str, object]:
+    """The `project` table of the client's pyproject.toml."""
+    return dict(tomllib.loads((ROOT / "client" / "pyproject.toml").read_text("utf-8"))["project"])
+
+
+def test_server_and_client_have_one_version() -> None:
+    """`marserve` asks for the client of its own version: both are released together."""
+    said = [
+        re.search(r'^__version__ = "(.+)"$', (PACKAGES[name] / "__init__.py").read_text("utf-8"), re.MULTILINE)
+        for name in ("marserve", "marserve_client")
+    ]
+    ours, client = (found[1] for found in said if found)
+
+    assert client == ours
+    dependencies = project()["dependencies"]
+    assert isinstance(dependencies, list)
+    assert f"marserve-client=={ours}" in dependencies
+
+
 def test_the_version_is_said_once() -> None:
     """`marserve.__version__` is the version, and an installed marserve agrees."""
     text = (PACKAGES["marserve"] / "__init__.py").read_text("utf-8")
@@ -375,7 +414,7 @@ def test_every_command_of_the_distribution_can_be_called() -> None:
     loaded_after("\n".join(f"import {module}; assert callable({module}.{function})" for module, function in named))
 
 
-def test_both_packages_say_that_they_are_typed() -> None:
+def test_all_packages_say_that_they_are_typed() -> None:
     """A user's type checker believes our annotations."""
     assert all((folder / "py.typed").is_file() for folder in PACKAGES.values())
 
@@ -389,7 +428,12 @@ def test_every_direct_dependency_is_pinned() -> None:
         *(line for lines in document["project"]["optional-dependencies"].values() for line in lines),
         *(line for lines in document["dependency-groups"].values() for line in lines),
     ]
-    ours = {"marserve-ts"}  # this repository's second wheel
+    client = client_project()
+    extras = client["optional-dependencies"]
+    assert isinstance(client["dependencies"], list)
+    assert isinstance(extras, dict)
+    asked += [*client["dependencies"], *(line for lines in extras.values() for line in lines)]
+    ours = {"marserve-ts", "marserve-client"}  # this repository's other wheels
     names = {canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in asked} - ours
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pinned = {canonical(line.split("==")[0]) for line in lines if "==" in line and not line.startswith("#")}
@@ -466,7 +510,7 @@ def test_the_architecture_page_names_what_is_there() -> None:
 
 def test_every_file_that_the_documents_name_exists() -> None:
     """Paths in backticks that begin with a folder of the house are paths of the house."""
-    house = r"`((?:server|handlers|model_store|tests|examples|benchmarks|docs|\.ci)/[A-Za-z0-9_./-]+)`"
+    house = r"`((?:server|handlers|client|model_store|tests|examples|benchmarks|docs|\.ci)/[A-Za-z0-9_./-]+)`"
     missing = [
         f"{relative(document)}: {path}"
         for document in documents()

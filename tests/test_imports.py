@@ -1,4 +1,4 @@
-"""Which module of the server and the handlers names which, by the text of its imports: nothing is imported for it."""
+"""Which module of server, handlers and client names which, by the text of its imports: nothing is imported for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ STATEMENT = re.compile(r"^[ \t]*(?:from[ \t]+[\w.]+[ \t]+import\b|import\b)[^\n(
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Each module of the server and of the handlers, and its file."""
+    """Each module of the server, of the handlers and of the client, and its file."""
     return {
         ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): file
-        for folder, package in ((ROOT / "server", "marserve"), (ROOT / "handlers", "marserve_handlers"))
+        for folder, package in (
+            (ROOT / "server", "marserve"),
+            (ROOT / "handlers", "marserve_handlers"),
+            (ROOT / "client", "marserve_client"),
+        )
         for file in sorted((folder / package).rglob("*.py"))
     }
 

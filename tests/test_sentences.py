@@ -13,7 +13,9 @@ from marserve.errors import without_stop
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
-    [*(ROOT / "server" / "marserve").rglob("*.py"), *(ROOT / "handlers" / "marserve_handlers").rglob("*.py")]
+    file
+    for folder in ("server/marserve", "handlers/marserve_handlers", "client/marserve_client")
+    for file in (ROOT / folder).rglob("*.py")
 )
 # Names of values that are sentences, or errors whose text is one.
 SENTENCES = re.compile(

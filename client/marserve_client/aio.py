@@ -157,7 +157,7 @@ class AsyncClient:
         client = self._clients[call.api]
         content = call.content if call.file is None else _pieces(call.file)
         request = client.build_request(
-            call.method, action.sending.url, content=content, **action.options, timeout=action.timeout
+            call.method, action.url, content=content, **action.options, timeout=action.timeout
         )
         response = await client.send(request, stream=True)
         try:

@@ -37,6 +37,7 @@ MOST_TIMEOUT_MS: Final = 2**31 - 1
 # The server is told the time that is left, and its answer that it is over (504, with a request id) is waited for a
 # little longer.
 GRACE_S: Final = 0.25
+MOST_KNOWN_URLS: Final = 512
 
 
 class Default(enum.Enum):
@@ -142,6 +143,7 @@ class Try(NamedTuple):
 
     call: Call[Any]
     sending: Sending
+    url: httpx.URL
     timeout: httpx.Timeout
     options: Mapping[str, Any]
     watch: Watch
@@ -202,6 +204,10 @@ class Watch:
         if self._ends is not None and self._session.clock() > self._ends + GRACE_S:
             raise self.too_late()
 
+    def _is_over(self) -> bool:
+        """Whether the time of the call is over; the last thousandths do not count, as timers may be early."""
+        return self._ends is not None and self._session.clock() > self._ends - 0.005
+
     def too_late(self) -> DeadlinePassed:
         """The error of a call whose time is over."""
         what = f"{self._sending.method} {self._sending.url}"
@@ -218,9 +224,11 @@ class Watch:
             return error
         where = self._sending.url
         if isinstance(error, httpx.PoolTimeout):
-            return NoConnection(
+            return DeadlinePassed(
                 f"All connections to {where} were busy until the call's time was over; raise max_connections."
             )
+        if isinstance(error, httpx.ConnectTimeout) and self._is_over():
+            return self.too_late()
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return NoConnection(f"No server answers at {where} ({_reason(error)}).")
         if isinstance(error, httpx.TimeoutException):
@@ -269,6 +277,7 @@ class Session:
     headers: Mapping[str, str] = field(default_factory=dict)
     before: tuple[Before, ...] = ()
     after: tuple[After, ...] = ()
+    urls: dict[str, httpx.URL] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
 
@@ -296,7 +305,16 @@ class Session:
             options["data"] = call.form.fields
             options["files"] = [(name, (file, content, kind)) for name, file, content, kind in call.form.files]
         watch = Watch(self, sending, None if left_s is None else self.clock() + left_s)
-        return Try(call, sending, httpx.Timeout(read_s, connect=connect_s, pool=left_s), options, watch)
+        return Try(call, sending, self._url(url), httpx.Timeout(read_s, connect=connect_s, pool=left_s), options, watch)
+
+    def _url(self, url: str) -> httpx.URL:
+        """The address as httpx has it, read once: that takes 40 us, and a program asks few addresses many times."""
+        known = self.urls.get(url)
+        if known is None:
+            if len(self.urls) >= MOST_KNOWN_URLS:
+                self.urls.clear()
+            known = self.urls[url] = httpx.URL(url)
+        return known
 
 
 def carry_out(call: Call[T], session: Session) -> Steps[T]:

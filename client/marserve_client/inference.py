@@ -227,9 +227,9 @@ def _headers(headers: Mapping[str, str] | None, priority: int | None) -> dict[st
     return sent
 
 
-def _set_body(call: Call[Any], data: Any, content_type: str | None) -> None:
-    """The body of a call, and its type unless the call's headers name one."""
-    found: str | None = None
+def _set_body(call: Call[Any], data: Any, content_type: str | None, guessed: str | None = None) -> None:
+    """The body of a call, and its type: the one that is given, else that of the call's headers, else the one found."""
+    found = guessed
     if isinstance(data, bytes):
         call.content = data
     elif isinstance(data, str):
@@ -258,7 +258,7 @@ def _with_files(
     """Read what is to be sent, then send it. It is read first, so that another try sends the same."""
     if files is None:
         _, content, guessed = yield Blocking(partial(_read_file, "data", data))
-        _set_body(call, content, content_type or guessed)
+        _set_body(call, content, content_type, guessed)
     else:
         if content_type is not None:
             raise BadInput("content_type: a form has a type of its own; leave it out, or leave files out.")

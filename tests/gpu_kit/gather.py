@@ -67,7 +67,7 @@ def gather(folder: Path) -> None:
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    own = [str(ROOT), str(ROOT / "handlers/marserve_handlers/ts_compat")]
+    own = [str(ROOT), str(ROOT / "client"), str(ROOT / "handlers/marserve_handlers/ts_compat")]
     building = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(wheels)]
     subprocess.run([*pip, "wheel", "--quiet", *building, *own], check=True)
     pinned = pins((ROOT / "constraints.txt").read_text("utf-8"))

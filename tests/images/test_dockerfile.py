@@ -208,5 +208,5 @@ def test_what_is_sent_to_the_build_holds_no_history_and_no_model() -> None:
 
     assert rules[0] == "*"
     named = {rule[1:] for rule in rules if rule.startswith("!")}
-    assert named == {"LICENSE", "README.md", "docker", "handlers", "pyproject.toml", "server"}
+    assert named == {"LICENSE", "README.md", "client", "docker", "handlers", "pyproject.toml", "server"}
     assert all((ROOT / name).exists() for name in named)

@@ -109,7 +109,7 @@ def test_it_holds_what_serves_and_nothing_else(added: dict[str, int]) -> None:
     }
 
     assert {kind: found[:5] for kind, found in unwanted.items() if found} == {}
-    assert {"marserve", "marserve_handlers", "torch", "onnxruntime"} <= packages
+    assert {"marserve", "marserve_client", "marserve_handlers", "torch", "onnxruntime"} <= packages
     outside = {path.split("/")[0] for path in added}
     assert outside <= {"home", "etc", "usr", "var"}
 

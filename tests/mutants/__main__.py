@@ -197,7 +197,7 @@ def run_room(room: str, numbers: list[int], copy: Path, scratch: Path, *, cpu_s:
     results.unlink(missing_ok=True)
     environment = {
         **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
-        "PYTHONPATH": os.pathsep.join(str(copy / folder) for folder in ("server", "handlers", "tests")),
+        "PYTHONPATH": os.pathsep.join(str(copy / folder) for folder in ("server", "handlers", "client", "tests")),
         "MARSERVE_MUTANTS_ORDER": str(scratch / "order.json"),
         "MARSERVE_MUTANTS_TRACED": str(target),
         "MARSERVE_MUTANTS_NOTES": str(scratch / "notes"),

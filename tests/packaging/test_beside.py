@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from support.commands import type_in
-from support.distributions import ROOT, build
+from support.distributions import ROOT, installable
 from support.installed import serving, wait_until_ready
 from support.server import free_ports
 
@@ -111,9 +111,10 @@ CLIENTS = {
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
-    return build("wheel", tmp_path_factory.mktemp("wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The wheel of this checkout; that of its client is found beside it."""
+    with installable(tmp_path_factory.mktemp("wheel")) as built:
+        yield built
 
 
 @contextlib.contextmanager

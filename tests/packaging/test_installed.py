@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from support.commands import addresses, type_in
-from support.distributions import ROOT, build
+from support.distributions import ROOT, installable
 from support.installed import environment, install, interpreter, serving, wait_until_ready
 from support.pages import block
 from support.server import free_ports
@@ -36,9 +36,10 @@ STARTS = 5
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
-    return build("wheel", tmp_path_factory.mktemp("wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The wheel of this checkout; that of its client is found beside it."""
+    with installable(tmp_path_factory.mktemp("wheel")) as built:
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_no_runtime_and_nothing_of_cuda_comes_by_itself(wheel: Path, tmp_path: P
     assert asked.returncode == 0, asked.stderr
     names = {each["metadata"]["name"].lower() for each in json.loads(report.read_text())["install"]}
 
-    assert {"marserve", "fastapi", "uvicorn"} <= names
+    assert {"marserve", "marserve-client", "fastapi", "uvicorn"} <= names
     assert not [name for name in names if name.startswith(RUNTIMES) or "cuda" in name]
 
 
@@ -182,7 +183,7 @@ def test_without_pip_what_models_require_is_installed_all_the_same(wheel: Path, 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_other_pythons_serve_a_handler_with_the_extras_beside_it(version: str, wheel: Path, tmp_path: Path) -> None:
     """With the extras of the page: the server answers over REST with a handler; what they brought can be imported."""
-    variables = {"PIP_FIND_LINKS": f"{wheel.parent} {os.environ.get('PIP_FIND_LINKS', '')}"}
+    variables = {"PIP_FIND_LINKS": os.environ["PIP_FIND_LINKS"]}
     (tmp_path / "hello.py").write_text(block(PAGE, "hello.py"))
     ports = free_ports(5)
     variables |= {**addresses(*ports), "TMPDIR": str(tmp_path)}
@@ -224,7 +225,7 @@ def test_the_readme_can_be_followed_with_the_wheel(wheel: Path, tmp_path: Path) 
     ports = free_ports(5)
     serve = re.search(r"^serve:.*\n\t\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert serve
-    (python_program,) = (each for each in readme_blocks() if "import httpx" in each)
+    (python_program,) = (each for each in readme_blocks() if "import Client" in each)
     torch = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert torch
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "client"
 
 
 def build(kind: str, folder: Path, source: Path = ROOT) -> Path:
@@ -27,6 +32,17 @@ def build(kind: str, folder: Path, source: Path = ROOT) -> Path:
     assert built.returncode == 0, built.stderr
     (made,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
     return made
+
+
+@contextlib.contextmanager
+def installable(folder: Path) -> Iterator[Path]:
+    """marserve's wheel. Until the block ends pip and uv find its client's, which it asks for, without an index."""
+    wheel, client = build("wheel", folder / "marserve"), build("wheel", folder / "client", CLIENT)
+    beside = client.rename(wheel.parent / client.name).parent
+    with pytest.MonkeyPatch.context() as patch:
+        for name, between in (("PIP_FIND_LINKS", " "), ("UV_FIND_LINKS", ",")):
+            patch.setenv(name, str(beside), prepend=between)
+        yield wheel
 
 
 def wheel_members(wheel: Path) -> set[str]:
