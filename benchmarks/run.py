@@ -1,6 +1,6 @@
 """Measures what `docs/benchmarks.md` describes: marserve beside others, in one run, on this machine.
 
-    python benchmarks/run.py [--only echo,start,kill,memory,neighbour,grpc,goal] [--rounds 5] [--quick] [--json FILE]
+    python benchmarks/run.py [--only echo,start,kill,memory,neighbour,client,goal] [--rounds 5] [--quick] [--json FILE]
 
 Prints one table; `--json` writes every round. The exit status says whether everything could be measured, never
 whether a goal was met: speed depends on the machine.
@@ -47,6 +47,7 @@ from load_generator import CannotMeasure, LoadGenerator
 from plan import Plan
 from rich.console import Console
 
+import client
 import memory
 from marserve import __version__
 
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "models": models.measure,
     "workers": workers.measure,
     "grpc": grpc_calls.measure,
+    "client": client.measure,
     "start": start.measure,
     "kill": kill.measure,
     "memory": memory.measure,
