@@ -45,8 +45,8 @@ class CallFailed(Exception):
 
     `message` is one sentence. `status` is that of the answer, None without one. `request_id` is the server's, under
     which its logs have more. `cause` is the class of cause of `x-marserve-cause`, `type` the server's word for the
-    error. `retry_after_s` is after how many seconds another try may succeed, if the server says so. `document` is the
-    body of the answer as an object, empty if it was none.
+    error, `reason` why a model could not be loaded (management). `retry_after_s` is after how many seconds another try
+    may succeed, if the server says so. `document` is the body of the answer as an object, empty if it was none.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class CallFailed(Exception):
         request_id: str | None = None,
         cause: str | None = None,
         type: str | None = None,
+        reason: str | None = None,
         retry_after_s: float | None = None,
         document: Mapping[str, Any] | None = None,
     ) -> None:
@@ -66,11 +67,13 @@ class CallFailed(Exception):
         self.request_id = request_id
         self.cause = cause
         self.type = type
+        self.reason = reason
         self.retry_after_s = retry_after_s
         self.document: Mapping[str, Any] = document or {}
 
     def __str__(self) -> str:
-        facts = [f"status {self.status}"] if self.status is not None else []
+        facts = [self.reason.rstrip(".")] if self.reason else []
+        facts += [f"status {self.status}"] if self.status is not None else []
         facts += [f"request {self.request_id}"] if self.request_id else []
         return f"{self.message} ({', '.join(facts)})" if facts else self.message
 
@@ -189,6 +192,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> CallFailed:
         request_id=headers.get("x-request-id"),
         cause=headers.get("x-marserve-cause"),
         type=kind if isinstance(kind, str) else None,
+        reason=headers.get("x-marserve-reason"),
         retry_after_s=read_retry_after(headers.get("retry-after")),
         document=document,
     )

@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import httpx
 
@@ -21,8 +21,8 @@ from marserve_client.errors import BadAnswer, CallFailed, class_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-S = TypeVar("S", bound="Stream[object]")
-A = TypeVar("A", bound="AsyncStream[object]")
+S = TypeVar("S", bound="Stream[Any]")
+A = TypeVar("A", bound="AsyncStream[Any]")
 
 # Characters of one event; a stream without line ends would fill the memory.
 MOST_EVENT_CHARACTERS = 64 * 1024 * 1024

@@ -54,6 +54,9 @@ def test_an_error_carries_what_the_server_said() -> None:
     assert (error.type, error.retry_after_s) == ("ServiceUnavailableException", 3.0)
     assert error.document["code"] == 503
     assert str(error) == "Full. (status 503, request r-1)"
+    failed = refusal(500, {"x-marserve-reason": "No module named x."}, body(500, message="Failed to start workers"))
+    assert failed.reason == "No module named x."
+    assert str(failed) == "Failed to start workers (No module named x, status 500)"
 
 
 @pytest.mark.parametrize(
