@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import json
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from marserve_client import (
     NO_RETRIES,
+    AsyncClient,
     BadAnswer,
     BadInput,
     CallFailed,
@@ -31,7 +34,7 @@ from marserve_client import (
     key_file,
 )
 from support.both_clients import Clients
-from support.scripted_server import Act, answer, chunk, head, scripted
+from support.scripted_server import Act, ScriptedServer, answer, chunk, head, scripted
 from support.server import free_ports
 
 FAST = Retries(tries=3, first_pause_s=0.001, longest_pause_s=5)
@@ -435,10 +438,6 @@ def test_a_full_pool_is_waited_for_no_longer_than_the_call_may_take() -> None:
 
 def test_both_clients_have_the_same_methods() -> None:
     """Names, parameters and texts; only what closes them differs."""
-    import inspect
-
-    from marserve_client import AsyncClient
-
     sync, other = ({n: m for n, m in vars(kind).items() if n[0] != "_"} for kind in (Client, AsyncClient))
     assert set(sync) - {"close"} == set(other) - {"aclose"}
     for name in set(sync) - {"close"}:
@@ -463,3 +462,32 @@ def test_a_connection_that_takes_all_the_calls_time_is_too_late(clients: Clients
         client.predict("m", timeout=0.05)
     with pytest.raises(NoConnection):
         client.predict("m", timeout=5)
+
+
+@pytest.mark.parametrize("name", ["predict", "events"])
+def test_a_call_that_is_cancelled_closes_its_connection(name: str) -> None:
+    """The server sees it and ends the work; hooks hear of its end."""
+    seen: list[Sent] = []
+    act = Act((), holds=True) if name == "predict" else Act((STREAM, chunk(b"data: one\n\n")), holds=True)
+
+    async def ask(address: str) -> None:
+        async with AsyncClient(address, after=lambda sending, sent: seen.append(sent)) as client:
+            if name == "predict":
+                await client.predict("m", b"x")
+            async for event in await client.events("m"):
+                assert event.data == "one"
+
+    async def cancel(server: ScriptedServer) -> None:
+        task = asyncio.create_task(ask(server.address))
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with scripted(act) as server:
+        asyncio.run(cancel(server))
+
+        assert server.gone.wait(10)
+    assert [sent.error for sent in seen] == [None]
