@@ -8,6 +8,7 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -114,6 +115,8 @@ class Setup:
             "trust_env": not is_local,
             "verify": False if is_plain else self._verify,
             "limits": limits,
+            # Callers share the client: what a handler sets for one of them is not sent for others.
+            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             "follow_redirects": False,
         }
 

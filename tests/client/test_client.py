@@ -371,6 +371,16 @@ def test_the_key_goes_with_each_request(clients: Clients, tmp_path: Path) -> Non
     assert sent == ["Bearer one", None, "Bearer inference-first", "Bearer management-second, longer", "Bearer mine"]
 
 
+def test_a_cookie_is_not_kept_for_other_callers(clients: Clients) -> None:
+    """One client asks for many; a cookie that a call names itself is sent."""
+    with scripted(answer(set_cookie="user=ada; path=/"), answer(), answer()) as server:
+        client = clients(server.address)
+        for headers in (None, None, {"Cookie": "user=grace"}):
+            client.predict("m", b"x", headers=headers)
+
+    assert [asked.headers.get("cookie") for asked in server.asked] == [None, None, "user=grace"]
+
+
 def test_hooks_see_each_try(clients: Clients) -> None:
     """Before it, and may add headers; after it, with status, seconds and error."""
     seen: list[tuple[Sending, Sent]] = []
