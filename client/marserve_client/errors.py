@@ -126,7 +126,7 @@ class WrongKey(Refused):
 
 
 class Forbidden(Refused):
-    """The server takes this order from nobody, or not from here."""
+    """The server does not take this order, or not from here."""
 
 
 class NotFound(Refused):

@@ -459,11 +459,15 @@ def wait_until_ready(model: str | None = None, *, version: str | None = None, ti
 def _wait(model: str | None, version: str | None, timeout_s: float, session: Session) -> Steps[None]:
     ends = session.clock() + timeout_s
     pause_s, asks_management = _FIRST_LOOK_S, False
+    before: CallFailed | str | None = None
     while True:
         left_s = max(ends - session.clock(), 0.001)
         found = yield from _look(model, version, min(QUICK_S, left_s), asks_management, session)
         if found is None:
             return
+        if before is not None and isinstance(found, DeadlinePassed) and found.status is None:
+            found = before  # the last look had no time left: what the one before saw says more
+        before = found
         if isinstance(found, NotFound) and found.type == _NO_ROUTE and not asks_management:
             if "management" not in session.addresses or version is not None:
                 raise found

@@ -206,13 +206,15 @@ def test_a_slow_server_is_not_waited_for(clients: Clients, act: Act) -> None:
 
 def test_an_answer_that_trickles_is_not_waited_for(clients: Clients) -> None:
     """Each byte comes in time, all of them do not."""
-    ended = Act(_trickle(3), holds=True)
+    ended = Act(_trickle(8), holds=True)
     with scripted(ended) as server:
         begun = time.monotonic()
-        with pytest.raises(DeadlinePassed):
+        with pytest.raises(DeadlinePassed) as late:  # and keeps what the error holds
             clients(server.address).predict("m", b"x", timeout=0.6)
 
         assert time.monotonic() - begun < 2.5
+        assert server.gone.wait(2)  # the server still sends
+        assert late.value.status is None
 
 
 def _trickle(seconds: float) -> Any:

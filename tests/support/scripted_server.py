@@ -54,7 +54,7 @@ class ScriptedServer:
     def __init__(self, acts: Sequence[Act], port: int = 0) -> None:
         self.asked: list[Asked] = []
         self.gone = threading.Event()
-        """Set when a client has closed a connection that an act holds."""
+        """Set when a client has closed a connection that an act holds, or is still sending to."""
         self._acts: queue.SimpleQueue[Act] = queue.SimpleQueue()
         for act in acts:
             self._acts.put(act)
@@ -96,8 +96,12 @@ class ScriptedServer:
                     act = self._acts.get_nowait()
                 except queue.Empty:
                     return
-                for piece in act.pieces:
-                    connection.sendall(piece)
+                try:
+                    for piece in act.pieces:
+                        connection.sendall(piece)
+                except OSError:
+                    self.gone.set()
+                    return
                 if act.holds:
                     connection.settimeout(LIMIT_S)
                     reader.read(1)
