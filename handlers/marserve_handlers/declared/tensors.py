@@ -189,7 +189,8 @@ class TensorModel:
             elif place not in batch.failed:
                 try:
                     answers[place] = self._answer(batch.parts[place], rows, context, place)
-                except ValueError as error:  # its rows ran in several calls, with results of unequal shapes
+                except (ValueError, BadInput) as error:
+                    # Its rows ran in several calls, with results of unequal shapes; or its memory is too small.
                     batch.failed[place] = error
         for place, failure in batch.failed.items():
             if len(answers) == 1:

@@ -12,7 +12,8 @@ import numpy as np
 
 from marserve_handlers.declared.arrays import Array
 from marserve_handlers.declared.open_inference.datatypes import BYTES, RAW_ONLY, as_objects, to_raw
-from marserve_handlers.declared.open_inference.request import AskedOutput, InferRequest
+from marserve_handlers.declared.open_inference.request import REGION, AskedOutput, InferRequest
+from marserve_handlers.declared.open_inference.shared_memory import Span, write_span
 from marserve_handlers.errors import BadInput
 
 
@@ -46,9 +47,12 @@ def write_answer(
 
     Without `has_batch_axis` the arrays, of one item each, are written without that axis. `labels` are the names of an
     output's classes.
+    Outputs that were asked for in shared memory are written there when all of them have been found to fit. Raises
+    BadInput for one that does not.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
+    shared: list[tuple[Span, str, bytes | memoryview]] = []
     is_finite = True
     for output in asked:
         datatype, array = outputs[output.name]
@@ -57,7 +61,17 @@ def write_answer(
         if not has_batch_axis:
             array = array[0]
         tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
-        if output.is_binary:
+        if output.span is not None:
+            values = to_raw(datatype, array)
+            if len(values) > output.span.size:
+                raise BadInput(
+                    f"{datatype} {list(array.shape)}: has {len(values)} bytes, and a shared_memory_byte_size of "
+                    f"{output.span.size}",
+                    output.name,
+                )
+            shared.append((output.span, output.name, values))
+            tensor["parameters"] = {REGION: output.region, "shared_memory_byte_size": len(values)}
+        elif output.is_binary:
             values = to_raw(datatype, array)
             raw.append(values)
             tensor["parameters"] = {"binary_data_size": len(values)}
@@ -67,6 +81,8 @@ def write_answer(
             is_finite = is_finite and (array.dtype.kind != "f" or bool(np.isfinite(array).all()))
             tensor["data"] = array.reshape(-1).tolist()
         described.append(tensor)
+    for span, name, values in shared:
+        write_span(span, name, values)
     document: dict[str, Any] = {"model_name": model}
     if version is not None:
         document["model_version"] = version

@@ -12,6 +12,7 @@ from marserve_handlers.declared.open_inference.answer import check_asked, write_
 from marserve_handlers.declared.open_inference.datatypes import datatype_of
 from marserve_handlers.declared.open_inference.marking import ANSWER_HEADER_LENGTH, RAW_TYPE, header_length
 from marserve_handlers.declared.open_inference.request import read_request
+from marserve_handlers.declared.open_inference.shared_memory import shared_tensors
 from marserve_handlers.declared.stacking import Inputs, Rows
 from marserve_handlers.errors import BadInput
 from marserve_handlers.support.shown import shown
@@ -30,13 +31,15 @@ class Inferring:
 
     def read(self, place: int, row: Mapping[str, Any], context: Context) -> Rows:
         """The arrays of the request at a place of the batch. Raises BadInput, also for outputs that are not there."""
-        headers = context.batch_items[place].headers
+        item = context.batch_items[place]
+        headers = item.headers
         for name, value in headers:
             if name.lower() == b"content-encoding" and value.strip().lower() != b"identity":
                 raise BadInput(
                     f"the body came with Content-Encoding: {shown(value.decode('latin-1'))}; send it as it is"
                 )
-        infer = read_request(row.get("body") or b"", header_length(headers))
+        shared = shared_tensors(item.server_headers)
+        infer = read_request(row.get("body") or b"", header_length(headers), shared)
         check_asked(infer.asked(self._names), self._datatypes, self._ranks)
         return self._inputs.read_infer(infer)
 

@@ -22,7 +22,9 @@ from marserve_handlers.declared.open_inference.datatypes import (
     as_objects,
     dtype_of,
     from_raw,
+    item_bytes,
 )
+from marserve_handlers.declared.open_inference.shared_memory import NONE, SharedTensors, Span, read_span
 from marserve_handlers.errors import BadInput
 from marserve_handlers.support.shown import short, shown
 
@@ -32,14 +34,21 @@ MAX_DIMENSIONS: Final = 32
 MAX_EMPTY_BYTES: Final = (1 << 63) - 1
 WIDEST_BYTES: Final = 8
 
+REGION: Final = "shared_memory_region"
+
 
 @dataclass(frozen=True, slots=True)
 class AskedOutput:
-    """One output that the client wants. `classes`: the names of so many of its largest values instead of the tensor."""
+    """One output that the client wants. `classes`: the names of so many of its largest values instead of the tensor.
+
+    With a `span` its values are written there: bytes of the region that `region` names.
+    """
 
     name: str
     is_binary: bool
     classes: int = 0
+    span: Span | None = None
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +72,13 @@ class InferRequest:
         return self.outputs
 
 
-def read_request(body: Body | dict[str, Any], header_length: str | None = None) -> InferRequest:
+def read_request(
+    body: Body | dict[str, Any], header_length: str | None = None, shared: SharedTensors = NONE
+) -> InferRequest:
     """Read a request, or its JSON as it was decoded before. Raises BadInput.
 
-    `header_length` is its header `Inference-Header-Content-Length`.
+    `header_length` is its header `Inference-Header-Content-Length`; `shared` says where its tensors in shared memory
+    are.
     """
     raw = None
     if isinstance(body, dict):
@@ -91,25 +103,26 @@ def read_request(body: Body | dict[str, Any], header_length: str | None = None) 
             raise BadInput("came twice", name)
         datatype, shape, size = _described(tensor, name)
         datatypes[name] = datatype
-        if size is None:
+        if REGION in _parameters(tensor, f"{short(name)}.parameters"):
+            tensors[name] = _from_memory(tensor, name, datatype, shape, size, shared)
+        elif size is None:
             tensors[name] = _from_json(tensor, name, datatype, shape)
-            continue
-        if raw is None:
+        elif raw is None:
             raise BadInput("has binary_data_size, and the request no header Inference-Header-Content-Length", name)
-        if at + size > len(raw):
+        elif at + size > len(raw):
             raise BadInput(f"has a binary_data_size of {size}, and {len(raw) - at} bytes are left", name)
-        try:
-            tensors[name] = from_raw(datatype, raw[at : at + size], shape)
-        except ValueError as error:
-            raise BadInput(f"{datatype} {list(shape)}: {error}", name) from None
-        at += size
+        else:
+            tensors[name] = _from_raw(raw[at : at + size], name, datatype, shape)
+            at += size
     if raw is not None and at != len(raw):
         raise BadInput(f"{len(raw)} bytes came behind the JSON, and the inputs' binary_data_size name {at}")
     is_binary = _flag(parameters, "binary_data_output", "parameters", default=False)
     identity = document.get("id")
     if identity is not None and not isinstance(identity, str):
         raise BadInput(f"expected a text, got {shown(identity)}", "id")
-    return InferRequest(identity or "", tensors, datatypes, parameters, _outputs(document, is_binary), is_binary)
+    return InferRequest(
+        identity or "", tensors, datatypes, parameters, _outputs(document, is_binary, shared), is_binary
+    )
 
 
 def _split(body: Body, header_length: str | None) -> tuple[Body, memoryview | None]:
@@ -158,6 +171,47 @@ def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
         if "data" in tensor:
             raise BadInput("has both data and binary_data_size", name)
     return datatype, tuple(shape), size
+
+
+def _from_raw(raw: memoryview, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+    try:
+        return from_raw(datatype, raw, shape)
+    except ValueError as error:
+        raise BadInput(f"{datatype} {list(shape)}: {error}", name) from None
+
+
+def _from_memory(
+    tensor: Mapping[str, Any],
+    name: str,
+    datatype: str,
+    shape: tuple[int, ...],
+    size: int | None,
+    shared: SharedTensors,
+) -> Array:
+    """The values that lie in shared memory: a copy of them."""
+    if size is not None or "data" in tensor:
+        raise BadInput(f"has {REGION} and {'data' if 'data' in tensor else 'binary_data_size'}", name)
+    span = _span(shared.inputs, name)
+    if datatype != BYTES:
+        wanted = math.prod(shape) * item_bytes(datatype)
+        if span.size != wanted:
+            raise BadInput(
+                f"{datatype} {list(shape)}: has a shared_memory_byte_size of {span.size}, and its shape takes {wanted}",
+                name,
+            )
+    return _from_raw(memoryview(read_span(span, name)), name, datatype, shape)
+
+
+def _span(spans: Mapping[str, Span], name: str) -> Span:
+    """Where a tensor lies that names shared memory. Raises BadInput if the server did not say so."""
+    span = spans.get(name)
+    if span is None:
+        raise BadInput(
+            f"has {REGION}, and this server takes no shared memory for it: it has none (system_shared_memory_folder), "
+            "or the request's JSON is longer than 256 KiB",
+            name,
+        )
+    return span
 
 
 def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple[int, ...]) -> Array:
@@ -239,7 +293,7 @@ def _flag(parameters: Mapping[str, Any], key: str, place: str, *, default: bool)
     return value
 
 
-def _outputs(document: Mapping[str, Any], is_binary: bool) -> list[AskedOutput] | None:
+def _outputs(document: Mapping[str, Any], is_binary: bool, shared: SharedTensors) -> list[AskedOutput] | None:
     given = document.get("outputs")
     if given is None or given == []:
         return None
@@ -256,5 +310,9 @@ def _outputs(document: Mapping[str, Any], is_binary: bool) -> list[AskedOutput] 
         if type(classes) is not int or classes < 0:
             raise BadInput(f"expected a whole number, got {shown(classes)}", f"{place}.parameters.classification")
         wants_raw = _flag(parameters, "binary_data", f"{place}.parameters", default=is_binary)
-        outputs.append(AskedOutput(name, wants_raw, classes))
+        if REGION in parameters:
+            span = _span(shared.outputs, name)
+            outputs.append(AskedOutput(name, is_binary=True, span=span, region=str(parameters[REGION])))
+        else:
+            outputs.append(AskedOutput(name, wants_raw, classes))
     return outputs
