@@ -59,6 +59,10 @@ def _encodable(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- the data plane
 
 
+SHARED_TENSORS = "open_inference_shared_tensors"
+"""The server's header that says where in shared memory a request's tensors lie; its worker looks for it."""
+
+
 class Part(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One named input of a request: a raw body (named `body`), a form field, a file, a query parameter.
 
@@ -104,6 +108,11 @@ class Request(msgspec.Struct, frozen=True):
     depth: int = 0
     key: int = 0
     client_id: str = ""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether tensors of it lie in memory that its client changes: it is never run again to compare answers."""
+        return any(name == SHARED_TENSORS for name, _ in self.server_headers)
 
 
 # Stands between an id and what tells its requests apart within the server. No client's id has it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -163,10 +163,18 @@ class RunningPool:
         await self.pool.wait_until_ready()
         return self
 
-    def send(self, body: bytes, *, deadline: float | None = None, parts: list[Part] | None = None) -> Sent:
+    def send(
+        self,
+        body: bytes,
+        *,
+        deadline: float | None = None,
+        parts: list[Part] | None = None,
+        server_headers: Sequence[tuple[str, str]] = (),
+    ) -> Sent:
         """Send a request."""
         sent = Sent()
-        request = Request(f"r{next(self._ids)}", parts or [Part("body", body)], deadline=deadline)
+        parts = parts or [Part("body", body)]
+        request = Request(f"r{next(self._ids)}", parts, [], list(server_headers), deadline=deadline)
         sent.job = self.pool.submit(request, sent)
         return sent
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadInput, Draining, HandlerFailed, NoWorker, WorkerDied
-from marserve.messages import Answer, Part
+from marserve.messages import SHARED_TENSORS, Answer, Part
 from marserve.option_values import Sample
 from marserve.pool.checks.certifier import read_samples
 from support.processes import until
@@ -292,6 +292,25 @@ async def test_served_batches_are_run_again_and_differences_counted(tmp_path: Pa
         assert running.pool.described["batching"]["largestBatch"] == 4
         spent_s = 10.0 - certifier.allowance.left_s
         assert spent_s == pytest.approx(certifier.in_service.seconds, abs=0.05)
+
+
+async def test_a_request_that_shares_memory_with_its_client_is_not_run_again(tmp_path: Path) -> None:
+    """It would read what has changed since, and write into it; its mates are run again without it."""
+    async with pool_of(tmp_path, batch_size=4, samples=(), batch_check="off", batch_check_sample=1.0) as running:
+        await running.start()
+        running.pool.certifier.allowance.earn(1000.0)
+        running.file("slow").touch()
+
+        shared = [running.send(b"shared-%d" % index, server_headers=[(SHARED_TENSORS, "{}")]) for index in range(5)]
+        for each in shared:
+            await each.told()
+        await settled(running)
+        assert running.metrics.batch_rechecks == 0
+        for each in [running.send(b"%d" % index) for index in range(5)]:
+            await each.told()
+        await settled(running)
+
+        assert running.metrics.batch_rechecks >= 1
 
 
 async def test_runs_again_take_a_hundredth_of_the_busy_seconds_by_the_counters(tmp_path: Path) -> None:

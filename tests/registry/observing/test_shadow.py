@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadInput, HandlerFailed, NoWorker, QueueFull, WorkerDied
-from marserve.messages import Answer, Load, Part, Request
+from marserve.messages import SHARED_TENSORS, Answer, Load, Part, Request
 from marserve.option_values import Tolerance
 from marserve.pool.options import PoolOptions
 from marserve.registry.observing.shadow import COPY_LIMIT_S, KEPT_SAMPLES, Shadow
@@ -72,6 +72,16 @@ async def test_the_client_is_told_first_and_the_copy_leaves_afterwards() -> None
     assert copy.deadline is not None
     assert copy.parts == [Part("body", b"in")]
     assert COPY_LIMIT_S >= 60
+
+
+async def test_a_request_that_shares_memory_with_its_client_is_not_mirrored() -> None:
+    """A copy would read what has changed since, and write into it."""
+    house = House(pool())
+
+    client = house.serve(server_headers=[(SHARED_TENSORS, "{}")])
+
+    told = await house.settle()
+    assert (client.body, told["mirrored"], told["skipped"]) == (b"m 2.0", 0, {"shared_memory": 1})
 
 
 async def test_equal_answers_are_counted_and_differing_ones_kept_for_reading() -> None:

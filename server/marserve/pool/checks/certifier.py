@@ -190,7 +190,9 @@ class Certifier:
         kept = [
             index
             for index, (job, result) in enumerate(zip(flight.jobs, message.results, strict=True))
-            if result.error not in ("expired", "cancelled") and not job.has_sent_pieces and not job.request.is_describe
+            if result.error not in ("expired", "cancelled")
+            and not job.has_sent_pieces
+            and not (job.request.is_describe or job.request.shares_memory)
         ]
         # An item alone takes no longer than its whole batch did; once some were run again, their mean time is known.
         expected_s = len(kept) * (self._item_s or message.handler_s)

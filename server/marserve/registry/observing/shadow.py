@@ -46,8 +46,8 @@ class Counts:
 
     `mirrored` were sent to the shadow; of these `compared` were answered and compared, and `differing` of them
     differed. `dropped` were beyond a bound: `busy` (too many copies, or requests that wait) or `memory`. `skipped`
-    cannot be compared: `streamed`, `failed` (the client got an error), `no_version`. `errors` are copies without an
-    answer, by cause, and failed comparisons (`comparison`).
+    cannot be compared: `streamed`, `failed` (the client got an error), `no_version`, `shared_memory` (the client's, for
+    its tensors). `errors` are copies without an answer, by cause, and failed comparisons (`comparison`).
     """
 
     mirrored: int = 0
@@ -97,6 +97,9 @@ class Shadow:
     def follow(self, request: Request, receiver: Receiver) -> Receiver:
         """The receiver for a request's answer: `receiver`; for a share of requests one that also mirrors them."""
         if request.is_describe or self.is_stopped or self._draw() >= self.spec.share:
+            return receiver
+        if request.shares_memory:  # a copy would read what has changed since, and write into it
+            self.skip("shared_memory")
             return receiver
         return _Primary(receiver, request, self)
 
