@@ -38,7 +38,9 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     listeners: list[GrpcListener] = []
     control = None
     if settings.ts_open_inference_protocol and settings.entry == "marserve":
-        control = ServerControl(parts.repository, parts.log_settings, parts.registry.data_plane.check_exists)
+        control = ServerControl(
+            parts.repository, parts.log_settings, parts.registry.data_plane.check_exists, parts.regions
+        )
     address, name = GrpcAddress(settings.grpc_inference_address, settings.grpc_inference_port), "grpc_inference"
     try:
         ports = GrpcPorts(
@@ -63,6 +65,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
                 has_open_inference=settings.ts_open_inference_protocol,
                 is_open_inference_whole=settings.entry == "marserve",
                 sequence=sequence_headers(settings),
+                shared_tensors=parts.shared_tensors,
                 control=control,
                 authorize_control=parts.access.authorize("management"),
                 # A caller's machine is not looked at over gRPC.

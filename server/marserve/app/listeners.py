@@ -192,6 +192,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         marks_open_inference=settings.entry == "marserve" and settings.ts_open_inference_protocol,
         splits_instances=settings.entry == "marserve",
         sequence=sequence_headers(settings),
+        shared_tensors=parts.shared_tensors,
     )
     connection = bind_connection(
         surface if "Inference" in names else None,

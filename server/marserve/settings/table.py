@@ -237,9 +237,24 @@ class Addresses:
     open_inference_control: bool = _own(
         BOOL,
         False,
-        "Take calls of the Open Inference Protocol that change the server (loading and unloading models, settings of "
-        "the log and of traces) at the inference address too, with the management key; at the management address they "
-        "are always taken.",
+        "Take calls of the Open Inference Protocol that change the server (loading and unloading models, registering "
+        "shared memory, settings of the log and of traces) at the inference address too, with the management key; at "
+        "the management address they are always taken.",
+    )
+    system_shared_memory_folder: Path | None = _own(
+        PATH,
+        None,
+        "The folder whose files clients of the Open Inference Protocol may register as system shared memory, as "
+        "/dev/shm; none if not given. They may read and write each file of it that the server can.",
+    )
+    system_shared_memory_size: int = _own(
+        SIZE,
+        1 << 30,
+        "Bytes that all registered regions together may have, and the inputs of one request that lie in them.",
+        minimum=1,
+    )
+    system_shared_memory_max_regions: int = _own(
+        INT, 1024, "Regions of system shared memory that may be registered.", minimum=1
     )
     health_route: str | None = _own(
         ROUTE,

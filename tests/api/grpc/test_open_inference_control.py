@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from marserve.api.grpc.open_inference_control import ServerControl
+from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.repository import Repository
 from marserve.api.open_inference.server_settings import TRACE, LogSettings
 from marserve.desired_state.policies import Changes
@@ -26,6 +27,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("RepositoryModelUnload", {"model_name": "m"}),
     ("LogSettings", {"settings": {"log_verbose_level": LOG_VALUE(uint32_param=1)}}),
     ("TraceSetting", {"settings": {"trace_rate": TRACE_VALUE(value=["0"])}}),
+    ("SystemSharedMemoryRegister", {"name": "r", "key": "/a", "byte_size": 10}),
+    ("SystemSharedMemoryUnregister", {}),
+    ("CudaSharedMemoryUnregister", {}),
 ]
 
 
@@ -51,7 +55,10 @@ def house(tmp_path: Path) -> House:
 def control(house: House) -> ServerControl:
     """What the calls change."""
     repository = Repository(house.registry, Changes(house.registry), enable_model_api=True)
-    return ServerControl(repository, LogSettings(Levels(), "", "default"), house.registry.data_plane.check_exists)
+    check_exists = house.registry.data_plane.check_exists
+    (house.store / "a").write_bytes(bytes(100))
+    regions = Regions(house.store, most_bytes=200, most_regions=2)
+    return ServerControl(repository, LogSettings(Levels(), "", "default"), check_exists, regions)
 
 
 def call(client: Client, method: str, **fields: Any) -> Any:
@@ -189,3 +196,58 @@ async def test_without_the_protocol_management_has_no_such_calls(house: House) -
     """As under `torchserve`."""
     async with management_port(house.registry) as port, client_of(port) as client:
         assert (await refusal(call(client, "RepositoryModelLoad", model_name="m")))[0] == "UNIMPLEMENTED"
+
+
+# ------------------------------------------------------------------------------------------- shared memory
+
+
+async def test_regions_are_registered_shown_and_unregistered(house: House, control: ServerControl) -> None:
+    """One by one, and all of them; one that is not there is unregistered already."""
+    async with management_port(house.registry, control=control) as port, client_of(port) as client:
+
+        async def status(name: str = "") -> dict[str, tuple[Any, ...]]:
+            regions = (await call(client, "SystemSharedMemoryStatus", name=name)).regions
+            return {name: (each.name, each.key, each.offset, each.byte_size) for name, each in regions.items()}
+
+        await call(client, "SystemSharedMemoryRegister", name="r", key="/a", offset=4, byte_size=96)
+        await call(client, "SystemSharedMemoryRegister", name="s/1", key="a", byte_size=100)
+        both, one = await status(), await status("r")
+        await call(client, "SystemSharedMemoryUnregister", name="r")
+        await call(client, "SystemSharedMemoryUnregister", name="r")
+        left = await status()
+        await call(client, "SystemSharedMemoryUnregister")
+        none, cuda = await status(), await call(client, "CudaSharedMemoryStatus")
+        await call(client, "CudaSharedMemoryUnregister")
+
+    assert both == {"r": ("r", "/a", 4, 96), "s/1": ("s/1", "a", 0, 100)}
+    assert (one, left) == ({"r": both["r"]}, {"s/1": both["s/1"]})
+    assert (none, dict(cuda.regions)) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "words"),
+    [
+        ("SystemSharedMemoryRegister", {"key": "/a", "byte_size": 10}, "A region's name is ''"),
+        ("SystemSharedMemoryRegister", {"name": "r", "byte_size": 10}, "Parameter key is ''"),
+        ("SystemSharedMemoryRegister", {"name": "r", "key": "../a", "byte_size": 10}, "Parameter key is '../a'"),
+        ("SystemSharedMemoryRegister", {"name": "r", "key": "a"}, "Parameter byte_size is 0"),
+        ("SystemSharedMemoryRegister", {"name": "r", "key": "a", "byte_size": 101}, "the file 'a' has 100 bytes"),
+        (
+            "SystemSharedMemoryRegister",
+            {"name": "r", "key": "a", "offset": (1 << 64) - 1, "byte_size": 1},
+            "Parameter offset is 18446744073709551615",
+        ),
+        ("SystemSharedMemoryStatus", {"name": "r"}, "the name 'r'"),
+        ("CudaSharedMemoryStatus", {"name": "r"}, "the name 'r'; this server takes none"),
+        ("CudaSharedMemoryRegister", {"name": "r", "byte_size": 10}, "takes no CUDA shared memory"),
+    ],
+)
+async def test_memory_that_cannot_be_had_is_an_invalid_argument(
+    house: House, control: ServerControl, method: str, fields: dict[str, Any], words: str
+) -> None:
+    """It names what is wrong, and registers nothing."""
+    async with management_port(house.registry, control=control) as port, client_of(port) as client:
+        code, told = await refusal(call(client, method, **fields))
+
+    assert (code, words in told) == ("INVALID_ARGUMENT", True)
+    assert control.regions.status() == []

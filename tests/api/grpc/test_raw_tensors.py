@@ -16,6 +16,11 @@ from support.grpc_tensors import TENSORS, tensor
 
 REQUEST, RESPONSE = (SCHEMA.message(f"inference.ModelInfer{side}") for side in ("Request", "Response"))
 PARAMETER = SCHEMA.message("inference.InferParameter")
+IN_MEMORY = {
+    "shared_memory_region": PARAMETER(string_param="r"),
+    "shared_memory_byte_size": PARAMETER(int64_param=8),
+    "shared_memory_offset": PARAMETER(int64_param=4),
+}
 
 
 def read(message: Any) -> InferRequest:
@@ -38,6 +43,14 @@ def read(message: Any) -> InferRequest:
         ({"inputs": [tensor("FP16")]}, "Input 'a' is 'FP16'; in typed contents it must be one of BOOL"),
         ({"inputs": [tensor("FP8")]}, "Input 'a' is 'FP8'; in typed contents it must be one of BOOL"),
         ({"inputs": [tensor("INT8", contents={"int_contents": [128, 0]})]}, "Input 'a' has a value that is no INT8"),
+        (
+            {"inputs": [tensor("FP32", parameters=IN_MEMORY), tensor("FP32")], "raw_input_contents": [b"", b""]},
+            "There are 1 inputs and 2 raw_input_contents",
+        ),
+        (
+            {"inputs": [tensor("FP32", parameters=IN_MEMORY, contents={"fp32_contents": [1]})]},
+            "Input 'a' has contents and shared_memory_region",
+        ),
     ],
 )
 def test_a_message_that_does_not_fit_is_refused_before_a_worker_sees_it(fields: dict[str, Any], words: str) -> None:
@@ -117,3 +130,49 @@ def test_parameters_and_outputs_that_are_asked_for_go_along() -> None:
     assert document["inputs"][0]["parameters"] == {"p": 7, "binary_data_size": 8}
     assert document["parameters"] == {"q": "x", "binary_data_output": True}
     assert read(message).asked(["y"])[0].classes == 3
+
+
+def test_tensors_in_shared_memory_go_along_without_values() -> None:
+    """Raw contents are those of the other inputs; an output has an empty one, as clients count them."""
+    message = REQUEST(
+        inputs=[tensor("FP32", parameters=IN_MEMORY), tensor("FP32")],
+        raw_input_contents=[b"12345678"],
+        outputs=[{"name": "y", "parameters": IN_MEMORY}, {"name": "z"}],
+    )
+    body, length = write_body(message)
+    answer = {
+        "outputs": [
+            {
+                "name": "y",
+                "datatype": "FP32",
+                "shape": [2],
+                "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8},
+            },
+            {"name": "z", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
+        ]
+    }
+    text = json.dumps(answer).encode()
+    back = RESPONSE()
+    fill_response(back, message, text + b"abcd", str(len(text)))
+
+    first, second = json.loads(body[:length])["inputs"]
+    assert first["parameters"] == {
+        "shared_memory_region": "r",
+        "shared_memory_byte_size": 8,
+        "shared_memory_offset": 4,
+    }
+    assert (second["parameters"], body[length:]) == ({"binary_data_size": 8}, b"12345678")
+    assert list(back.raw_output_contents) == [b"", b"abcd"]
+    assert back.outputs[0].parameters["shared_memory_byte_size"].int64_param == 8
+
+
+def test_a_request_whose_inputs_are_all_in_shared_memory_gets_raw_outputs() -> None:
+    """Its client sent nothing typed."""
+    answer = {
+        "outputs": [{"name": "z", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}],
+    }
+    text = json.dumps(answer).encode()
+    back = RESPONSE()
+    fill_response(back, REQUEST(inputs=[tensor("FP32", parameters=IN_MEMORY)]), text + b"abcd", str(len(text)))
+
+    assert list(back.raw_output_contents) == [b"abcd"]

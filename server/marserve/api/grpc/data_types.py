@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from marserve.errors import BadInput, HandlerFailed, without_stop
 
 LENGTH_BYTES: Final = 4
+SHARED_MEMORY_REGION: Final = "shared_memory_region"
 
 
 class DataType(NamedTuple):
@@ -36,11 +37,20 @@ DATA_TYPES: Final = {
 
 
 def raw_contents(message: Any) -> Any:
-    """The raw contents of a `ModelInferRequest`, one for each input, or none. Raises BadInput for another number."""
+    """The raw contents of a `ModelInferRequest`, one for each input in the message, or none.
+
+    Raises BadInput for another number.
+    """
     raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise BadInput(f"There are {len(message.inputs)} inputs and {len(raw)} raw_input_contents; give one for each.")
+    count = sum(not is_shared(tensor) for tensor in message.inputs) if raw else 0
+    if raw and len(raw) != count:
+        raise BadInput(f"There are {count} inputs and {len(raw)} raw_input_contents; give one for each.")
     return raw
+
+
+def is_shared(tensor: Any) -> bool:
+    """Whether an input, or an output that is asked for, lies in shared memory, and so is not in the message."""
+    return SHARED_MEMORY_REGION in tensor.parameters
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from marserve.api.grpc.transport.connection import LAST_CALLS_S
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.grpc.transport.port import Port, bind
 from marserve.api.grpc.transport.stream import Method
+from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.api.request_ids import RequestIds
 from marserve.api.tls import Identity, server_context
 from marserve.desired_state.policies import Changes
@@ -125,6 +126,7 @@ class GrpcPorts:
         has_open_inference: bool = False,
         is_open_inference_whole: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
+        shared_tensors: SharedTensors | None = None,
         control: ServerControl | None = None,
         authorize_control: Authorize | None = None,
         is_control_open: bool = False,
@@ -146,6 +148,7 @@ class GrpcPorts:
                     self._decoding,
                     is_whole=is_open_inference_whole,
                     sequence=sequence,
+                    shared_tensors=shared_tensors,
                 )
                 answers[service.name] = service.answers()
         further: dict[str, Authorize | None] = {}

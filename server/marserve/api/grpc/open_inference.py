@@ -20,11 +20,12 @@ from google.protobuf.json_format import ParseDict
 from marserve import __version__
 from marserve.api.decoding import Decoding
 from marserve.api.grpc.answers import Pieces
-from marserve.api.grpc.calls import Answers, Call, UnaryAnswer
+from marserve.api.grpc.calls import Answers, Call
 from marserve.api.grpc.data_types import (
     DATA_TYPES,
     DataType,
     bad_answer,
+    is_shared,
     join_elements,
     raw_contents,
     read_parameters,
@@ -44,6 +45,7 @@ from marserve.api.open_inference.documents import (
 )
 from marserve.api.open_inference.mark import MARK
 from marserve.api.open_inference.request_parameters import NOTHING, read_asked
+from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.errors import BadInput, ModelNotFound, VersionNotFound
 from marserve.messages import Part, Request
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
@@ -67,8 +69,13 @@ class GrpcOpenInference:
         *,
         is_whole: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
+        shared_tensors: SharedTensors | None = None,
     ) -> None:
-        """`sequence` are the headers in which a handler finds the sequence that a request's parameters name."""
+        """`sequence` are the headers in which a handler finds the sequence that a request's parameters name.
+
+        `shared_tensors` finds the shared memory that requests name, None if the server takes none.
+        """
+        self._shared_tensors = shared_tensors
         self._sequence = sequence
         self._decoding = decoding or Decoding()
         self._registry = registry
@@ -99,8 +106,6 @@ class GrpcOpenInference:
             "ModelConfig": self._config,
             "ModelStatistics": self._statistics,
             "RepositoryIndex": self._index,
-            "SystemSharedMemoryStatus": self._no_regions("SystemSharedMemoryStatus"),
-            "CudaSharedMemoryStatus": self._no_regions("CudaSharedMemoryStatus"),
         }
 
     async def _live(self, _: Any, call: Call) -> Any:
@@ -111,7 +116,7 @@ class GrpcOpenInference:
 
     async def _server_metadata(self, _: Any, call: Call) -> Any:
         if self._is_whole:
-            return self._responses["ServerMetadata"](**server_document())
+            return self._responses["ServerMetadata"](**server_document(shares_memory=self._shared_tensors is not None))
         return self._responses["ServerMetadata"](
             name="marserve", version=__version__, extensions=["kserve", "kubeflow"]
         )
@@ -147,16 +152,6 @@ class GrpcOpenInference:
         found = index_document(versions_of(self._registry), only_ready=message.ready)
         return self._responses["RepositoryIndex"](models=found)
 
-    def _no_regions(self, method: str) -> UnaryAnswer:
-        """Says that no memory is shared: this server takes no regions."""
-
-        async def answer(message: Any, call: Call) -> Any:
-            if message.name:
-                raise BadInput(f"No shared memory is registered under {message.name!r}; this server takes none.")
-            return self._responses[method]()
-
-        return answer
-
     async def _infer(self, message: Any, call: Call) -> Any:
         model, version = message.model_name, message.model_version or None
         if not model:
@@ -174,6 +169,8 @@ class GrpcOpenInference:
         response = self._responses["ModelInfer"]()
         body = body or b""
         length_of_json = next((value for name, value in pieces.headers if name == LENGTH_HEADER), None)
+        if length_of_json is None and request.shares_memory:  # all outputs are there, and the body is their description
+            length_of_json = str(len(body))
         if length_of_json is not None:
             await self._decoding.run(len(body), fill_raw, response, message, body, length_of_json)
         else:
@@ -190,7 +187,16 @@ class GrpcOpenInference:
         if self._is_whole and self._registry.takes_tensors(model, version):
             body, length = await self._decoding.run(call.message_bytes, write_body, message)
             headers = [(LENGTH_HEADER.encode(), str(length).encode())]
-            return call.request([Part("body", body, RAW_TYPE)], version, asked.headers(headers), server_headers=[MARK])
+            marks = [MARK]
+            if self._shared_tensors is not None:
+                header = self._shared_tensors.header(model, version or call.wishes.asked_version, body, length)
+                marks += [] if header is None else [header]
+            return call.request([Part("body", body, RAW_TYPE)], version, asked.headers(headers), server_headers=marks)
+        if self._is_whole and any(is_shared(tensor) for tensor in (*message.inputs, *message.outputs)):
+            raise BadInput(
+                f"The model {model!r} takes no tensors in shared memory, as it does not declare its tensors; send them "
+                "in the message."
+            )
         document = await self._decoding.run(call.message_bytes, write_request, message)
         return call.request([Part("body", document, JSON_TYPE)], version, asked.headers([]))
 

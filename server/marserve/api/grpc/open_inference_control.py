@@ -1,4 +1,5 @@
-"""The Open Inference Protocol's calls over gRPC that change the server: loading, unloading, settings of log and traces.
+"""The Open Inference Protocol's calls over gRPC that change the server: loading, unloading, shared memory, settings of
+log and traces.
 
 A port for inference answers what is in force, and takes changes only if it is open to them. What each call does is
 `api/open_inference`'s.
@@ -10,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from google.protobuf.json_format import ParseDict
+
 from marserve.api.grpc.calls import Answers, Call
 from marserve.api.grpc.data_types import read_parameters
 from marserve.api.grpc.schema import OPEN_INFERENCE, Schema
+from marserve.api.open_inference.regions import NO_CUDA, Regions, no_cuda_region
 from marserve.api.open_inference.repository import Repository
 from marserve.api.open_inference.server_settings import LogSettings, check_trace, trace_document
 from marserve.errors import BadInput, ControlClosed
@@ -27,6 +31,7 @@ class ServerControl:
     repository: Repository
     log_settings: LogSettings
     check_exists: Callable[[str], None]
+    regions: Regions
 
 
 class GrpcOpenInferenceControl:
@@ -36,6 +41,7 @@ class GrpcOpenInferenceControl:
         self._repository = control.repository
         self._log_settings = control.log_settings
         self._check_exists = control.check_exists
+        self._regions = control.regions
         self._is_open = is_open
         self._responses = {
             name: schema.message(described.output_type.full_name) for name, described in schema.methods(SERVICE).items()
@@ -48,6 +54,12 @@ class GrpcOpenInferenceControl:
             "RepositoryModelUnload": self._unload,
             "LogSettings": self._log,
             "TraceSetting": self._trace,
+            "SystemSharedMemoryStatus": self._regions_status,
+            "SystemSharedMemoryRegister": self._register_region,
+            "SystemSharedMemoryUnregister": self._unregister_region,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._register_cuda,
+            "CudaSharedMemoryUnregister": self._unregister_cuda,
         }
 
     def index(self) -> Answers:
@@ -93,6 +105,35 @@ class GrpcOpenInferenceControl:
                 for name, value in trace_document().items()
             }
         )
+
+    async def _regions_status(self, message: Any, call: Call) -> Any:
+        found = {region.name: region.document() for region in self._regions.status(message.name)}
+        return ParseDict({"regions": found}, self._responses["SystemSharedMemoryStatus"]())
+
+    async def _register_region(self, message: Any, call: Call) -> Any:
+        self._check_open("Registering shared memory")
+        self._regions.register(message.name, message.key, message.offset, message.byte_size)
+        return self._responses["SystemSharedMemoryRegister"]()
+
+    async def _unregister_region(self, message: Any, call: Call) -> Any:
+        self._check_open("Unregistering shared memory")
+        if message.name:
+            self._regions.unregister(message.name)
+        else:
+            self._regions.unregister_all()
+        return self._responses["SystemSharedMemoryUnregister"]()
+
+    async def _cuda_status(self, message: Any, call: Call) -> Any:
+        if message.name:
+            raise no_cuda_region(message.name)
+        return self._responses["CudaSharedMemoryStatus"]()
+
+    async def _register_cuda(self, message: Any, call: Call) -> Any:
+        raise BadInput(NO_CUDA)
+
+    async def _unregister_cuda(self, message: Any, call: Call) -> Any:
+        self._check_open("Unregistering shared memory")
+        return self._responses["CudaSharedMemoryUnregister"]()
 
     def _check_open(self, call: str) -> None:
         if not self._is_open:

@@ -13,8 +13,10 @@ import msgspec
 
 from marserve.api.grpc.data_types import (
     DATA_TYPES,
+    SHARED_MEMORY_REGION,
     DataType,
     bad_answer,
+    is_shared,
     join_elements,
     raw_contents,
     read_parameters,
@@ -23,6 +25,7 @@ from marserve.api.grpc.data_types import (
 from marserve.errors import BadInput
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
+SHARED_MEMORY_SIZE: Final = "shared_memory_byte_size"
 RAW_TYPE: Final = "application/octet-stream"
 TYPED: Final = tuple(name for name, kind in DATA_TYPES.items() if kind.field)
 """Data types that typed contents have; FP16 and BF16 travel raw alone."""
@@ -36,14 +39,21 @@ def write_body(message: Any) -> tuple[bytes, int]:
     raw = raw_contents(message)
     inputs: list[dict[str, Any]] = []
     values: list[bytes] = []
-    for number, tensor in enumerate(message.inputs):
+    of_raw = iter(raw)
+    for tensor in message.inputs:
         has_typed = tensor.HasField("contents") and tensor.contents.ByteSize() > 0
+        described = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
+        parameters = read_parameters(tensor.parameters)
+        if is_shared(tensor):
+            if has_typed:
+                raise BadInput(f"Input {tensor.name!r} has contents and {SHARED_MEMORY_REGION}; give one of them.")
+            inputs.append({**described, "parameters": parameters})
+            continue
         if raw and has_typed:
             raise BadInput(f"Input {tensor.name!r} has typed contents beside raw_input_contents; give one of them.")
-        value = raw[number] if raw else _typed(tensor)
+        value = next(of_raw) if raw else _typed(tensor)
         values.append(value)
-        parameters = {**read_parameters(tensor.parameters), "binary_data_size": len(value)}
-        described = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
+        parameters = {**parameters, "binary_data_size": len(value)}
         inputs.append({**described, "parameters": parameters})
     document: dict[str, Any] = {
         "id": message.id,
@@ -87,11 +97,22 @@ def fill_response(response: Any, message: Any, body: bytes, header_length: str) 
         response.model_name = str(document.get("model_name") or message.model_name)
         response.model_version = str(document.get("model_version") or message.model_version)
         outputs = document["outputs"]
-        is_raw = bool(message.raw_input_contents) or any(each["datatype"] not in TYPED for each in outputs)
+        is_raw = (
+            bool(message.raw_input_contents)
+            or (len(message.inputs) > 0 and all(map(is_shared, message.inputs)))  # nothing of it was typed
+            or any(each["datatype"] not in TYPED for each in outputs)
+        )
         at = length
         for each in outputs:
             tensor = response.outputs.add(name=each["name"], datatype=each["datatype"], shape=each["shape"])
-            end = at + each["parameters"]["binary_data_size"]
+            parameters = each["parameters"]
+            if SHARED_MEMORY_REGION in parameters:  # the worker has written it there
+                tensor.parameters[SHARED_MEMORY_REGION].string_param = parameters[SHARED_MEMORY_REGION]
+                tensor.parameters[SHARED_MEMORY_SIZE].int64_param = parameters[SHARED_MEMORY_SIZE]
+                if is_raw:  # clients count one for each output
+                    response.raw_output_contents.append(b"")
+                continue
+            end = at + parameters["binary_data_size"]
             if end > len(body):
                 raise ValueError("it is cut")
             if is_raw:

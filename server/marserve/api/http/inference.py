@@ -14,6 +14,8 @@ from urllib.parse import unquote
 from marserve.api.http.instances import Instances
 from marserve.api.http.request_body import is_form, read_fields, read_parts
 from marserve.api.open_inference.mark import MARK
+from marserve.api.open_inference.request_parameters import json_bytes
+from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Accepted, Part, Receiver, Request
 from marserve.registry.data_plane import DataPlane
@@ -67,6 +69,7 @@ class InferenceSurface:
         marks_open_inference: bool = False,
         splits_instances: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
+        shared_tensors: SharedTensors | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows
@@ -74,6 +77,7 @@ class InferenceSurface:
         self._marks_open_inference = marks_open_inference
         self._splits_instances = splits_instances
         self.sequence = sequence
+        self._shared_tensors = shared_tensors
         self._known: dict[bytes, Route | None] = {}
 
     def match(self, target: bytes) -> Route | None:
@@ -135,6 +139,13 @@ class InferenceSurface:
         if route.is_workflow:
             request = Request(request_id, parts, headers, [], deadline, priority=priority, key=key, client_id=client_id)
             return self._run_workflow(route.model or "", request, receiver)
+        server_headers = route.server_headers
+        if self._shared_tensors is not None and route.is_open_inference and len(parts) == 1:
+            body = parts[0].body
+            end = json_bytes(headers, len(body))
+            header = self._shared_tensors.header(route.model or "", route.version or asked_version, body, end)
+            if header is not None:
+                server_headers = [*server_headers, header]
         if route.query_parts:
             parts = route.query_parts + parts
         model, version = route.model or self._find_model(parts), route.version
@@ -142,7 +153,7 @@ class InferenceSurface:
             request_id,
             parts,
             headers,
-            route.server_headers,
+            server_headers,
             deadline,
             is_explain=route.is_explain,
             names_version=version is not None,

@@ -5,6 +5,8 @@
 `request_parameters`  priority, time limit and sequence of an inference request
 `server_settings`     settings of traces and of the log
 `repository`          loads, unloads and lists models
+`regions`             the regions of shared memory that clients have registered
+`shared_tensors`      which tensors of a request lie in them
 
 Knows neither HTTP nor gRPC. Tensors are read and written in the worker
 (`marserve_handlers/declared/open_inference`).

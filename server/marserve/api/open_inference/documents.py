@@ -40,9 +40,10 @@ _DATATYPES: Final = {
 Document = dict[str, Any]
 
 
-def server_document() -> Document:
-    """Name, version and extensions of the server."""
-    return {"name": "marserve", "version": __version__, "extensions": list(EXTENSIONS)}
+def server_document(*, shares_memory: bool = False) -> Document:
+    """Name, version and extensions of the server; `shares_memory`: regions of system shared memory are taken."""
+    further = ("system_shared_memory",) if shares_memory else ()
+    return {"name": "marserve", "version": __version__, "extensions": sorted((*EXTENSIONS, *further))}
 
 
 def metadata_document(name: str, versions: Sequence[str], declaration: Mapping[str, Any] | None) -> Document:

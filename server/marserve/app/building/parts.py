@@ -16,8 +16,10 @@ from marserve.api.byte_ledger import ByteLedger
 from marserve.api.decoding import Decoding
 from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
+from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.repository import Repository
 from marserve.api.open_inference.server_settings import LogSettings
+from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.api.request_ids import RequestIds
 from marserve.app.building.access import AccessControl
 from marserve.app.building.cannot_start import CannotStart
@@ -91,6 +93,8 @@ class Parts:
     log_levels: LogLevels
     log_settings: LogSettings
     repository: Repository
+    regions: Regions
+    shared_tensors: SharedTensors | None
     access: AccessControl
     device_watch: DeviceWatch | None
     machine: Machine
@@ -172,6 +176,7 @@ async def build_parts(
     decoding = Decoding(ready_threads=1)
     stack.callback(decoding.close)
     log_levels = LogLevels(logs, launchers.levels)
+    regions = build_regions(settings)
     return Parts(
         settings=settings,
         logs=logs,
@@ -198,7 +203,23 @@ async def build_parts(
             "default" if settings.log_format == "text" else settings.log_format,
         ),
         repository=Repository(registry, desired.changes(registry), enable_model_api=settings.enable_model_api),
+        regions=regions,
+        shared_tensors=SharedTensors(regions, registry.takes_tensors) if regions.is_on else None,
         access=access,
         device_watch=device_watch,
         machine=machine,
+    )
+
+
+def build_regions(settings: Settings) -> Regions:
+    """The regions of shared memory that clients may register. Raises CannotStart for a folder that is not there."""
+    folder = settings.system_shared_memory_folder
+    if folder is not None and not folder.is_dir():
+        raise CannotStart(
+            f"system_shared_memory_folder={folder} is not a folder; make it, or name another, as /dev/shm."
+        )
+    return Regions(
+        folder,
+        most_bytes=settings.system_shared_memory_size,
+        most_regions=settings.system_shared_memory_max_regions,
     )

@@ -28,6 +28,7 @@ from marserve.api.rest.platforms.open_inference_control import open_inference_co
 from marserve.api.rest.platforms.open_inference_models import add_index, open_inference_models_router
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
+from marserve.api.rest.platforms.shared_memory import shared_memory_router
 from marserve.api.tokens import Access
 from marserve.app.building.from_settings import sagemaker_endpoint
 from marserve.app.building.parts import Parts
@@ -95,13 +96,15 @@ def _add_open_inference(routers: Routers, parts: Parts, *, has_inference: bool, 
     is_open = has_management or parts.settings.open_inference_control
     repository = parts.repository if is_open else None
     if has_inference:
-        routers.append((open_inference_models_router(registry, repository), "inference"))
+        models = open_inference_models_router(registry, repository, shares_memory=parts.regions.is_on)
+        routers.append((models, "inference"))
     control = open_inference_control_router(
         parts.repository, parts.log_settings, registry.data_plane.check_exists, is_open=is_open
     )
     if not has_inference:
         add_index(control, registry, repository)
-    routers.append((control, "management" if is_open else "inference"))
+    memory = shared_memory_router(parts.regions, is_open=is_open)
+    routers.extend((router, "management" if is_open else "inference") for router in (control, memory))
 
 
 def _add_management(routers: Routers, parts: Parts) -> None:

@@ -33,19 +33,22 @@ from marserve.registry.models import Registry
 MAX_INDEX_BODY = 1024
 
 
-def open_inference_models_router(registry: Registry, repository: Repository | None = None) -> APIRouter:
+def open_inference_models_router(
+    registry: Registry, repository: Repository | None = None, *, shares_memory: bool = False
+) -> APIRouter:
     """Health, metadata, configuration, statistics and the repository's index.
 
-    With `repository`, which loads models at this address, the index has those that could be loaded.
+    With `repository`, which loads models at this address, the index has those that could be loaded. `shares_memory`:
+    the server takes regions of shared memory.
     """
     router = new_router(PrettyJson)
-    _add_server(router, registry)
+    _add_server(router, registry, shares_memory=shares_memory)
     add_index(router, registry, repository)
     _add_models(router, registry)
     return router
 
 
-def _add_server(router: APIRouter, registry: Registry) -> None:
+def _add_server(router: APIRouter, registry: Registry, *, shares_memory: bool) -> None:
     @router.get("/v2/health/live", operation_id="oip_live", summary="Whether the server answers (Open Inference)")
     async def live(request: Request) -> Response:
         return PrettyJson({"live": True})
@@ -56,7 +59,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
 
     @router.get("/v2", operation_id="oip_server", summary="Name, version and extensions of the server (Open Inference)")
     async def describe(request: Request) -> Response:
-        return PrettyJson(server_document())
+        return PrettyJson(server_document(shares_memory=shares_memory))
 
     @router.get(
         "/v2/models/stats", operation_id="oip_all_statistics", summary="What every version answered (Open Inference)"
