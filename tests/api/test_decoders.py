@@ -33,7 +33,9 @@ from marserve.api.http.inference import MAX_SEGMENTS, read_route
 from marserve.api.http.instances import QUICK_BYTES as QUICK_INSTANCES
 from marserve.api.http.request_body import FORM, is_quick, read_parts
 from marserve.api.http.request_head import HttpLimits, read_head
+from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.request_parameters import QUICK_BYTES, SEARCHED_BYTES
+from marserve.api.open_inference.shared_tensors import LOOKED_AT_BYTES, SharedTensors
 from marserve.api.parameters import read_parameters
 from marserve.api.rest.application import split_path
 from marserve.api.rest.models.events import read_events
@@ -460,6 +462,23 @@ async def test_instances_take_no_long_step_however_many_there_are(steps: Steps, 
                 assert answer[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 400")
 
             await steps.check(work)
+
+
+@pytest.mark.parametrize(
+    "unit", [b"{},", b'{"parameters":{"shared_memory_region":"r","shared_memory_byte_size":0},"name":"x"},', b"[[]],"]
+)
+def test_the_shared_memory_that_a_request_names_is_found_within_a_step(tmp_path: Path, unit: bytes) -> None:
+    """In the longest JSON that is looked at."""
+    (tmp_path / "a").write_bytes(bytes(100))
+    regions = Regions(tmp_path, most_bytes=100, most_regions=1)
+    regions.register("r", "a", 0, 100)
+    body = (
+        b'{"inputs":[' + fill(unit, LOOKED_AT_BYTES - 100) + b'{"name":"x","parameters":{"shared_memory_offset":0}}]}'
+    )
+    assert len(body) <= LOOKED_AT_BYTES
+    registry: Any = None
+
+    check_call(lambda: SharedTensors(regions, registry).header("m", None, body, len(body)))
 
 
 # ------------------------------------------------------------------------------------------- lengths

@@ -337,6 +337,10 @@ class Registry:
         declaration = declared_by(found.facts, found.pool)
         return declaration is not None and declaration.get("kind") == "tensors" and not found.plan.load.envelope
 
+    def runs_elsewhere(self, model: str, version: str | None = None) -> bool:
+        """Whether a version's workers are on other machines. Raises ModelNotFound or VersionNotFound."""
+        return self._versions.find(model, version).facts.options.ray is not None
+
     def all_offered(self) -> list[OfferedModel]:
         """Every model with its versions, in order of their names; workflows' functions are left out."""
         models = self._versions.models

@@ -16,19 +16,29 @@ from marserve.messages import SHARED_TENSORS, Request
 HERE = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
 
 
+class Models:
+    """`m` declares its tensors, `far` too, on other machines; `none` is not there."""
+
+    def takes_tensors(self, model: str, version: str | None) -> bool:
+        """Whether a model declares them."""
+        if model == "none":
+            raise ModelNotFound(model)
+        return model in ("m", "far")
+
+    def runs_elsewhere(self, model: str, version: str | None) -> bool:
+        """Whether it is on other machines."""
+        return model == "far"
+
+
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedTensors:
-    """A region `r` of 100 bytes, and a model `m` that declares its tensors."""
+    """A region `r` of 100 bytes."""
     (tmp_path / "a").write_bytes(bytes(120))
     regions = Regions(tmp_path, most_bytes=100, most_regions=2)
     regions.register("r", "a", 20, 100)
 
-    def takes_tensors(model: str, version: str | None) -> bool:
-        if model == "none":
-            raise ModelNotFound(model)
-        return model == "m"
-
-    return SharedTensors(regions, takes_tensors)
+    registry: Any = Models()
+    return SharedTensors(regions, registry)
 
 
 def header(shared: SharedTensors, model: str = "m", **document: Any) -> Any:
@@ -72,8 +82,10 @@ def test_memory_that_cannot_be_used_is_named(shared: SharedTensors, document: di
         header(shared, **document)
 
 
-def test_a_model_that_declares_no_tensors_takes_none_from_memory(shared: SharedTensors) -> None:
-    """Its handler would get the protocol's words; an unknown model is not found."""
+def test_a_model_that_cannot_see_the_memory_takes_no_tensors_from_it(shared: SharedTensors) -> None:
+    """A handler of rows would get the protocol's words, a worker elsewhere another file."""
+    with pytest.raises(BadInput, match="its workers are on other machines"):
+        header(shared, "far", inputs=[tensor(**HERE)])
     with pytest.raises(BadInput, match="does not declare its tensors"):
         header(shared, "rows", inputs=[tensor(**HERE)])
     with pytest.raises(ModelNotFound):

@@ -199,7 +199,7 @@ def _from_memory(
                 f"{datatype} {list(shape)}: has a shared_memory_byte_size of {span.size}, and its shape takes {wanted}",
                 name,
             )
-    return _from_raw(memoryview(read_span(span, name)), name, datatype, shape)
+    return _from_raw(read_span(span, name).data, name, datatype, shape)
 
 
 def _span(spans: Mapping[str, Span], name: str) -> Span:
@@ -208,7 +208,7 @@ def _span(spans: Mapping[str, Span], name: str) -> Span:
     if span is None:
         raise BadInput(
             f"has {REGION}, and this server takes no shared memory for it: it has none (system_shared_memory_folder), "
-            "or the request's JSON is longer than 256 KiB",
+            "or the request's JSON is longer than 32 KiB",
             name,
         )
     return span

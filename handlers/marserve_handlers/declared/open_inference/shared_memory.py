@@ -62,7 +62,7 @@ def shared_tensors(server_headers: Iterable[tuple[str, str]]) -> SharedTensors:
 def read_span(span: Span, name: str) -> Array:
     """A copy of the bytes: uint8. `name` is the tensor's. Raises BadInput if they are not there any more."""
     buffer = np.empty(span.size, np.uint8)
-    view = memoryview(buffer)
+    view = buffer.data
     at = 0
     with _opened(span, os.O_RDONLY, name) as descriptor:
         while at < span.size:

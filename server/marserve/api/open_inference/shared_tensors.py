@@ -6,17 +6,18 @@ worker's to check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from marserve.api.open_inference.regions import Regions, Span, shown
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
 from marserve.messages import SHARED_TENSORS
+from marserve.registry.models import Registry
 
 # JSON up to this length is looked at: a request that names shared memory has little else to say.
-LOOKED_AT_BYTES: Final = 256 * 1024
+LOOKED_AT_BYTES: Final = 32 * 1024
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 _MENTIONED: Final = b'"shared_memory_'
@@ -39,11 +40,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SharedTensors:
-    """Finds the shared memory that requests name. `takes_tensors` says whether a model declares its tensors."""
+    """Finds the shared memory that requests name."""
 
-    def __init__(self, regions: Regions, takes_tensors: Callable[[str, str | None], bool]) -> None:
+    def __init__(self, regions: Regions, registry: Registry) -> None:
         self._regions = regions
-        self._takes_tensors = takes_tensors
+        self._registry = registry
 
     def header(self, model: str, version: str | None, body: bytes | bytearray, end: int) -> tuple[str, str] | None:
         """The server's header for the worker; None if the JSON, the body's first `end` bytes, names no shared memory.
@@ -56,8 +57,8 @@ class SharedTensors:
             document = _decode(memoryview(body)[:end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadInput(
-                f"The JSON of a request that names shared memory cannot be read: {error}. NaN and Infinity may come "
-                "in a binary tensor."
+                f"The JSON of a request that names shared memory cannot be read: {without_stop(error)}. NaN and "
+                "Infinity may come in a binary tensor."
             ) from None
         inputs = self._spans(document.inputs, "Input", "inputs")
         outputs = self._spans(document.outputs or (), "Output", "outputs")
@@ -69,10 +70,15 @@ class SharedTensors:
                 f"The inputs' shared_memory_byte_size come to {total}, more than all regions together may have, "
                 f"{self._regions.most_bytes} (system_shared_memory_size)."
             )
-        if not self._takes_tensors(model, version):
+        if not self._registry.takes_tensors(model, version):
             raise BadInput(
                 f"The model {shown(model)} takes no tensors in shared memory, as it does not declare its tensors; send "
                 "them in the body."
+            )
+        if self._registry.runs_elsewhere(model, version):
+            raise BadInput(
+                f"The model {shown(model)} takes no tensors in shared memory, as its workers are on other machines; "
+                "send them in the body."
             )
         return SHARED_TENSORS, _encode({"inputs": inputs, "outputs": outputs}).decode()
 

@@ -204,7 +204,7 @@ async def build_parts(
         ),
         repository=Repository(registry, desired.changes(registry), enable_model_api=settings.enable_model_api),
         regions=regions,
-        shared_tensors=SharedTensors(regions, registry.takes_tensors) if regions.is_on else None,
+        shared_tensors=SharedTensors(regions, registry) if regions.is_on else None,
         access=access,
         device_watch=device_watch,
         machine=machine,

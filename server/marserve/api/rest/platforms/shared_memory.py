@@ -6,6 +6,7 @@ An address for inference shows what is registered, and takes changes only if it 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from fastapi import APIRouter
@@ -28,6 +29,9 @@ ROUTES: Final = (
     ("POST", "/unregister", "unregister_regions", "Unregister all regions"),
     ("POST", f"{ONE}/unregister", "unregister_region", "Unregister a region"),
 )
+
+# Of each route, in their order.
+Endpoints = tuple[Callable[..., Awaitable[Response]], ...]
 
 
 def shared_memory_router(regions: Regions, *, is_open: bool) -> APIRouter:
@@ -77,8 +81,8 @@ def shared_memory_router(regions: Regions, *, is_open: bool) -> APIRouter:
         check_open("Unregistering shared memory")
         return PrettyJson({})
 
-    system = (show, show_one, register, unregister, unregister_one)
-    cuda = (show_cuda, show_one_cuda, register_cuda, unregister_cuda, unregister_one_cuda)
+    system: Endpoints = (show, show_one, register, unregister, unregister_one)
+    cuda: Endpoints = (show_cuda, show_one_cuda, register_cuda, unregister_cuda, unregister_one_cuda)
     for at, of, endpoints in (("system", "", system), ("cuda", "_cuda", cuda)):
         for endpoint, (method, path, word, summary) in zip(endpoints, ROUTES, strict=True):
             router.add_api_route(
