@@ -39,6 +39,7 @@ import ray_pool
 import rolling_restart
 import rollouts
 import scheduler
+import shared_memory
 import start
 import steps
 import workers
@@ -70,6 +71,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
+    "shared_memory": shared_memory.measure,
     "growing": growing.measure,
     "downloads": downloads.measure,
     "download_start": downloads.measure_start,
