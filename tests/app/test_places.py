@@ -79,3 +79,14 @@ def test_a_control_group_that_is_none_is_refused_and_not_written(tmp_path: Path)
         refuse_unusable(load(tmp_path, worker_cgroup="model_store"))
 
     assert list((tmp_path / "model_store").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["none", "file"])
+def test_a_folder_of_shared_memory_that_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
+    """It is its clients' to fill: one that is made later would be empty."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadSettings, match=rf"system_shared_memory_folder is '{name}', which is no folder .*/dev/shm"):
+        refuse_unusable(load(tmp_path, system_shared_memory_folder=name))
+
+    refuse_unusable(load(tmp_path, system_shared_memory_folder="model_store"))
+    assert not (tmp_path / "none").exists()

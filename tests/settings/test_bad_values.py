@@ -45,6 +45,7 @@ ANY_TEXT = {
     "default_service_handler": "looked for in each archive",
     "download_cache": "judged when the server starts (tests/app/test_places.py)",
     "environment_folder": "judged when the server starts (tests/app/test_places.py)",
+    "system_shared_memory_folder": "judged when the server starts (tests/app/test_places.py)",
     "grpc_inference_address": "judged when it is bound",
     "grpc_management_address": "judged when it is bound",
     "keystore_pass": "judged when the keystore is opened",

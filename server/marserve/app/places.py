@@ -33,6 +33,13 @@ def refuse_unusable(settings: Settings) -> None:
             "model_store",
             f"which may not be read by user {os.geteuid()}; let that user read it, or run the server as one who may",
         )
+    shared = settings.system_shared_memory_folder
+    if shared is not None and not (shared.is_dir() and os.access(shared, os.X_OK)):
+        raise _wrong(
+            settings,
+            "system_shared_memory_folder",
+            "which is no folder that the server can look into; name one that is there, as /dev/shm",
+        )
     group = settings.worker_cgroup
     if group is not None and not (group / "cgroup.subtree_control").is_file():
         raise _wrong(

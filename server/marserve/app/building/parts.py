@@ -176,7 +176,11 @@ async def build_parts(
     decoding = Decoding(ready_threads=1)
     stack.callback(decoding.close)
     log_levels = LogLevels(logs, launchers.levels)
-    regions = build_regions(settings)
+    regions = Regions(
+        settings.system_shared_memory_folder,
+        most_bytes=settings.system_shared_memory_size,
+        most_regions=settings.system_shared_memory_max_regions,
+    )
     return Parts(
         settings=settings,
         logs=logs,
@@ -208,18 +212,4 @@ async def build_parts(
         access=access,
         device_watch=device_watch,
         machine=machine,
-    )
-
-
-def build_regions(settings: Settings) -> Regions:
-    """The regions of shared memory that clients may register. Raises CannotStart for a folder that is not there."""
-    folder = settings.system_shared_memory_folder
-    if folder is not None and not folder.is_dir():
-        raise CannotStart(
-            f"system_shared_memory_folder={folder} is not a folder; make it, or name another, as /dev/shm."
-        )
-    return Regions(
-        folder,
-        most_bytes=settings.system_shared_memory_size,
-        most_regions=settings.system_shared_memory_max_regions,
     )
