@@ -140,7 +140,7 @@ class InferenceSurface:
             request = Request(request_id, parts, headers, [], deadline, priority=priority, key=key, client_id=client_id)
             return self._run_workflow(route.model or "", request, receiver)
         server_headers = route.server_headers
-        if self._shared_tensors is not None and route.is_open_inference and len(parts) == 1:
+        if self._shared_tensors is not None and route.protocol == "v2" and len(parts) == 1:
             body = parts[0].body
             end = json_bytes(headers, len(body))
             header = self._shared_tensors.header(route.model or "", route.version or asked_version, body, end)
