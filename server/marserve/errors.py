@@ -173,17 +173,17 @@ class WouldUnload(ClientError):
 
 
 class RouteNotFound(ClientError):
-    """No such route."""
+    """No such route. The text is TorchServe's without another one."""
 
-    def __init__(self) -> None:
-        super().__init__("Requested resource is not found, please refer to API document.")
+    def __init__(self, text: str = "Requested resource is not found, please refer to API document.") -> None:
+        super().__init__(text)
 
 
 class MethodNotAllowed(ClientError):
-    """The route exists, the method does not."""
+    """The route exists, the method does not. The text is TorchServe's without another one."""
 
-    def __init__(self) -> None:
-        super().__init__("Requested method is not allowed, please refer to API document.")
+    def __init__(self, text: str = "Requested method is not allowed, please refer to API document.") -> None:
+        super().__init__(text)
 
 
 class InvalidToken(ClientError):

@@ -214,6 +214,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
             title=f"marserve: {' and '.join(names)} API",
             error_rules=error_rules(settings),
             guard=_guard(address, names, routers, parts, surface),
+            only_model=lambda: parts.registry.data_plane.only_startup_model if "Inference" in names else None,
         ),
         http=connection,
         ws="none",

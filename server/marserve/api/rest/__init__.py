@@ -4,6 +4,7 @@ application  a listener's FastAPI application, made of routers
 models/      models, traffic, roll-outs, desired state, workflows, events, downloads
 platforms/   health, metrics, KServe, Open Inference, SageMaker, plug-ins
 pages/       `GET /`, `/openapi.json`, and the page at `/docs`
+no_route     what is there, for a request that has no route
 logs         the logs, asked for and followed; their levels
 guard        checks keys, and applies the rules for browsers
 only_here    refuses callers of other machines

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from marserve import __version__
 from marserve.api.errors import AS_RECORDED, ErrorRules, error_answer
 from marserve.api.http.inference import MAX_SEGMENTS
+from marserve.api.rest.no_route import Routes
 from marserve.errors import (
     BadInput,
     BadWorkflow,
@@ -64,10 +65,12 @@ def build_app(
     title: str,
     error_rules: ErrorRules = AS_RECORDED,
     guard: Callable[[ASGIApp], ASGIApp] | None = None,
+    only_model: Callable[[], str | None] = lambda: None,
 ) -> FastAPI:
     """The application of one listener. If routers share a path, the first one answers.
 
-    `guard` wraps the routes and sees every request, with its path split.
+    `guard` wraps the routes and sees every request, with its path split. `only_model` finds the model that an error
+    about a missing route may name.
     """
     app = FastAPI(
         title=title,
@@ -82,9 +85,14 @@ def build_app(
         # Not `include_router`, which would analyse each route again, at the first request and on the event loop.
         app.router.routes.extend(router.routes)
 
+    known = Routes(app.router.routes)
+
     async def answer(request: Request, error: Exception) -> Response:
         is_open_inference = request.scope["path"].startswith(("/v1/", "/v2/"))
-        return error_response(_translate(error), error_rules, is_open_inference=is_open_inference)
+        explained = None
+        if not error_rules.as_recorded and isinstance(error, HTTPException):
+            explained = known.explain(error.status_code, request.scope, only_model)
+        return error_response(explained or _translate(error), error_rules, is_open_inference=is_open_inference)
 
     for kind in (MarserveError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)

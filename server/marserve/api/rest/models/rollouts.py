@@ -119,7 +119,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
             if order == known:
                 rehearsed = rollouts.rehearse(model_name, known).document() if is_tried else None
                 return PrettyJson(rehearsed or rollouts.order(model_name, known))
-        raise RouteNotFound
+        raise RouteNotFound(f"{order[:40]} is no order for a roll-out; the orders are {', '.join(ORDERS)}.")
 
     @router.delete(
         path,
