@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -36,7 +37,7 @@ from marserve.worker.outgoing import encode_value
 from marserve.worker.rows import decode_value
 from marserve.worker.serving import ServedModel
 from marserve_handlers.context import send_intermediate_predict_response
-from marserve_handlers.errors import PredictionException
+from marserve_handlers.errors import BadInput, PredictionException
 from support.model_context import make_context
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, 4, max_answer_bytes=1000)
@@ -370,6 +371,21 @@ def test_an_exception_in_the_place_of_an_answer_fails_its_item_alone(stage: Stag
     ]
     assert message.results[1].headers == []
     assert bodies == [b"a", b"", b"", b"", b"", b"f"]
+
+
+def test_an_exception_meant_for_the_client_is_one_line_of_the_log(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of the author's own has its traceback."""
+    caplog.set_level(logging.INFO)
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        return [BadInput("expected a cat", "pet"), KeyError("k")]
+
+    stage.serve_raw(handle, b"", b"")
+
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "marserve.worker"]
+    assert said == [("INFO", "Request id: pet: expected a cat"), ("ERROR", "one item of a batch failed\nKeyError: 'k'")]
 
 
 def test_a_piece_may_be_an_exception_too(stage: Stage) -> None:

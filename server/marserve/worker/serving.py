@@ -361,7 +361,7 @@ class ServedModel:
                 elif isinstance(answer, BaseException):
                     self.failed.append(loss_told_by(answer))
                     with about(context.batch_items[index : index + 1]):
-                        results.append(_failed_alone(answer))
+                        results.append(_failed_alone(answer, context.get_request_id(index)))
                     bodies.append(b"")
                     index += 1
                     continue
@@ -507,8 +507,15 @@ def recover(failure: Raised) -> None:
         give_back()
 
 
-def _failed_alone(error: BaseException) -> Result:
-    """The result for an exception that a handler returned in the place of one item's answer."""
+def _failed_alone(error: BaseException, request_id: object) -> Result:
+    """The result for an exception that a handler returned in the place of one item's answer.
+
+    It is logged, without a traceback if it is meant for the client, as the server logs one that is raised.
+    """
     failure = raised(0, 0.0, error)
-    say(logging.ERROR, "one item of a batch failed\n%s", failure.traceback.rstrip())
-    return Result(failure.code, failure.message, [], failure.kind, thrown_of(failure))
+    thrown = thrown_of(failure)
+    if thrown is None:
+        say(logging.INFO, "Request %s: %s", request_id, failure.message)
+    else:
+        say(logging.ERROR, "one item of a batch failed\n%s", failure.traceback.rstrip())
+    return Result(failure.code, failure.message, [], failure.kind, thrown)
