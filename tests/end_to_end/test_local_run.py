@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -52,6 +53,47 @@ def test_a_file_answers_in_one_command_and_leaves_nothing(folder: Path) -> None:
     assert status == 130, run.lines
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert not list(run.temporary.iterdir())
+
+
+FAULTY = """
+import logging
+from marserve_handlers import BadInput
+
+def handle(data, context):
+    said = [bytes(row["body"]).decode() for row in data or []]
+    if "log" in said:
+        logging.exception("kept", exc_info=ValueError("logged"))
+    if "raise" in said:
+        raise ValueError("on purpose")
+    return [BadInput("expected no mistake") if each == "mistake" else each for each in said]
+"""
+
+
+def test_a_failed_request_names_the_authors_own_file_and_a_clients_mistake_is_a_line(tmp_path: Path) -> None:
+    """In the answer, and in the logs that are asked for; a wrong path is answered with the right one."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "faulty.py").write_text(FAULTY)
+    with Run(here, "faulty.py", "--name", "faulty") as run:
+        base = run.url.partition("/predictions")[0]
+        failed, mistaken, lost = (
+            httpx.post(run.url, content=b"raise"),
+            httpx.post(run.url, content=b"mistake"),
+            httpx.post(f"{base}/predict", content=b"fine"),
+        )
+        run.wait_for("expected no mistake")
+        logged = httpx.get(f"{base}/logs", params={"request": failed.headers["x-request-id"]}).text
+        run.interrupt()
+
+    at = f'File "{here}/faulty.py", line 10, in handle'
+    assert failed.status_code == 500
+    assert f"  {at}" in failed.json()["exception"]["traceback"]
+    assert json.dumps(at)[1:-1] in logged
+    assert str(run.temporary) not in failed.text + logged
+    assert mistaken.status_code == 400
+    about = [line for line in run.lines if mistaken.headers["x-request-id"] in line or "expected no" in line]
+    assert about == [f"Request {mistaken.headers['x-request-id']}: expected no mistake"]
+    assert lost.json()["message"].startswith("There is no route /predict here; did you mean /predictions/faulty?")
 
 
 @pytest.mark.system

@@ -8,6 +8,7 @@ read) are declared here too: no lower room uses them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
@@ -307,13 +308,14 @@ class ErrorRules(NamedTuple):
     that of a handler that failed without a status of its author's choice. Unless `exposes` is off, the body of a
     handler's failure has a key `exception`: what was raised, with its traceback where it says so. Unless
     `as_recorded`, an error about a name that is missing names what is there, and the type of a handler's 4xx is that
-    of a client's mistake.
+    of a client's mistake. `with_own_paths` gives what was raised the paths of its author's files.
     """
 
     overload_status: int = 503
     handler_status: int = 503
     exposes: Literal["off", "message", "traceback"] = "off"
     as_recorded: bool = True
+    with_own_paths: Callable[[str], str] = str
 
 
 AS_RECORDED: Final = ErrorRules()
@@ -388,14 +390,15 @@ def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open
     if is_open_inference and not rules.as_recorded:
         document["error"] = document["message"]
     if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:
-        document["exception"] = _exposed(error.thrown, with_traceback=rules.exposes == "traceback")
+        document["exception"] = _exposed(error.thrown, rules)
     return msgspec.json.format(_encoder.encode(document), indent=2) + b"\n"
 
 
-def _exposed(thrown: Thrown, *, with_traceback: bool) -> dict[str, Any]:
+def _exposed(thrown: Thrown, rules: ErrorRules) -> dict[str, Any]:
     """What was raised, for the body of an answer; `traceback` has its lines, or none."""
-    lines = thrown.traceback.rstrip().splitlines() if with_traceback else []
-    kind, message, *lines = [text.encode("utf-8", "replace").decode() for text in (thrown.type, thrown.message, *lines)]
+    lines = thrown.traceback.rstrip().splitlines() if rules.exposes == "traceback" else []
+    texts = [rules.with_own_paths(text) for text in (thrown.type, thrown.message, *lines)]
+    kind, message, *lines = [text.encode("utf-8", "replace").decode() for text in texts]
     return {"type": kind, "message": message, "traceback": lines}
 
 

@@ -48,7 +48,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             parts.logs.access,
             parts.metrics,
             identity=grpc_identity(settings),
-            error_rules=error_rules(settings),
+            error_rules=error_rules(settings, parts.logs.with_own_paths),
             decoding=parts.decoding,
             ledger=parts.connections.ledger,
             request_ids=parts.request_ids,

@@ -200,7 +200,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         parts.logs.access,
         parts.metrics,
         parts.connections,
-        error_rules=error_rules(settings),
+        error_rules=error_rules(settings, parts.logs.with_own_paths),
         large_answers=parts.large_answers,
         response_headers=ResponseHeaders(*cors_headers(settings)),
         tokens=access.inference_tokens,
@@ -212,7 +212,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         build_app(
             [router for router, _ in routers],
             title=f"marserve: {' and '.join(names)} API",
-            error_rules=error_rules(settings),
+            error_rules=error_rules(settings, parts.logs.with_own_paths),
             guard=_guard(address, names, routers, parts, surface),
             only_model=lambda: parts.registry.data_plane.only_startup_model if "Inference" in names else None,
         ),

@@ -93,6 +93,7 @@ class LocalRun:
         on_failure: Callable[[Failure], None],
         on_swapped: Callable[[float], None],
         shorten: Callable[[str], str] = str,
+        with_own_paths: Callable[[str], str] = str,
         explain: Callable[[], Failure | None] = lambda: None,
         on_slow: Callable[[], None] = lambda: None,
         reload: Reload | None = None,
@@ -100,12 +101,13 @@ class LocalRun:
     ) -> None:
         """`began` is the command's begin, by `time.monotonic`. `on_swapped` gets a change's seconds.
 
-        `shorten` gives what of a log line the terminal is shown; it is called on any thread. `explain` blocks: it finds
-        out whether a load failed because the source cannot be imported. `on_slow` is called when the first load takes
-        longer than a second.
+        `shorten` gives what of a log line the terminal is shown, `with_own_paths` a text with the author's files in the
+        place of their copies; both are called on any thread. `explain` blocks: it finds out whether a load failed
+        because the source cannot be imported. `on_slow` is called when the first load takes longer than a second.
         """
         self.binds_grpc = binds_grpc
         self.shorten = shorten
+        self.with_own_paths = with_own_paths
         self.was_interrupted = False
         """Whether Ctrl-C ended the server."""
         self.has_bad_source = False

@@ -86,6 +86,7 @@ def run(settings: Settings, watch: StartWatch | None = None, companion: Companio
         metrics_folder=settings.metrics_location,
         has_metrics=settings.metrics_mode != "prometheus",
         to_stdout=companion is None,
+        with_own_paths=None if companion is None else companion.with_own_paths,
     )
     if companion is not None:
         terminal = TerminalLog(companion.shorten)
@@ -142,6 +143,9 @@ class Companion(Protocol):
 
     def shorten(self, text: str) -> str:
         """What a terminal is shown of a line of the logs; empty for nothing."""
+
+    def with_own_paths(self, text: str) -> str:
+        """A text of the logs, or a traceback for a client, with the author's files in the place of their copies."""
 
     async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
         """Called when connections are accepted; cancelled after the server has drained. `reading` reads the models."""

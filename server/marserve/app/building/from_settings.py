@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,13 +57,14 @@ def environment_folder(settings: Settings) -> Path | None:
     return cache / "marserve" / "environments"
 
 
-def error_rules(settings: Settings) -> ErrorRules:
-    """What settings say of errors for clients."""
+def error_rules(settings: Settings, with_own_paths: Callable[[str], str] | None = None) -> ErrorRules:
+    """What settings say of errors for clients. `with_own_paths` is that of the logs."""
     return ErrorRules(
         settings.unavailable_status,
         settings.handler_error_status,
         settings.expose_errors,
         as_recorded=settings.entry == "torchserve",
+        with_own_paths=with_own_paths or str,
     )
 
 

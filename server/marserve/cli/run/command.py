@@ -280,6 +280,7 @@ def _serve(loaded: Settings, model: LocalModel, screen: Screen, folder: Path, be
         on_failure=screen.failed,
         on_swapped=screen.swapped,
         shorten=screen.shorten,
+        with_own_paths=model.with_own_paths,
         explain=explain,
         on_slow=screen.slow,
         reload=reload,

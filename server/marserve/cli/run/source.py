@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ class LocalModel:
         self.planned: SourcePlan | None = None
         self._seen: object = None
         self._importing: Importing | None = None
+        self._staged = f"{staging.root}/"
+        # Its entry and the archive's folder are left out, then comes a member: up to a quote, or to a blank.
+        self._member = re.compile(re.escape(self._staged) + r"[^/\s]+/[^/\s]+/(?P<name>[^\"'\n]*)")
 
     def find(self) -> None:
         """Plan the source, and begin to import what marks a model. Raises WrongArguments."""
@@ -104,6 +108,21 @@ class LocalModel:
         except MarserveError:
             return None
         return None
+
+    def with_own_paths(self, text: str) -> str:
+        """A text with the author's own files in the place of their staged copies. May be called on any thread."""
+        return self._member.sub(self._own_path, text) if self._staged in text else text
+
+    def _own_path(self, found: re.Match[str]) -> str:
+        said, blank, rest = found["name"], "", ""
+        if self.planned is None:
+            return f"{self.shown}/{said}"
+        members = self.planned.plan.members
+        if said not in members:  # a path without quotes
+            said, blank, rest = said.partition(" ")
+        end = said[len(said.rstrip(".,:;)")) :]
+        path = members.get(said.removesuffix(end))
+        return found[0] if path is None else f"{path.absolute()}{end}{blank}{rest}"
 
     @property
     def is_importing(self) -> bool:

@@ -149,6 +149,10 @@ class StartScreen:
             return ""
         return _WORKER.sub(r"\1 ", text)
 
+    def with_own_paths(self, text: str) -> str:
+        """The text: archives are the only copies."""
+        return text
+
     async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
         """Show the block, then a line for each model that was still loading."""
         until = time.monotonic() + LATEST_S

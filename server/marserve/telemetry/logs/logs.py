@@ -55,6 +55,7 @@ def configure_logs(
     metrics_folder: Path | None = None,
     has_metrics: bool = False,
     stdout: int = _STDOUT,
+    with_own_paths: Callable[[str], str] | None = None,
 ) -> Logs:
     """Open the logs and take over Python's logging, until the result is closed.
 
@@ -62,7 +63,10 @@ def configure_logs(
     model log takes all. `has_request_ids`: lines of the access log end with the request's id; `has_line_ids`: lines of
     the server log and the model log name the requests that they belong to. JSON always does both.
     `metrics_folder` (by default `folder`) gets the two files of metrics, which stay empty unless `has_metrics`.
-    `stdout` is the descriptor to write to. Raises BadSettings if a folder or a file in it cannot be opened.
+    `stdout` is the descriptor to write to. `with_own_paths` gives what a worker printed or raised the paths of its
+    author's files, where workers run copies; it is called on any thread.
+
+    Raises BadSettings if a folder or a file in it cannot be opened.
     """
 
     def make_encoder() -> _JsonEncoder | _TextEncoder:
@@ -87,7 +91,15 @@ def configure_logs(
     for writer in (*files.values(), *console):
         writer.start()
     book = LogBook(folder, outlets)
-    return Logs(files, console, level, make_encoder, book, has_request_ids=has_request_ids)
+    return Logs(
+        files,
+        console,
+        level,
+        make_encoder,
+        book,
+        has_request_ids=has_request_ids,
+        with_own_paths=with_own_paths,
+    )
 
 
 def _open_metrics_files(
@@ -140,8 +152,10 @@ class Logs:
         book: LogBook,
         *,
         has_request_ids: bool = False,
+        with_own_paths: Callable[[str], str] | None = None,
     ) -> None:
         self.book = book
+        self.with_own_paths = with_own_paths
         encoder = make_encoder()
         self._json_encoder = encoder if isinstance(encoder, _JsonEncoder) else None
 
@@ -154,12 +168,12 @@ class Logs:
         else:
             heads = _AccessHeads([writer in console for writer in access])
             self.access = TextAccessLog(access, heads, has_ids=has_request_ids)
-        self.workers = WorkerLog(writers("model_log"), make_encoder().lines)
+        self.workers = WorkerLog(writers("model_log"), make_encoder().lines, with_own_paths)
         self._metrics_stamps = _LocalStamps()
         self._metrics = {name: writers(_METRICS_FILES[name]) for name in _METRICS_FILES}
         self._console = console
         self._writers = [*files.values(), *console]
-        self._handler = _ServerLogHandler(writers("ts_log"))
+        self._handler = _ServerLogHandler(writers("ts_log"), with_own_paths)
         root = logging.getLogger()
         self._before = root.level, root.handlers[:]
         root.handlers[:] = [self._handler]
@@ -216,13 +230,21 @@ class WorkerLog:
     `encode` makes finished text of lines. `budget` bounds them; the caller drops the rest.
     """
 
-    def __init__(self, writers: list[LineWriter[LogRecord]], encode: Callable[[float, WorkerLines], str]) -> None:
+    def __init__(
+        self,
+        writers: list[LineWriter[LogRecord]],
+        encode: Callable[[float, WorkerLines], str],
+        with_own_paths: Callable[[str], str] | None = None,
+    ) -> None:
         self.budget = OutputBudget()
         self._writers = writers
         self._encode = encode
+        self._with_own_paths = with_own_paths
 
     def write(self, lines: WorkerLines) -> None:
         """Log records of a worker."""
+        if self._with_own_paths is not None:
+            lines = lines._replace(texts=[self._with_own_paths(text) for text in lines.texts])
         if any(len(text) > _MAX_TEXT for text in lines.texts):
             texts = ["\n".join([_bounded(line) for line in text.split("\n")]) for text in lines.texts]
             lines = lines._replace(texts=texts)
@@ -264,9 +286,12 @@ class _ServerLogHandler(logging.Handler):
     with `caused_by`.
     """
 
-    def __init__(self, writers: list[LineWriter[LogRecord]]) -> None:
+    def __init__(
+        self, writers: list[LineWriter[LogRecord]], with_own_paths: Callable[[str], str] | None = None
+    ) -> None:
         super().__init__()
         self._writers = writers
+        self._with_own_paths = with_own_paths
         self._formatter = logging.Formatter()
         self._limit = LogLimit()
 
@@ -285,6 +310,9 @@ class _ServerLogHandler(logging.Handler):
             text = f"{record.msg!r} with arguments that do not fit it ({error})"
         exception = self._formatter.formatException(record.exc_info) if record.exc_info else record.exc_text
         exception = exception or getattr(record, TRACEBACK, None)
+        if self._with_own_paths is not None:
+            text = self._with_own_paths(text)
+            exception = None if exception is None else self._with_own_paths(exception)
         client: str | None = getattr(record, "client", None)
         if client is not None or record.name.partition(".")[0] in LIBRARIES:
             kind, label = f"{record.pathname}:{record.lineno}", str(record.msg)[:_MAX_LABEL]

@@ -1,0 +1,51 @@
+"""The source of one run: its texts name the author's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from marserve.archive.writing.sources import Wishes
+from marserve.archive.writing.staging import Staging
+from marserve.cli.run.source import LocalModel
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalModel:
+    """A model of a file and a file with a blank in its name, found in the working directory."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    Path("shout.py").write_text("def handle(data, context):\n    return data\n")
+    Path("two words.txt").write_text("quiet")
+    found = LocalModel("shout.py", Wishes(extra_files=("two words.txt",)), staging(tmp_path))
+    found.find()
+    return found
+
+
+def staging(tmp_path: Path) -> Staging:
+    """The folder of the copies."""
+    return Staging(tmp_path / "models")
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ('  File "COPY/shout.py", line 2, in handle', '  File "HERE/shout.py", line 2, in handle'),
+        ("cannot read 'COPY/two words.txt'", "cannot read 'HERE/two words.txt'"),
+        ("COPY/shout.py: not that", "HERE/shout.py: not that"),
+        ("it is COPY/shout.py.", "it is HERE/shout.py."),
+        ("COPY/shout.py", "HERE/shout.py"),
+        ("COPY/other.py is not the author's", "COPY/other.py is not the author's"),
+        ("HERE/shout.py", "HERE/shout.py"),
+        ('a "COPY/shout.py"\nand "COPY/shout.py"', 'a "HERE/shout.py"\nand "HERE/shout.py"'),
+    ],
+)
+def test_a_text_names_the_authors_files_and_no_copies(model: LocalModel, text: str, own: str, tmp_path: Path) -> None:
+    """Of each of its lines, with and without quotes; what is no file of the source stays."""
+    copy, here = str(tmp_path / "models" / "shout-1" / "shout"), str(tmp_path / "here")
+
+    said = model.with_own_paths(text.replace("COPY", copy).replace("HERE", here))
+
+    assert said == own.replace("COPY", copy).replace("HERE", here)
