@@ -75,7 +75,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ItemType:
-    """What one item, or one answer, is. `schema` is the JSON schema of `json`. `stream`: it comes in pieces."""
+    """What one item, or one answer, is. `stream`: it comes in pieces.
+
+    `schema` is the JSON schema of `json`, and of what else than plain text an input of `text` may be.
+    """
 
     kind: ItemKind
     content_type: str = ""
@@ -220,7 +223,7 @@ def check_same(archive: bytes, handler: bytes, word: str) -> None:
             f"{DECLARATION_PATH} of the archive declares {_cut(archive.decode('utf-8', 'replace'))}, and the handler "
             f"{word} declares nothing: make the archive anew with marserve archive."
         )
-    found = first_difference(json.loads(archive), json.loads(handler))
+    found = first_difference(*_without_text_schema(json.loads(archive), json.loads(handler)))
     if found is not None:
         path, in_archive, in_handler = found
         raise DeclarationError(
@@ -228,6 +231,14 @@ def check_same(archive: bytes, handler: bytes, word: str) -> None:
             f"{_cut(json.dumps(in_archive))}, the handler {_cut(json.dumps(in_handler))}. Make the archive anew with "
             "marserve archive."
         )
+
+
+def _without_text_schema(archive: Any, handler: Any) -> tuple[Any, Any]:
+    """Both, without the schema of a text that archives of older builds do not have."""
+    old, new = archive.get("input") or {}, handler.get("input") or {}
+    if old.get("type") == new.get("type") == "text" and "schema" not in old:
+        return archive, {**handler, "input": {key: value for key, value in new.items() if key != "schema"}}
+    return archive, handler
 
 
 def _cut(text: str) -> str:

@@ -62,7 +62,7 @@ def input_type(words: str, annotation: Any, parameter: str) -> tuple[ItemType, D
     if annotation in (bytes, bytearray):
         return ItemType("bytes", BYTES), _read_bytes if annotation is bytes else _read_bytearray
     if annotation is str:
-        return ItemType("text", "text/plain"), _text_reader(parameter)
+        return ItemType("text", "text/plain", _text_schema(parameter)), _text_reader(parameter)
     if is_picture(annotation):
         return ItemType("image", "image/*"), _read_picture
     if is_pydantic(annotation):
@@ -164,6 +164,13 @@ def _text_reader(parameter: str) -> Decode:
             raise BadInput(f"expected UTF-8 text, got another byte at {error.start}") from None
 
     return decode
+
+
+def _text_schema(parameter: str) -> dict[str, Any]:
+    """The JSON schema of what `_text_reader` reads."""
+    text = {"type": "string"}
+    named = {"type": "object", "properties": {parameter: text}, "required": [parameter], "additionalProperties": False}
+    return {"anyOf": [text, named]}
 
 
 def _text_of_json(value: Any, parameter: str, wanted: str) -> str:

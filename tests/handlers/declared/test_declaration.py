@@ -140,6 +140,16 @@ def test_a_difference_says_where_and_what_both_have() -> None:
     assert "the handler h.py:H" in str(caught.value)
 
 
+def test_the_text_of_an_archive_from_before_texts_had_a_schema_is_the_handlers() -> None:
+    """Another schema, or another type, differs."""
+    old, new = b'{"input": {"type": "text"}}', b'{"input": {"type": "text", "schema": {"anyOf": []}}}'
+
+    check_same(old, new, "h.py")
+    for other in (b'{"input": {"type": "text", "schema": {}}}', b'{"input": {"type": "json"}}', b'{"input": null}'):
+        with pytest.raises(DeclarationError, match="at input"):
+            check_same(other, new, "h.py")
+
+
 def test_a_handler_that_declares_nothing_differs() -> None:
     """As when the archive's handler was replaced by one of TorchServe's shape."""
     with pytest.raises(DeclarationError, match=r"h.py declares nothing"):

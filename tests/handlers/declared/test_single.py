@@ -390,6 +390,21 @@ def test_schemas_are_published() -> None:
     assert point["output"]["schema"]["type"] == "object"
 
 
+def test_the_schema_of_a_text_names_each_form_of_json_that_is_read() -> None:
+    """A text alone, and an object with the parameter's name."""
+    assert Opening(upper).declaration["input"]["schema"] == {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "properties": {"text": {"type": "string"}},
+                "required": ["text"],
+                "additionalProperties": False,
+            },
+        ]
+    }
+
+
 @pytest.mark.parametrize(
     ("target", "kind"), [(upper, "text"), (backwards, "bytes"), (turned, "image"), (same, "json"), (greet, "json")]
 )

@@ -73,7 +73,7 @@ function waysOf(version, fields) {
   if (fields) return declared.kind === "tensors" && fields.length === 1 ? ["fields", "json", "file"] : ["fields", "json"];
   const kind = declared && declared.input ? declared.input.type : version.expects;
   if (declared && { image: 1, bytes: 1, text: 1, json: 1 }[kind])
-    return { image: ["file"], bytes: ["file", "text"], text: ["text", "file"], json: ["json", "file"] }[kind];
+    return { image: ["file"], bytes: ["file", "text"], text: ["text", "json", "file"], json: ["json", "file"] }[kind];
   if (kind === "image" || kind === "bytes") return ["file", "text", "json", "parts"];
   if (kind === "text") return ["text", "json", "file", "parts"];
   if (kind === "json") return ["json", "file", "text", "parts"];
