@@ -11,13 +11,15 @@ import os
 import sys
 import time
 from abc import ABC
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Context
-from marserve_handlers.errors import ModelNotLoadable, PredictionException
+from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionException
 from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.support.devices.devices import Device, choose_device
 from marserve_handlers.support.labels import load_label_mapping
+from marserve_handlers.support.shown import shown
 from marserve_handlers.support.timing import timed
 
 if TYPE_CHECKING:
@@ -222,16 +224,23 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     def preprocess(self, data: list[Any]) -> Any:
         """What the model takes: rows (or their `data` or `body`) as one tensor [B, …] on the device.
 
-        An ONNX model gets an array. Rows must be numbers or nested lists of one shape; overridden for anything else.
+        An ONNX model gets an array. Rows must be numbers or nested lists of one shape, else this raises BadInput;
+        overridden for anything else.
         """
         rows = [value_of(row) for row in data] if isinstance(data, (list, tuple)) else data
-        if self.takes_arrays:
-            import numpy as np
+        try:
+            if self.takes_arrays:
+                import numpy as np
 
-            return np.asarray(rows)
-        from marserve_handlers.runtimes.tensors import as_tensor
+                array = np.asarray(rows)
+                if array.dtype.kind not in "OSUV":
+                    return array
+                raise TypeError(f"the rows are an array of {array.dtype}")
+            from marserve_handlers.runtimes.tensors import as_tensor
 
-        return as_tensor(rows, self.device)
+            return as_tensor(rows, self.device)
+        except (TypeError, ValueError, RuntimeError) as error:  # the last may be the device's
+            raise _fault_of(rows, error) or error from None
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -299,6 +308,24 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
 
         entry = (self.manifest or {}).get("model") or {}
         return profile(lambda: self._answer(data), str(entry.get("modelName") or "model"), self.profiler_args)
+
+
+def _fault_of(rows: Any, error: Exception) -> BadInput | None:
+    """What in rows is no number, as the client's mistake; None if that is not why they make no tensor."""
+    for value in _leaves(rows):
+        if isinstance(value, (str, bytes, dict, type(None))):
+            kind = {dict: "an object", bytes: "bytes"}.get(type(value)) or shown(value)
+            return BadInput(f"expected numbers as JSON, alone or in nested lists of one shape, got {kind}")
+    is_one = isinstance(rows, list) and len(rows) == 1 and isinstance(error, ValueError)
+    return BadInput("expected nested lists of one shape, got lists of unequal lengths") if is_one else None
+
+
+def _leaves(rows: Any) -> Iterator[Any]:
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, list):
+            yield from _leaves(row)
+        else:
+            yield row
 
 
 def value_of(row: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve_handlers.base import BaseHandler, value_of
-from marserve_handlers.errors import ModelNotLoadable, PredictionException
+from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionException
 from marserve_handlers.support.devices.devices import Device
 from support.model_context import FakeItem, make_context
 
@@ -251,3 +251,27 @@ def test_a_subclass_may_leave_our_init_out() -> None:
 def test_a_rows_value_is_its_data_or_its_body(row: Any, value: Any) -> None:
     """`data` unless it is empty or absent; a row that is no dict is the value."""
     assert value_of(row) == value
+
+
+@pytest.mark.parametrize("takes_arrays", [False, True], ids=["torch", "onnx"])
+@pytest.mark.parametrize(
+    ("value", "came"),
+    [
+        ({}, "an object"),
+        ("seven", "'seven'"),
+        (b"seven", "bytes"),
+        (None, "None"),
+        ([[1.0, "x"]], "'x'"),
+        ([[1.0], [1.0, 2.0]], "lists of unequal lengths"),
+    ],
+)
+def test_what_is_no_tensor_is_the_clients_mistake(value: Any, came: str, takes_arrays: bool) -> None:
+    """With what came; numbers are taken."""
+    handler = BaseHandler()
+    handler.takes_arrays, handler.device = takes_arrays, "cpu"
+
+    with pytest.raises(
+        BadInput, match=f"expected (numbers as JSON, alone or in )?nested lists of one shape, got {came}"
+    ):
+        handler.preprocess([{"body": value}])
+    assert handler.preprocess([{"body": [1, 2]}]).tolist() == [[1, 2]]

@@ -44,7 +44,7 @@ TASKS = (
     *("text-classification", "token-classification", "fill-mask", "summarization", "text-generation"),
     *("image-classification", "embeddings"),
 )
-_TENSOR_HANDLER = "base_handler"
+TENSOR_HANDLER = "base_handler"
 _OBJECT = re.compile(r"[^\W\d]\w*")
 # Where an export keeps weights that are too large for the ONNX file.
 _ONNX_DATA = ("{name}.data", "{name}_data", "{stem}.data", "{stem}_data")
@@ -394,7 +394,7 @@ def _plan(
     spec = ArchiveSpec(
         wishes.name or name,
         wishes.version,
-        handler if found is not None else _TENSOR_HANDLER,
+        handler if found is not None else TENSOR_HANDLER,
         serialized,
         None,
         wishes.extra_files,

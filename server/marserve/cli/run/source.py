@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from marserve.archive.writing.declaring import Importing
-from marserve.archive.writing.sources import SourcePlan, Wishes, is_archive, missing_modules, plan_source
+from marserve.archive.writing.sources import (
+    TENSOR_HANDLER,
+    SourcePlan,
+    Wishes,
+    is_archive,
+    missing_modules,
+    plan_source,
+)
 from marserve.archive.writing.staging import Staging
 from marserve.archive.writing.writer import begin_import, with_declaration
 from marserve.cli.output import WrongArguments
@@ -149,6 +156,8 @@ class LocalModel:
         """A request for a model that does not declare what it takes; None where only a file will do."""
         if self.planned is not None and self.planned.plan.spec.handler == "transformers":
             return _text_for(self.planned.path, self.wishes.task)
+        if self.planned is not None and self.planned.plan.spec.handler == TENSOR_HANDLER:
+            return "[0.0]"
         return '{"input": 1.0}' if self.is_litserve else "{}"
 
     @property
