@@ -385,7 +385,10 @@ def test_an_exception_meant_for_the_client_is_one_line_of_the_log(
     stage.serve_raw(handle, b"", b"")
 
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "marserve.worker"]
-    assert said == [("INFO", "Request id: pet: expected a cat"), ("ERROR", "one item of a batch failed\nKeyError: 'k'")]
+    assert said == [
+        ("INFO", "Request id: pet: expected a cat"),
+        ("ERROR", "Request id: Prediction failed\nKeyError: 'k'"),
+    ]
 
 
 def test_a_piece_may_be_an_exception_too(stage: Stage) -> None:

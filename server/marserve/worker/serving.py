@@ -517,5 +517,5 @@ def _failed_alone(error: BaseException, request_id: object) -> Result:
     if thrown is None:
         say(logging.INFO, "Request %s: %s", request_id, failure.message)
     else:
-        say(logging.ERROR, "one item of a batch failed\n%s", failure.traceback.rstrip())
+        say(logging.ERROR, "Request %s: %s\n%s", request_id, failure.message, failure.traceback.rstrip())
     return Result(failure.code, failure.message, [], failure.kind, thrown)

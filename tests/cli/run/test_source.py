@@ -9,6 +9,7 @@ import pytest
 from marserve.archive.writing.sources import Wishes
 from marserve.archive.writing.staging import Staging
 from marserve.cli.run.source import LocalModel
+from marserve.errors import CannotArchive
 
 
 @pytest.fixture
@@ -49,3 +50,13 @@ def test_a_text_names_the_authors_files_and_no_copies(model: LocalModel, text: s
     said = model.with_own_paths(text.replace("COPY", copy).replace("HERE", here))
 
     assert said == own.replace("COPY", copy).replace("HERE", here)
+
+
+def test_a_source_that_has_gone_is_said_once(model: LocalModel) -> None:
+    """Not what else lies there: its author saves it, and it comes again."""
+    Path("shout.pid").touch()
+    Path("shout.py").unlink()
+
+    with pytest.raises(CannotArchive, match=r"^shout\.py is gone$"):
+        model.stage_again()
+    assert model.stage_again() is None

@@ -279,7 +279,7 @@ def _serve(loaded: Settings, model: LocalModel, screen: Screen, folder: Path, be
         on_ready=screen.ready,
         on_failure=screen.failed,
         on_swapped=screen.swapped,
-        shorten=screen.shorten,
+        shorten=lambda text: model.with_own_paths(screen.shorten(text)),
         with_own_paths=model.with_own_paths,
         explain=explain,
         on_slow=screen.slow,

@@ -92,10 +92,13 @@ class LocalModel:
             planned = plan_source(self.source, self.wishes)
             seen = _state(planned)
         except CannotArchive as error:
-            if self._seen == error.message:
+            assert self.planned is not None
+            is_gone = not self.planned.path.exists()
+            message = f"{self.planned.path} is gone" if is_gone else error.message
+            if self._seen == message:
                 return None
-            self._seen = error.message
-            raise
+            self._seen = message
+            raise CannotArchive(message) from error
         if seen == self._seen:
             return None
         self.planned, self._seen = planned, seen
