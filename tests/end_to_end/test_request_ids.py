@@ -106,6 +106,29 @@ def test_logs_are_asked_for_and_levels_changed_while_it_serves(tmp_path: Path) -
     assert "last" in said["text"]
 
 
+@pytest.mark.system
+def test_the_traceback_of_a_failed_load_is_found_by_the_registrations_id_and_by_the_model(tmp_path: Path) -> None:
+    """Its worker's output is found by the model."""
+    with Server(tmp_path, entry="marserve") as server:
+        make_archive(server.store / "bad.mar", "print('begun')\nraise ValueError('no weights')\n")
+        query = {"url": "bad.mar", "initial_workers": "1", "synchronous": "true"}
+        refused = server.client.post(f"{server.management}/models", params=query, headers={"X-Request-Id": "load-1"})
+
+        def found(**asked: str) -> str:
+            lines = server.client.get(f"{server.management}/logs", params=asked).json()["lines"]
+            return "\n".join(line["text"] for line in lines)
+
+        for _ in poll(5, "the line of the whole request"):
+            if " load-1" in found(request="load-1", log="access"):
+                break
+        by_id, by_model = found(request="load-1"), found(model="bad")
+    assert refused.status_code == 500
+    for text in (by_id, by_model):
+        assert "Traceback (most recent call last):" in text
+        assert "ValueError: no weights" in text
+    assert "MODEL_LOG - begun" in by_model
+
+
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_torchserve_makes_an_id_and_notes_the_clients_beside_it(tmp_path: Path, format: str) -> None:
     """Text lines stay as TorchServe prints them; JSON has both ids."""

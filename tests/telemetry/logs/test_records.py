@@ -142,6 +142,16 @@ def test_a_models_lines_are_those_about_it(model: str, versions: list[str], coun
     assert len(chosen(Wanted(model=model, versions=versions), text)) == count
 
 
+def test_what_a_model_says_while_it_is_loaded_is_found() -> None:
+    """A template loads it, which is no worker with a number; its end is in the server log."""
+    printed = f"{AT} [INFO ] W-template-digits_1.0-stdout MODEL_LOG - begun"
+    ended = f"{AT} [WARN ] main marserve.pool - W-template-digits_1.0 ended"
+
+    for line in (printed, ended):
+        assert chosen(Wanted(model="digits", versions=["1.0"]), line) == [line]
+        assert chosen(Wanted(model="template"), line) == []
+
+
 def test_a_version_with_an_underscore_is_known_from_the_registry() -> None:
     """Else the last underscore ends the model's name."""
     line = f"{AT} [INFO ] W-9000-m_1_0-stdout MODEL_LOG - x"

@@ -23,7 +23,7 @@ _LINE = re.compile(rf"{_STAMP} \[(\w+) *\] (.*?) (\S+)(?: \[([^\]\s]*)\])? - (.*
 _ACCESS = re.compile(rf'{_STAMP} - (/[^ ]* ".*)', re.DOTALL)
 # The request line of an access line, its status, and the ids behind it.
 _ANSWERED = re.compile(r'/[^ ]* "([^ ]*) (.*) [^ ]*" (\d+) \d+(?: ([A-Za-z0-9._:-]+))?(?: ([A-Za-z0-9._:-]+))?')
-_WORKER = re.compile(r"W-(\d+(?:\.\d+)?)-(.+)-(stdout|stderr)", re.DOTALL)
+_WORKER = re.compile(r"W-(\d+(?:\.\d+)?|template)-(.+)-(stdout|stderr)", re.DOTALL)
 _INDENT = "    "
 _METRICS = ("TS_METRICS", "MODEL_METRICS")
 # A worker's traceback has a few hundred lines at most; other lines of one millisecond are no record without end.
@@ -98,7 +98,7 @@ def _about_request(request_id: str) -> Callable[[Record], bool]:
 
 
 def _about_model(model: str, versions: Collection[str]) -> Callable[[Record], bool]:
-    named = re.compile(rf"(?:(?:^|[^\w.-])|W-[\d.]+-){re.escape(model)}(?![A-Za-z0-9-])")
+    named = re.compile(rf"(?:(?:^|[^\w.-])|W-(?:[\d.]+|template)-){re.escape(model)}(?![A-Za-z0-9-])")
     workers = {f"{model}_{version}" for version in versions}
 
     def test(record: Record) -> bool:
