@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from marserve.cli.local.templates import TEMPLATES
+from support.lit_api import write_litserve
 from support.local_run import LIMIT_S, Run
 
 
@@ -55,6 +56,25 @@ def test_a_file_answers_in_one_command_and_leaves_nothing(folder: Path) -> None:
     assert not list(run.temporary.iterdir())
 
 
+LITSERVE = """
+import litserve as ls
+
+class Square(ls.LitAPI):
+    def setup(self, device):
+        self.model = lambda x: x**2
+
+    def decode_request(self, request):
+        return request["input"]
+
+    def predict(self, x):
+        return self.model(x)
+
+    def encode_response(self, output):
+        return {"output": output}
+
+if __name__ == "__main__":
+    ls.LitServer(Square()).run(port=8000)
+"""
 FAULTY = """
 import logging
 from marserve_handlers import BadInput
@@ -95,6 +115,22 @@ def test_a_failed_request_names_the_authors_own_file_and_a_clients_mistake_is_a_
     about = [line for line in run.lines if mistaken.headers["x-request-id"] in line or "expected no" in line]
     assert about == [f"Request {mistaken.headers['x-request-id']}: expected no mistake"]
     assert lost.json()["message"].startswith("There is no route /predict here; did you mean /predictions/faulty?")
+
+
+@pytest.mark.system
+def test_a_file_of_litserve_answers_at_its_own_route_and_at_ours(tmp_path: Path) -> None:
+    """The line that is shown asks its own."""
+    here = tmp_path / "here"
+    here.mkdir()
+    write_litserve(tmp_path)
+    (here / "server.py").write_text(LITSERVE)
+    with Run(here, "server.py", "--name", "square", PYTHONPATH=str(tmp_path)) as run:
+        own = run.wait_for(r"(http://\S+/predict)$")[1]
+        base = own.removesuffix("/predict")
+        answers = [httpx.post(url, json={"input": 3}) for url in (own, f"{base}/predictions/square")]
+        run.interrupt()
+
+    assert [(each.status_code, each.json()) for each in answers] == [(200, {"output": 9})] * 2
 
 
 @pytest.mark.system
