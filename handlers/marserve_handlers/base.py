@@ -313,8 +313,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
 def _fault_of(rows: Any, error: Exception) -> BadInput | None:
     """What in rows is no number, as the client's mistake; None if that is not why they make no tensor."""
     for value in _leaves(rows):
-        if isinstance(value, (str, bytes, dict, type(None))):
-            kind = {dict: "an object", bytes: "bytes"}.get(type(value)) or shown(value)
+        if value is None or isinstance(value, (str, bytes, dict)):
+            kind = "an object" if isinstance(value, dict) else shown(value)
             return BadInput(f"expected numbers as JSON, alone or in nested lists of one shape, got {kind}")
     is_one = isinstance(rows, list) and len(rows) == 1 and isinstance(error, ValueError)
     return BadInput("expected nested lists of one shape, got lists of unequal lengths") if is_one else None

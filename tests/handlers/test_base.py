@@ -259,7 +259,7 @@ def test_a_rows_value_is_its_data_or_its_body(row: Any, value: Any) -> None:
     [
         ({}, "an object"),
         ("seven", "'seven'"),
-        (b"seven", "bytes"),
+        (b"seven", "b'seven'"),
         (None, "None"),
         ([[1.0, "x"]], "'x'"),
         ([[1.0], [1.0, 2.0]], "lists of unequal lengths"),

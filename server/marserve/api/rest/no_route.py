@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Final
 
@@ -11,10 +10,10 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from marserve.errors import MarserveError, MethodNotAllowed, RouteNotFound
+from marserve.files.nearest import nearest
 
 # Clients choose paths, and the event loop compares them.
 MOST_COMPARED_CHARACTERS: Final = 64
-LEAST_LIKENESS: Final = 0.6
 # Of a route's beginning, in characters, its slash among them.
 LEAST_BEGINNING: Final = 4
 _MODEL: Final = "{model_name}"
@@ -49,20 +48,17 @@ class Routes:
         if len(path) > MOST_COMPARED_CHARACTERS:
             return None
         segments = path.split("/")
-        best, found = LEAST_LIKENESS, None
+        begun: list[str] = []
+        like: list[str] = []
         for places, known in self._templates.items():
             word = _fixed(segments, places)
-            matcher = SequenceMatcher(None, "", word)
-            for fixed, template in known.items():
-                if len(word) >= LEAST_BEGINNING and fixed.startswith(word):  # such as /predict of /predictions
-                    likeness = 1 + len(word) / len(fixed)
-                else:
-                    matcher.set_seq1(fixed)
-                    is_near = matcher.real_quick_ratio() > best and matcher.quick_ratio() > best
-                    likeness = matcher.ratio() if is_near else 0.0
-                if likeness > best:
-                    best, found = likeness, template
-        return None if found is None else _filled(found, segments)
+            if len(word) >= LEAST_BEGINNING:  # such as /predict of /predictions
+                begun += [template for fixed, template in known.items() if fixed.startswith(word)]
+            if (fixed := nearest(word, known)) is not None:
+                like.append(_filled(known[fixed], segments))
+        if begun:
+            return _filled(min(begun, key=len), segments)
+        return nearest(path, like, least=0.0)
 
     @cached_property
     def _templates(self) -> dict[frozenset[int], dict[str, str]]:
