@@ -17,6 +17,7 @@ from marserve.api.grpc import inference, management
 from marserve.api.grpc.listener import GrpcListener
 from marserve.api.grpc.open_inference_control import ServerControl
 from marserve.api.grpc.schema import OPEN_INFERENCE
+from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.repository import Repository
 from marserve.api.open_inference.server_settings import LogSettings
 from marserve.desired_state.policies import Changes
@@ -236,7 +237,9 @@ class Levels:
 def control_of(house: House) -> ServerControl:
     """What changes a registry by the calls of the Open Inference Protocol."""
     repository = Repository(house.registry, Changes(house.registry), enable_model_api=True)
-    return ServerControl(repository, LogSettings(Levels(), "", "default"), house.registry.data_plane.check_exists)
+    check_exists = house.registry.data_plane.check_exists
+    regions = Regions(house.store, most_bytes=200, most_regions=2)
+    return ServerControl(repository, LogSettings(Levels(), "", "default"), check_exists, regions)
 
 
 class Echoing(FakeRegistry):

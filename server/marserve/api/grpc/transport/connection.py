@@ -42,6 +42,7 @@ from marserve.api.grpc.transport.header_blocks import PlainEncoder
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.grpc.transport.status import StatusCode
 from marserve.api.grpc.transport.stream import Method, Stream
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -475,7 +476,7 @@ class Connection(asyncio.Protocol):
 
     def _send_away(self, code: ErrorCodes, reason: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            log.info("%s was sent away: %s", self.peer, reason.decode())
+            log.info("%s was sent away: %s", self.peer, reason.decode(), extra=caused_by(self.peer))
             self._write_go_away(self._http2.highest_inbound_stream_id, code, reason)
             self.cut()
 

@@ -19,6 +19,7 @@ from marserve.api.grpc.transport.head import CallHead, trailers
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.grpc.transport.status import StatusCode
 from marserve.errors import BadInput, DeadlinePassed, MarserveError
+from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
@@ -394,7 +395,7 @@ class Stream:
             else:
                 self.drop()
         except Exception:
-            log.exception("A gRPC call of %s failed", self.path)
+            log.exception("A gRPC call of %s failed", self.path, extra=caused_by(self.peer))
             self.end(StatusCode.INTERNAL, "The server has a defect; its log says more.")
 
     def _service_ended(self, task: asyncio.Task[None]) -> None:
