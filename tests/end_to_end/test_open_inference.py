@@ -22,7 +22,7 @@ def handle(data, context):
     rows = [row['body'] for row in data or []]
     return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
 """
-MODELS = ["echo", "plain", "sums", "talk"]
+MODELS = ["counts", "echo", "plain", "sums", "talk"]
 PLAIN = "def handle(data, context): return [row['body'] for row in data or []]"
 TALK = """
 def handle(data, context):
@@ -40,11 +40,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     sums = block("docs/declared-handlers.md", "sums")
     make_archive(store / "sums.mar", sums, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "echo.mar", ECHO)
+    counts = block("docs/open-inference.md", "counts")
+    make_archive(store / "counts.mar", counts, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "plain.mar", PLAIN)
     make_archive(store / "talk.mar", TALK, config="sequenceBatching: true\nsequenceMaxIdleMSec: 5000\n")
     with Server(folder, entry="marserve", store=store, settings={"load_models": "none"}) as server:
         server.register("sums.mar").raise_for_status()
-        for name in ("echo", "plain", "talk"):
+        for name in ("counts", "echo", "plain", "talk"):
             server.register(f"{name}.mar").raise_for_status()
         yield server
 
@@ -171,6 +173,54 @@ def test_parameters_ask_for_a_deadline_and_name_a_sequence(server: Server) -> No
     assert (wrong.status_code, wrong.json()["error"].partition(" is ")[0]) == (400, "Parameter timeout")
     assert taken.json()["outputs"][0]["data"] == [3, 7]
     assert named.json() == ["a", "true", "true"]
+
+
+def test_one_stream_has_generators_whole_answers_and_refusals(server: Server) -> None:
+    """Each under its request's id; a generator gives as many answers as it yields, and the end of them if asked."""
+    schema = Schema()
+    request, parameter = schema.message("inference.ModelInferRequest"), schema.message("inference.InferParameter")
+    upto = {"name": "upto", "datatype": "INT64", "shape": [1], "contents": {"int64_contents": [3]}}
+    pair = {**PAIR, "contents": {"fp32_contents": [1, 2, 3, 4]}}
+    asked = [
+        request(
+            model_name="counts",
+            id="a",
+            inputs=[upto],
+            parameters={"triton_enable_empty_final_response": parameter(bool_param=True)},
+        ),
+        request(model_name="counts", id="b", inputs=[upto]),
+        request(model_name="sums", id="c", inputs=[pair]),
+        request(model_name="sums", id="d", inputs=[upto]),
+    ]
+
+    heard: dict[str, list[Any]] = {}
+    with grpc.insecure_channel(server.grpc_inference) as channel:
+        call = channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=schema.message("inference.ModelStreamInferResponse").FromString,
+        )
+        for answer in call(iter(asked), timeout=30):
+            heard.setdefault(answer.infer_response.id, []).append(answer)
+
+    def told(name: str) -> list[tuple[list[float], bool]]:
+        found = [each.infer_response for each in heard[name]]
+        return [
+            (
+                [
+                    value
+                    for one in each.outputs
+                    for value in (*one.contents.int64_contents, *one.contents.fp32_contents)
+                ],
+                each.parameters["triton_final_response"].bool_param,
+            )
+            for each in found
+        ]
+
+    pieces = [([number], False) for number in range(3)]
+    assert (told("a"), told("b"), told("c")) == ([*pieces, ([], True)], pieces, [([3, 7], True)])
+    [refused] = heard["d"]
+    assert refused.error_message.startswith("upto: there is no such input")
 
 
 def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.request_ids import RequestIds
 from marserve.api.tls import Identity
 from marserve.registry.catalogue.readiness import Readiness
-from support.fake_data_plane import FakeDataPlane
+from support.fake_data_plane import FakeDataPlane, Submitted
 
 HERE = GrpcAddress("127.0.0.1", 0)
 SCHEMA = Schema()
@@ -40,6 +41,10 @@ class FakeRegistry(FakeDataPlane):
     def is_healthy(self) -> bool:
         """TorchServe's rule."""
         return self.is_well
+
+    def takes_tensors(self, model: str, version: str | None = None) -> bool:
+        """No model declares tensors: each gets the protocol's JSON."""
+        return False
 
     def readiness(self) -> Readiness:
         """As `/readyz` says."""
@@ -181,6 +186,18 @@ def _retry_policy(most_attempts: int) -> dict[str, Any]:
         "retryableStatusCodes": ["UNAVAILABLE", "INTERNAL"],
     }
     return {"methodConfig": [{"name": [{}], "retryPolicy": policy}]}
+
+
+async def pour(job: Submitted, piece: bytes) -> None:
+    """Answer pieces whenever the worker is not held, until the job is cancelled.
+
+    A number of pieces would not do: on a busy machine a client's library takes several MB that nobody reads.
+    """
+    async with asyncio.timeout(30):
+        while not job.is_cancelled:
+            if not job.is_held:
+                job.piece(piece)
+            await asyncio.sleep(0.001)
 
 
 def repeats(field: Any) -> bool:

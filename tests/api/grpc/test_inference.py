@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from marserve.api.byte_ledger import ByteLedger
-from marserve.api.grpc.inference import SERVICE
+from marserve.api.grpc.inference import SERVICE, GrpcInference
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.request_ids import RequestIds
 from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
-from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
+from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, pour, refusal
 from support.http2_client import framed, http2_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
@@ -360,13 +360,26 @@ async def test_a_client_that_reads_nothing_for_too_long_loses_its_stream() -> No
     registry, book = FakeRegistry(), Book()
     async with inference_port(registry, book=book, stall_timeout_s=0.3) as port, client_of(port) as client:
         call = client.method(SERVICE, "StreamPredictions")(model_name="m", input={"data": b"x"})
-        job = await registry.wait_for(1)
-        async with asyncio.timeout(20):
-            while not job.is_cancelled:  # its client may open the window further once it knows the connection
-                if not job.is_held:
-                    job.piece(b"p" * 50_000)
-                await asyncio.sleep(0)
+        await pour(await registry.wait_for(1), b"p" * 50_000)
+        async with asyncio.timeout(10):
             await port.calls.wait_until_silent()
+        call.cancel()
+
+    assert book.codes == ["RESOURCE_EXHAUSTED"]
+
+
+async def test_a_client_that_reads_nothing_of_a_dialogue_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: that it does not read is not written where it would not read it either."""
+    registry, book = FakeRegistry(), Book()
+    monkeypatch.setattr(GrpcInference, "_refusal", lambda *_: pytest.fail("a refusal is written"))
+    async with inference_port(registry, book=book, stall_timeout_s=0.3) as port, client_of(port) as client:
+        call = client.method(SERVICE, "StreamPredictions2")()
+        await call.write(REQUEST(model_name="m", sequence_id="s", input={"data": b"x"}))
+        await pour(await registry.wait_for(1), b"p" * 50_000)
+        async with asyncio.timeout(10):
+            await port.calls.wait_until_silent()
+            while not book.codes:
+                await asyncio.sleep(0.001)
         call.cancel()
 
     assert book.codes == ["RESOURCE_EXHAUSTED"]

@@ -9,6 +9,7 @@ inference       TorchServe's inference service
 management      TorchServe's management service
 open_inference  the Open Inference Protocol
 open_inference_control  its calls that change the server, and show settings
+dialogues/      its calls of many requests and answers
 data_types      how its data types travel
 raw_tensors     its tensors as the binary body that workers read
 health          the health service

@@ -53,6 +53,11 @@ class Pieces:
             pieces._job = job
         return pieces
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer has come in full, without an error, and all pieces of it were taken."""
+        return self._is_over and not self._waiting and self._error is None
+
     async def next(self) -> bytes | None:
         """The next piece; None after the last one. Raises the error of a request that failed."""
         while not self._waiting:

@@ -8,16 +8,18 @@ that cannot be read is refused like any other bad input. It knows no service and
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger, Hold
 from marserve.api.decoding import SHORT_BYTES, Decoding
-from marserve.api.errors import AS_RECORDED, ErrorRules
+from marserve.api.errors import AS_RECORDED, ErrorRules, NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
 from marserve.api.grpc.transport.framing import Message, decompressed
@@ -27,7 +29,7 @@ from marserve.api.grpc.transport.stream import Method, Refused, Stream, StreamGo
 from marserve.api.request_ids import CLIENT_ID, RequestIds, read_client_id
 from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, MarserveError
-from marserve.messages import Part, Request
+from marserve.messages import PART_MARK, Part, Request
 from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
@@ -64,8 +66,8 @@ class Call:
     """One call. `began` and `deadline` are seconds on the monotonic clock; the deadline is the channel's or the wished
     one, if any.
 
-    `metadata` came with the call; the key is left out. `message_bytes` is the length of a single message. A service
-    sets `version_header` to the header that names the version which answered.
+    `metadata` came with the call; the key is left out. `message_bytes` is the length of the last message that was read.
+    A service sets `version_header` to the header that names the version which answered.
     """
 
     __slots__ = (
@@ -137,6 +139,22 @@ class Call:
             client_id=self.client_id,
         )
 
+    def part(self, number: int) -> Call:
+        """The call as one of the requests in it sees it: with an id, wishes and a deadline of its own."""
+        part = copy.copy(self)
+        part.id = f"{self.id}{PART_MARK}{number}"
+        part.began = monotonic()
+        return part
+
+    @contextlib.contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count an answer that waits for its turn to be written."""
+        self._ledger.count_answers(size)
+        try:
+            yield
+        finally:
+            self._ledger.count_answers(-size)
+
     async def write(self, message: Any) -> None:
         """Send one message of a stream; returns when the client's window has room for more.
 
@@ -181,9 +199,50 @@ class Call:
             self.deadline = wished if self.deadline is None else min(wished, self.deadline)
 
 
+class Messages:
+    """The messages of a dialogue, in order.
+
+    One that cannot be read raises, and the next may be read, unless `is_broken`: then none will come. A message counts
+    among the bytes in flight until the next one is read, or until the holds are closed that `keep` gave.
+    """
+
+    def __init__(self, stream: Stream, read: Callable[[Message, list[Hold]], Awaitable[Any]]) -> None:
+        """`read` reads a message that has come, and adds to the holds what room it takes beside that."""
+        self.is_broken = False
+        self._stream = stream
+        self._read = read
+        self._holds: list[Hold] = []
+
+    def __aiter__(self) -> Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next message. Raises BadInput and BodyTooLarge for one that cannot be read, and what ends the call."""
+        self.close()
+        try:
+            came = await self._stream.read()
+        except MarserveError:
+            self.is_broken = True
+            raise
+        if came is None:
+            raise StopAsyncIteration
+        self._holds.append(self._stream.take_hold())
+        return await self._read(came, self._holds)
+
+    def keep(self) -> list[Hold]:
+        """Count the last message from now on until these holds are closed."""
+        holds, self._holds = self._holds, []
+        return holds
+
+    def close(self) -> None:
+        """Count the last message no longer."""
+        for hold in self.keep():
+            hold.close()
+
+
 UnaryAnswer = Callable[[Any, Call], Awaitable[Any]]
 StreamAnswer = Callable[[Any, Call], Awaitable[None]]
-DialogueAnswer = Callable[[AsyncIterator[Any], Call], Awaitable[None]]
+DialogueAnswer = Callable[[Messages, Call], Awaitable[None]]
 Answers = Mapping[str, UnaryAnswer | StreamAnswer | DialogueAnswer]
 
 
@@ -278,9 +337,8 @@ class Calls:
     def _unary(self, message: Any, answer: UnaryAnswer) -> Callable[[Stream], Awaitable[bytes | None]]:
         async def behave(stream: Stream) -> bytes | None:
             async def work(call: Call) -> bytes:
-                data = await self._data_of(stream.only_message(), stream)
-                call.message_bytes = len(data)
-                made: bytes = (await answer(await self._parse(message, data), call)).SerializeToString()
+                asked = await self._only_message(message, stream, call)
+                made: bytes = (await answer(asked, call)).SerializeToString()
                 self._count_until_sent(len(made), stream)
                 return made
 
@@ -291,8 +349,7 @@ class Calls:
     def _stream(self, message: Any, answer: StreamAnswer) -> Callable[[Stream], Awaitable[None]]:
         async def behave(stream: Stream) -> None:
             async def work(call: Call) -> None:
-                data = await self._data_of(stream.only_message(), stream)
-                await answer(await self._parse(message, data), call)
+                await answer(await self._only_message(message, stream, call), call)
 
             await self._carry(stream, work)
 
@@ -300,13 +357,17 @@ class Calls:
 
     def _dialogue(self, message: Any, answer: DialogueAnswer) -> Callable[[Stream], Awaitable[None]]:
         async def behave(stream: Stream) -> None:
-            async def messages() -> AsyncIterator[Any]:
-                # Each message counts until the next one is read: `MOST_AT_ONCE` bounds what runs of a dialogue.
-                while (came := await stream.read()) is not None:
-                    yield await self._parse(message, await self._data_of(came, stream))
-
             async def work(call: Call) -> None:
-                await answer(messages(), call)
+                async def read(came: Message, holds: list[Hold]) -> Any:
+                    data = await self._data_of(came, stream, holds)
+                    call.message_bytes = len(data)
+                    return await self._parse(message, data)
+
+                messages = Messages(stream, read)
+                try:
+                    await answer(messages, call)
+                finally:
+                    messages.close()
 
             await self._carry(stream, work, is_busy=False)
 
@@ -317,8 +378,20 @@ class Calls:
         self._ledger.count_answers(size)
         stream.when_over(lambda: self._ledger.count_answers(-size))
 
-    async def _data_of(self, message: Message, stream: Stream) -> bytes:
-        """The bytes of a message, no longer compressed. Raises BadInput, BodyTooLarge."""
+    async def _only_message(self, message: Any, stream: Stream, call: Call) -> Any:
+        """The message of a call that has one. Raises what is wrong with it."""
+        holds: list[Hold] = []
+        data = await self._data_of(stream.only_message(), stream, holds)
+        for hold in holds:
+            stream.when_over(hold.close)
+        call.message_bytes = len(data)
+        return await self._parse(message, data)
+
+    async def _data_of(self, message: Message, stream: Stream, holds: list[Hold]) -> bytes:
+        """The bytes of a message, no longer compressed; the room that they take then is added to `holds`.
+
+        Raises BadInput, BodyTooLarge, NoRoomForBody.
+        """
         if not message.is_compressed:
             return message.data
         refusal = refusal_of_encoding(stream.encoding)
@@ -326,8 +399,14 @@ class Calls:
             raise refusal
         given = stream.encoding, message.data, self._message_bytes
         if len(message.data) <= QUICK_COMPRESSED_BYTES:
-            return decompressed(*given)
-        return await self._decoding.begin(decompressed, *given)
+            data = decompressed(*given)
+        else:
+            data = await self._decoding.begin(decompressed, *given)
+        hold = self._ledger.take(len(data))
+        if hold is None:
+            raise NoRoomForBody(self._ledger.limit)
+        holds.append(hold)
+        return data
 
     async def _parse(self, message: Any, data: bytes) -> Any:
         """The message in these bytes; many bytes are read in a thread. Raises BadInput."""

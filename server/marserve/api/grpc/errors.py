@@ -180,11 +180,15 @@ def grpc_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> GrpcSt
         code = status_of_http(rules.handler_status if error.code is None else error.code)
     elif isinstance(error, OVERLOAD):
         code = status_of_http(rules.overload_status)
-    message = error_message(error, rules)
+    message = shortened(error_message(error, rules))
+    return GrpcStatus(code, f"{message}\n{java_class}" if java_class else message, _trailers(error))
+
+
+def shortened(message: str) -> str:
+    """An error's message as a description may have it: not too long, and in characters that UTF-8 has."""
     if len(message) > MAX_DESCRIPTION_CHARACTERS:
         message = message[:MAX_DESCRIPTION_CHARACTERS] + "…"
-    message = message.encode("utf-8", "replace").decode()
-    return GrpcStatus(code, f"{message}\n{java_class}" if java_class else message, _trailers(error))
+    return message.encode("utf-8", "replace").decode()
 
 
 def status_of_http(code: int) -> StatusCode:

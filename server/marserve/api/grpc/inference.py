@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from marserve.api.decoding import MAX_PARTS
 from marserve.api.grpc.answers import Pieces
-from marserve.api.grpc.calls import Answers, Call, Calls
-from marserve.api.grpc.errors import error_reason, grpc_status
+from marserve.api.grpc.calls import Answers, Call, Calls, Messages
+from marserve.api.grpc.errors import StalledReader, error_reason, grpc_status
 from marserve.api.grpc.schema import ERRORS, INFERENCE, Schema
 from marserve.errors import BadInput, MarserveError
 from marserve.messages import PART_MARK, Part
@@ -70,7 +69,7 @@ class GrpcInference:
             call.version_header = pieces.version_header
             pieces.cancel()
 
-    async def _converse(self, messages: AsyncIterator[Any], call: Call) -> None:
+    async def _converse(self, messages: Messages, call: Call) -> None:
         """Submit requests as they come, and write answers in the same order, refusals among them."""
         begun: asyncio.Queue[Pieces | MarserveError | None] = asyncio.Queue(MOST_AT_ONCE)
         unfinished: set[Pieces] = set()
@@ -101,6 +100,8 @@ class GrpcInference:
                         raise one
                     while (piece := await one.next()) is not None:
                         await call.write(self._response(prediction=piece))
+                except StalledReader:
+                    raise
                 except MarserveError as error:
                     await call.write(self._refusal(error, call))
                 finally:

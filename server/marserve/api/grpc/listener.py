@@ -143,6 +143,7 @@ class GrpcPorts:
             for package in (OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE):
                 service = GrpcOpenInference(
                     self._schema,
+                    calls,
                     self._registry,
                     package,
                     self._decoding,

@@ -20,7 +20,7 @@ from google.protobuf.json_format import ParseDict
 from marserve import __version__
 from marserve.api.decoding import Decoding
 from marserve.api.grpc.answers import Pieces
-from marserve.api.grpc.calls import Answers, Call
+from marserve.api.grpc.calls import Answers, Call, Calls
 from marserve.api.grpc.data_types import (
     DATA_TYPES,
     DataType,
@@ -31,6 +31,7 @@ from marserve.api.grpc.data_types import (
     read_parameters,
     split_elements,
 )
+from marserve.api.grpc.dialogues.infer_stream import InferStream
 from marserve.api.grpc.errors import ReportedInternal
 from marserve.api.grpc.raw_tensors import LENGTH_HEADER, RAW_TYPE, write_body
 from marserve.api.grpc.raw_tensors import fill_response as fill_raw
@@ -63,6 +64,7 @@ class GrpcOpenInference:
     def __init__(
         self,
         schema: Schema,
+        calls: Calls,
         registry: Registry,
         package: str,
         decoding: Decoding | None = None,
@@ -78,6 +80,7 @@ class GrpcOpenInference:
         self._shared_tensors = shared_tensors
         self._sequence = sequence
         self._decoding = decoding or Decoding()
+        self._calls = calls
         self._registry = registry
         self._is_whole = is_whole
         self.name = f"{package}.GRPCInferenceService"
@@ -102,7 +105,9 @@ class GrpcOpenInference:
 
     def _further(self) -> Answers:
         """The methods that TorchServe's service does not have."""
+        stream = InferStream(self._calls, self._submit, self._fill, self._responses["ModelStreamInfer"])
         return {
+            "ModelStreamInfer": stream.answer,
             "ModelConfig": self._config,
             "ModelStatistics": self._statistics,
             "RepositoryIndex": self._index,
@@ -153,29 +158,37 @@ class GrpcOpenInference:
         return self._responses["RepositoryIndex"](models=found)
 
     async def _infer(self, message: Any, call: Call) -> Any:
-        model, version = message.model_name, message.model_version or None
-        if not model:
-            raise BadInput("Parameter model_name is required.")
-        try:
-            request = await self._request(message, call)
-            pieces = Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
-        except (ModelNotFound, VersionNotFound) as error:
-            raise ReportedInternal(error) if self._is_torchserves else error from None
+        """Return one answer. Of a streaming handler that is the first piece, and the job is cancelled."""
+        pieces = await self._submit(message, call)
         try:
             body = await pieces.next()
         finally:
             call.version_header = pieces.version_header
             pieces.cancel()
         response = self._responses["ModelInfer"]()
-        body = body or b""
+        await self._fill(message, pieces, body or b"", response)
+        return response
+
+    async def _submit(self, message: Any, call: Call) -> Pieces:
+        model, version = message.model_name, message.model_version or None
+        if not model:
+            raise BadInput("Parameter model_name is required.")
+        try:
+            request = await self._request(message, call)
+            return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
+        except (ModelNotFound, VersionNotFound) as error:
+            raise ReportedInternal(error) if self._is_torchserves else error from None
+
+    async def _fill(self, message: Any, pieces: Pieces, body: bytes, response: Any) -> None:
+        """Write one piece of an answer into a `ModelInferResponse`. Raises HandlerFailed."""
         length_of_json = next((value for name, value in pieces.headers if name == LENGTH_HEADER), None)
-        if length_of_json is None and request.shares_memory:  # all outputs are there, and the body is their description
+        if length_of_json is None and any(is_shared(output) for output in message.outputs):
+            # All outputs are there, and the body is their description.
             length_of_json = str(len(body))
         if length_of_json is not None:
             await self._decoding.run(len(body), fill_raw, response, message, body, length_of_json)
         else:
             await self._decoding.run(len(body), fill_response, response, message, body)
-        return response
 
     async def _request(self, message: Any, call: Call) -> Request:
         """The request for the data plane: raw tensors for a model that declares its own, else JSON."""

@@ -195,6 +195,12 @@ class Stream:
             self._connection.acknowledge(self.number, flow_bytes)
         return message
 
+    def take_hold(self) -> Hold:
+        """The room of the message that `read` gave; the caller gives it back. May be called once a message."""
+        hold, self._hold = self._hold, None
+        assert hold is not None
+        return hold
+
     async def write(self, data: bytes) -> None:
         """Send one message; returns when the client's window has taken it. Raises StreamGone."""
         if not self.is_open:
