@@ -190,6 +190,30 @@ def test_models_are_managed_on_the_other_port(server: Server) -> None:
     assert f'"pid": {server.worker_pids("m")[0]}' in told.msg
 
 
+def test_a_watch_of_a_model_follows_its_workers(server: Server, channel: grpc.Channel) -> None:
+    """From the first one that has loaded the model to the last, and again, until the model leaves."""
+    package = "grpc.health.v1"
+    answer = SCHEMA.message(f"{package}.HealthCheckResponse")
+    health = channel.unary_stream(
+        f"/{package}.Health/Watch",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=answer.FromString,
+    )
+    server.register("m.mar", model_name="watched").raise_for_status()
+
+    watch = health(SCHEMA.message(f"{package}.HealthCheckRequest")(service="watched"), timeout=60)
+    seen = [next(watch).status]
+    for workers in (0, 1):
+        scale = {"min_worker": workers, "max_worker": workers}
+        server.client.put(f"{server.management}/models/watched", params=scale).raise_for_status()
+        seen.append(next(watch).status)
+    server.client.delete(f"{server.management}/models/watched").raise_for_status()
+    seen.append(next(watch).status)
+    watch.cancel()
+
+    assert seen == [answer.SERVING, answer.NOT_SERVING, answer.SERVING, answer.SERVICE_UNKNOWN]
+
+
 def test_a_server_that_stops_answers_what_it_accepted(tmp_path: Path) -> None:
     """Health falls, new calls are refused, the accepted one is answered; nothing is left."""
     (tmp_path / "store").mkdir()

@@ -125,6 +125,7 @@ class FakePool:
         self._workers: list[WorkerView] = []
         self._minimum = options.min_workers
         self._load_ended = asyncio.Event()
+        self.tell_state: Callable[[], None] = lambda: None
         self.give_up: Callable[[], None] | None = None
 
     @property
@@ -151,6 +152,10 @@ class FakePool:
         """The slots."""
         return list(self._workers)
 
+    def follow(self, tell: Callable[[], None]) -> None:
+        """What is told of its workers."""
+        self.tell_state = tell
+
     def start(self) -> None:
         """Have the workers that the options ask for."""
         self.is_started = True
@@ -170,6 +175,7 @@ class FakePool:
             self._workers.append(a_worker(str(next(self._ids)), status))
         if self.behaviour.load != "wait":
             self._load_ended.set()
+        self.tell_state()
 
     def finish_load(self, how: str = "ok") -> None:
         """End a load that waits, well (`ok`) or badly (`fail`, `memory`)."""

@@ -20,6 +20,8 @@ from marserve.api.grpc.schema import Schema
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.request_ids import RequestIds
 from marserve.api.tls import Identity
+from marserve.errors import ModelNotFound
+from marserve.pool.changes import Changes
 from marserve.registry.catalogue.readiness import Readiness
 from support.fake_data_plane import FakeDataPlane, Submitted
 
@@ -32,6 +34,8 @@ class FakeRegistry(FakeDataPlane):
     """A registry that is its own data plane, and says how it is."""
 
     is_well: bool = True
+    serving: dict[str, bool] = field(default_factory=dict)
+    states: Changes = field(default_factory=Changes)
 
     @property
     def data_plane(self) -> FakeRegistry:
@@ -45,6 +49,12 @@ class FakeRegistry(FakeDataPlane):
     def takes_tensors(self, model: str, version: str | None = None) -> bool:
         """No model declares tensors: each gets the protocol's JSON."""
         return False
+
+    def is_serving(self, model: str) -> bool:
+        """As `serving` says."""
+        if model not in self.serving:
+            raise ModelNotFound(model)
+        return self.serving[model]
 
     def readiness(self) -> Readiness:
         """As `/readyz` says."""

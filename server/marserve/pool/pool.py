@@ -108,6 +108,7 @@ class Pool:
             due=self._due,
         )
         self._on_failed = on_failed or _ignore
+        self._tell_state: Callable[[], None] = lambda: None
         slots = self._processes = Slots(self._context)
         self.slots = slots.placed
         """The slots, oldest first, without those that are leaving."""
@@ -450,6 +451,10 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------- slots' news
 
+    def follow(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called after each change of what its workers do: they start, have loaded, end."""
+        self._tell_state = tell
+
     def _slot_changed(self) -> None:
         """A slot's state changed."""
         now, dispatcher = time.monotonic(), self.dispatcher
@@ -465,6 +470,7 @@ class Pool:
         dispatcher.fail_stranded(now)
         self._wake.set()
         self._changes.tell()
+        self._tell_state()
         self._leave_lost_templates()
         self.devices_read()
 

@@ -22,6 +22,7 @@ from marserve.environments.environments import Environments
 from marserve.errors import Draining, LoadFailed
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
+from marserve.pool.changes import Changes as StateChanges
 from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of
 from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
@@ -533,7 +534,7 @@ class Registry:
         """Note that another part than the registry tried the models of the start; `failures` are sentences."""
         self._starting.models += [model for model in models if model not in self._starting.models]
         self._starting.failures += failures
-        self._starting.has_tried = True
+        self._starting.end()
 
     # ------------------------------------------------------------------------------------------- snapshots
 
@@ -564,6 +565,15 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- health
 
+    @property
+    def states(self) -> StateChanges:
+        """Told of each change of what `readiness` and `is_serving` say."""
+        return self._versions.states
+
+    def is_serving(self, model: str) -> bool:
+        """Whether requests for a model should be sent here. Raises ModelNotFound."""
+        return self.data_plane.is_model_ready(model) and not self._is_leaving
+
     def readiness(self) -> Readiness:
         """Whether the server should get requests, and why not."""
         standings = [
@@ -593,10 +603,12 @@ class Registry:
     def begin_drain(self) -> None:
         """Turn readiness off, because the server will stop; requests are still taken."""
         self._is_leaving = True
+        self.states.tell()
 
     def refuse_new(self) -> None:
         """Refuse new requests and registrations from now on; accepted ones go on."""
         self._is_leaving = self.data_plane.is_draining = True
+        self.states.tell()
         self._registering.refuse_new()
         self.keeping.close()
         self.mirrors.refuse_new()

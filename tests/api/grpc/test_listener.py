@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +14,7 @@ import pytest
 import trustme
 from google.protobuf import descriptor_pb2
 
+from marserve.api.grpc import health
 from marserve.api.grpc.health import SERVICE as HEALTH
 from marserve.api.grpc.inference import SERVICE
 from marserve.api.grpc.listener import GrpcAddress, GrpcPorts
@@ -19,7 +22,9 @@ from marserve.api.grpc.reflection import SERVICES as REFLECTION
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.tls import Identity
 from marserve.errors import Draining, InvalidToken
+from marserve.registry.intake.registration import RegisterParameters
 from support.grpc_house import HERE, SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, refusal
+from support.management_house import House
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
@@ -116,11 +121,79 @@ async def test_a_watch_tells_every_change() -> None:
     async with inference_port(registry) as port, client_of(port) as client:
         watch = client.method(HEALTH, "Watch")()
         seen = [(await watch.read()).status]
+        registry.states.tell()
         registry.is_well = False
+        registry.states.tell()
         seen.append((await watch.read()).status)
         watch.cancel()
 
     assert seen == [SERVING, NOT_SERVING]
+
+
+async def test_a_models_name_has_the_health_of_the_model() -> None:
+    """It is asked like a service, and needs no key; a name that is no model's tells nothing of other models."""
+    registry = FakeRegistry(serving={"up": True, "down": False})
+    async with inference_port(registry, authorize=only_with_the_key) as port, client_of(port) as client:
+        check = client.method(HEALTH, "Check")
+        seen = [(await check(service=name)).status for name in ("up", "down")]
+        unknown = await refusal(check(service="u"))
+
+    assert (seen, unknown) == ([SERVING, NOT_SERVING], ("NOT_FOUND", "Service not found: u"))
+
+
+async def test_a_watch_of_a_model_follows_it_from_before_it_is_there_to_after_it_has_gone(tmp_path: Path) -> None:
+    """Registered, scaled down and up, unregistered, and there again, as a real registry tells it."""
+    house = House(tmp_path, unregister_timeout_s=0.2)
+    house.put()
+    registry, seen = house.registry, []
+    async with inference_port(registry) as port, client_of(port) as client:
+        watch = client.method(HEALTH, "Watch")(service="m")
+        changes: list[Callable[[], Awaitable[Any]]] = [
+            lambda: asyncio.sleep(0),
+            lambda: registry.register(RegisterParameters("m-1.0.mar", initial_workers=1, synchronous=True)),
+            lambda: registry.scale("m", None, min_workers=0, max_workers=0, synchronous=True),
+            lambda: registry.scale("m", None, min_workers=1, max_workers=1, synchronous=True),
+            lambda: registry.unregister("m"),
+            lambda: registry.register(RegisterParameters("m-1.0.mar", initial_workers=1, synchronous=True)),
+        ]
+        for change in changes:
+            await change()
+            async with asyncio.timeout(10):
+                seen.append((await watch.read()).status)
+        registry.begin_drain()
+        seen.append((await watch.read()).status)
+        watch.cancel()
+    await registry.stop()
+
+    assert seen == [SERVICE_UNKNOWN, SERVING, NOT_SERVING, SERVING, SERVICE_UNKNOWN, SERVING, NOT_SERVING]
+
+
+async def test_no_more_watches_are_open_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends makes room for another; of those that ended nothing is left."""
+    monkeypatch.setattr(health, "MOST_WATCHES", 2)
+    registry = FakeRegistry()
+    async with inference_port(registry) as port, client_of(port) as client:
+        watches = [client.method(HEALTH, "Watch")() for _ in range(2)]
+        for watch in watches:
+            await watch.read()
+        refused = await refusal(client.method(HEALTH, "Watch")().read())
+        watches[0].cancel()
+        async with asyncio.timeout(10):
+            while port.port.open_calls > 1:
+                await asyncio.sleep(0.001)
+        again = client.method(HEALTH, "Watch")()
+        assert (await again.read()).status == SERVING
+        for watch in (watches[1], again):
+            watch.cancel()
+        async with asyncio.timeout(10):
+            while port.port.open_calls:
+                await asyncio.sleep(0.001)
+
+    assert refused == (
+        "RESOURCE_EXHAUSTED",
+        "2 watches are open at this port, and there may be no more; ask Check, or come again.",
+    )
+    assert registry.states.waiting == 0
 
 
 async def reflect(client: Client, service: str, *questions: dict[str, Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from marserve.errors import (
     VersionNotFound,
 )
 from marserve.messages import Load, Request
+from marserve.pool.changes import Changes
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
 from marserve.registry.catalogue.plan import Plan
@@ -193,12 +194,14 @@ class Versions:
     """Every model of a registry. Other modules may read `models`; only this class changes it.
 
     `leaving` are versions off the list, or not on it yet, whose workers have not ended. `held` are names,
-    (model, version), of versions that may come back to the list: no other version may take such a name.
+    (model, version), of versions that may come back to the list: no other version may take such a name. `states` is
+    told of each change of what is listed and of what its workers do.
     """
 
     def __init__(self, sequence_header: str | None = None) -> None:
         """`sequence_header` is the header that names a request's sequence."""
         self.models: dict[str, Model] = {}
+        self.states = Changes()
         self.leaving: set[Version] = set()
         self.held: set[tuple[str, str]] = set()
         self._sequence_header = sequence_header
@@ -280,6 +283,7 @@ class Versions:
             model.versions[version.name] = version
         model.notice()
         self._tell_share(version, model)
+        self.states.tell()
 
     def replace(self, old: Version, new: Version, *, keeps_old: bool = False) -> None:
         """Put `new` in the place of `old`: it gets default, weight and labels.
@@ -304,6 +308,7 @@ class Versions:
         model.notice()
         self._tell_share(new, model)
         self.leaving.discard(new)
+        self.states.tell()
 
     def put(self, version: Version) -> Version | None:
         """Put a version on the list, in place of one of its name; returns that one, which leaves."""
@@ -330,6 +335,7 @@ class Versions:
             self._forget(model, version)
             model.notice()
         self.leaving.add(version)
+        self.states.tell()
 
     def _forget(self, model: Model, version: Version) -> None:
         if model.rule is not None and version.name in model.rule.traffic.weights:
@@ -423,4 +429,5 @@ class Versions:
         """Let a version answer requests that name none, from now on. Raises ModelNotFound or VersionNotFound."""
         found = self.find_named(model, version)
         self.models[model].default = version
+        self.states.tell()
         return found

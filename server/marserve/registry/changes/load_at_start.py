@@ -85,12 +85,17 @@ class Starting:
         if load_models:
             names = await asyncio.to_thread(self._intake.store.names)
             await self._load_all([parameters_of_model(model) for model in models_to_load(load_models, names)])
-        self.has_tried = True
+        self.end()
 
     async def restore(self, versions: Sequence[SnapshotVersion]) -> None:
         """Load the versions of a snapshot. Returns when all were tried."""
         await self._load_all([parameters_of_version(version) for version in versions])
+        self.end()
+
+    def end(self) -> None:
+        """Note that all models were tried."""
         self.has_tried = True
+        self._versions.states.tell()
 
     def forget(self, model: str, version: str | None) -> bool:
         """Forget this version, or all of the model, that could not be restored; whether there was one."""

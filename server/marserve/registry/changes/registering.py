@@ -359,6 +359,7 @@ class Registering:
 
     def _make(self, plan: Plan) -> Version:
         version = Version(plan, self._make_pool(plan.facts.options, plan.load), time.time())
+        version.pool.follow(self._versions.states.tell)
         for warning in plan.facts.warnings:
             log.warning("Model %s version %s: %s", version.model, version.name, warning)
         return version
@@ -386,6 +387,7 @@ class Registering:
             raise LoadFailed(error.model, error.version, reason=reason, cause=error.cause) from error
         finally:
             version.is_settled = True
+            self._versions.states.tell()
         if is_ready:
             for tell in self._hooks.after_ready:
                 tell(version)
