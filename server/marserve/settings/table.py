@@ -206,6 +206,13 @@ class Addresses:
         OPTIONAL_INT, None, "How long calls may go on when such a connection is too old.", unit="ms", minimum=1
     )
     enable_grpc_ssl: bool = _key(BOOL, False, "TLS on the gRPC ports, with certificate_file and private_key_file.")
+    grpc_max_connection_idle_ms: int | None = _own(
+        OPTIONAL_INT,
+        None,
+        "How long a gRPC connection may have no call until its client is asked to go; no limit if not given.",
+        unit="ms",
+        minimum=1,
+    )
     grpc_keepalive_time: float = _own(
         FLOAT,
         60.0,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import time
+import zlib
 from typing import Any
 
 import grpc
@@ -576,6 +578,49 @@ async def test_a_compressed_message_is_read(size: int, compression: grpc.Compres
         await method(message.SerializeToString(), compression=compression)
 
     assert registry.submitted[0].body == b"x" * size
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [100, 5000, 100_000])
+async def test_an_answer_is_compressed_for_a_client_that_compresses(size: int, name: str) -> None:
+    """Unary and in pieces, a short one aside: grpcio's client reads it, and it travels as a fraction."""
+    compression = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}[name]
+    message = REQUEST(model_name="echo", input={"data": b"x" * size})
+    paths = [f"/{SERVICE}/{method}" for method in ("Predictions", "StreamPredictions")]
+    async with inference_port() as port, client_of(port) as client:
+        unary = await client.channel.unary_unary(paths[0])(message.SerializeToString(), compression=compression)
+        pieces = client.channel.unary_stream(paths[1])(message.SerializeToString(), compression=compression)
+        piece = await pieces.read()
+        async with http2_client(port.address.host, port.address.port) as raw:
+            options = {"grpc_encoding": name, "grpc_accept_encoding": f"identity, {name}"}
+            packed = {"gzip": gzip.compress, "deflate": zlib.compress}[name](message.SerializeToString())
+            numbers = [await raw.call(framed(packed, is_compressed=True), path, **options) for path in paths]
+            for number in numbers:
+                await raw.until_over(number)
+
+    assert len(unary) == len(piece) > size
+    for number in numbers:
+        assert raw.fields(number)["grpc-encoding"] == name
+        assert raw.data(number)[0] == (size > 1000)
+        assert len(raw.data(number)) < max(200, size / 10)
+
+
+async def test_the_room_of_a_compressed_message_is_that_of_what_it_holds() -> None:
+    """From when it was made long again until its call is over."""
+    registry, ledger = FakeRegistry(), ByteLedger(1024 * 1024)
+    message = REQUEST(model_name="m", input={"data": b"x" * 700_000}).SerializeToString()
+    async with inference_port(registry, ledger=ledger) as port, client_of(port) as client:
+        method = client.channel.unary_unary(f"/{SERVICE}/Predictions")
+        first = method(message, compression=grpc.Compression.Gzip)
+        job = await registry.wait_for(1)
+        held = ledger.bodies
+        second = await refusal(method(message, compression=grpc.Compression.Gzip))
+        job.answer(b"done")
+        await first
+
+    assert held > 700_000
+    assert (second[0], "max_bytes_in_flight" in second[1]) == ("UNAVAILABLE", True)
+    assert ledger.figures() == {"bodies": 0, "small_bodies": 0, "waiting": 0, "answers": 0}
 
 
 async def test_a_compressed_message_is_bounded_by_what_it_holds() -> None:

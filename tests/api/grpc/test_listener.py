@@ -338,6 +338,50 @@ async def test_an_old_connection_is_asked_to_go_and_its_calls_end() -> None:
         assert (await old).prediction == b"in time"
 
 
+async def test_a_client_that_was_sent_away_for_having_no_call_comes_back() -> None:
+    """Its next call goes over another connection, and is answered."""
+    book = Book()
+    async with (
+        inference_port(book=book, limits=GrpcLimits(idle_s=0.2)) as port,
+        client_of(port) as client,
+    ):
+        await predict(client)
+        async with asyncio.timeout(20):
+            while client.channel.get_state() is grpc.ChannelConnectivity.READY:
+                await asyncio.sleep(0.01)
+        await predict(client)
+
+    assert book.codes == ["OK", "OK"]
+    assert len({line.split(" ")[0] for line in book.lines}) == 2
+
+
+async def test_a_client_that_asks_too_often_whether_the_server_is_there_is_sent_away() -> None:
+    """With its calls, whose work is cancelled; one that asks as often as it may is not."""
+    registry = FakeRegistry()
+    limits = GrpcLimits(least_ping_interval_s=10)
+    often = [
+        ("grpc.keepalive_time_ms", 50),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    async with (
+        inference_port(registry, limits=limits) as port,
+        client_of(port) as good,
+        grpc.aio.insecure_channel(str(port.address), often) as channel,
+    ):
+        kept = predict(good, "m")
+        first = await registry.wait_for(1)
+        cut = predict(Client(channel), "m")
+        second = await registry.wait_for(2)
+        async with asyncio.timeout(20):
+            code, _ = await refusal(cut)
+            while not second.is_cancelled:
+                await asyncio.sleep(0.001)
+        first.answer(b"in time")
+
+        assert (code, (await kept).prediction) == ("UNAVAILABLE", b"in time")
+
+
 async def test_a_stopping_port_lets_answers_end_and_cuts_what_is_idle() -> None:
     """Watches and silent dialogues would hold it for as long as they like."""
     registry = FakeRegistry()

@@ -22,7 +22,7 @@ from marserve.api.decoding import SHORT_BYTES, Decoding
 from marserve.api.errors import AS_RECORDED, ErrorRules, NoRoomForBody
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
-from marserve.api.grpc.transport.framing import Message, decompressed
+from marserve.api.grpc.transport.framing import IDENTITY, Message, compressed, decompressed
 from marserve.api.grpc.transport.head import refusal_of_encoding
 from marserve.api.grpc.transport.status import StatusCode
 from marserve.api.grpc.transport.stream import Method, Refused, Stream, StreamGone
@@ -50,6 +50,9 @@ MAX_FIELDS: Final = 4096
 QUICK_MESSAGE_BYTES: Final = 128 * 1024
 # A compressed message up to this length is read on the loop: it may become a thousand times as long.
 QUICK_COMPRESSED_BYTES: Final = 256
+# A message of an answer below this is not compressed; up to the second that is done on the loop.
+LEAST_PACKED_BYTES: Final = 1024
+QUICK_PACKED_BYTES: Final = 16 * 1024
 # A request to health or reflection is a name.
 LONGEST_QUESTION_BYTES: Final = 64 * 1024
 # A stream is broken off when its client has taken nothing of it for so long, as over HTTP.
@@ -71,6 +74,7 @@ class Call:
     """
 
     __slots__ = (
+        "_decoding",
         "_ledger",
         "_stall_timeout_s",
         "_stream",
@@ -93,7 +97,9 @@ class Call:
         error_rules: ErrorRules,
         stall_timeout_s: float,
         ledger: ByteLedger,
+        decoding: Decoding,
     ) -> None:
+        self._decoding = decoding
         self._stream = stream
         self._ledger = ledger
         self._stall_timeout_s = stall_timeout_s
@@ -161,14 +167,13 @@ class Call:
         Raises StalledReader if it has no room for too long, StreamGone if the call has ended.
         """
         data = message.SerializeToString()
-        self._ledger.count_answers(len(data))
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await self._stream.write(data)
-        except TimeoutError:
-            raise StalledReader(self._stall_timeout_s) from None
-        finally:
-            self._ledger.count_answers(-len(data))
+        with self.holding(len(data)):
+            packed = await pack(data, self._stream.answer_encoding, self._decoding)
+            try:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await self._stream.write(packed)
+            except TimeoutError:
+                raise StalledReader(self._stall_timeout_s) from None
 
     def read_metadata(self) -> str | bytes | None:
         """Read the metadata that came with the call; returns the value of `authorization`."""
@@ -334,13 +339,15 @@ class Calls:
         if not self._busy:
             self._is_silent.set()
 
-    def _unary(self, message: Any, answer: UnaryAnswer) -> Callable[[Stream], Awaitable[bytes | None]]:
-        async def behave(stream: Stream) -> bytes | None:
-            async def work(call: Call) -> bytes:
+    def _unary(self, message: Any, answer: UnaryAnswer) -> Callable[[Stream], Awaitable[bytes | Message | None]]:
+        async def behave(stream: Stream) -> bytes | Message | None:
+            async def work(call: Call) -> bytes | Message:
                 asked = await self._only_message(message, stream, call)
                 made: bytes = (await answer(asked, call)).SerializeToString()
                 self._count_until_sent(len(made), stream)
-                return made
+                if stream.answer_encoding == IDENTITY:
+                    return made
+                return await pack(made, stream.answer_encoding, self._decoding)
 
             return await self._carry(stream, work)
 
@@ -418,16 +425,16 @@ class Calls:
         return await self._decoding.begin(parse, message, data)
 
     async def _carry(
-        self, stream: Stream, work: Callable[[Call], Awaitable[bytes | None]], *, is_busy: bool = True
-    ) -> bytes | None:
+        self, stream: Stream, work: Callable[[Call], Awaitable[bytes | Message | None]], *, is_busy: bool = True
+    ) -> bytes | Message | None:
         """Run one call to its end, and count and log it. Returns its answer; None if there is none to be sent."""
-        call = Call(stream, self._request_ids, self._error_rules, self._stall_timeout_s, self._ledger)
+        call = Call(stream, self._request_ids, self._error_rules, self._stall_timeout_s, self._ledger, self._decoding)
         with about_request(call.line_id):
             return await self._carry_call(stream, call, work, is_busy=is_busy)
 
     async def _carry_call(
-        self, stream: Stream, call: Call, work: Callable[[Call], Awaitable[bytes | None]], *, is_busy: bool
-    ) -> bytes | None:
+        self, stream: Stream, call: Call, work: Callable[[Call], Awaitable[bytes | Message | None]], *, is_busy: bool
+    ) -> bytes | Message | None:
         began = call.began
         if is_busy:
             self.begin_work()
@@ -478,6 +485,15 @@ class Calls:
                 call.line_id.replace("/", " ") if self._has_ids else "",
             )
             self._access_log.write(line)
+
+
+async def pack(data: bytes, encoding: str, decoding: Decoding) -> bytes | Message:
+    """A message of an answer, compressed if that is wanted and may pay; many bytes are compressed in a thread."""
+    if encoding == IDENTITY or len(data) < LEAST_PACKED_BYTES:
+        return data
+    if len(data) <= QUICK_PACKED_BYTES:
+        return compressed(encoding, data)
+    return await decoding.begin(compressed, encoding, data)
 
 
 def parse(message: Any, data: bytes) -> Any:

@@ -122,6 +122,7 @@ def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None
         calls_per_connection=settings.grpc_max_calls_per_connection,
         age_s=None if age_ms is None else age_ms / 1000,
         age_grace_s=None if age_grace_ms is None else age_grace_ms / 1000,
+        idle_s=None if settings.grpc_max_connection_idle_ms is None else settings.grpc_max_connection_idle_ms / 1000,
         keepalive_s=settings.grpc_keepalive_time,
         keepalive_timeout_s=settings.grpc_keepalive_timeout,
         least_ping_interval_s=settings.grpc_min_ping_interval,

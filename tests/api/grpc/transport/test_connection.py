@@ -414,6 +414,19 @@ async def test_an_old_connection_is_asked_to_go_and_what_runs_is_answered() -> N
     assert client.sent_away() == (0, b"")
 
 
+async def test_a_connection_without_a_call_is_asked_to_go() -> None:
+    """When it has had none for so long; one whose call runs stays however long that takes."""
+    async with house(GrpcLimits(idle_s=0.2)) as it, it.client() as idle, it.client() as busy:
+        it.may_read.clear()
+        number = await busy.call(framed(b"x"), "/house.Service/Talk")
+        await idle.until_closed()
+        it.may_read.set()
+        await busy.until_closed()
+
+    assert (idle.sent_away(), busy.sent_away()) == ((0, b""), (0, b""))
+    assert busy.data(number) == framed(b"x")
+
+
 @pytest.mark.parametrize("seed", [*range(3), pytest.param(99, marks=pytest.mark.long)])
 async def test_no_bytes_break_the_port(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Frames that are nearly right, cut, repeated and changed; a good client is served after each."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import zlib
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.api.grpc.transport.framing import Message, MessageReader, decompressed, framed
+from marserve.api.grpc.transport.framing import Message, MessageReader, compressed, decompressed, framed
 from marserve.errors import BadInput, BodyTooLarge
 
 
@@ -64,6 +65,17 @@ def test_a_compressed_message_is_made_long_again(encoding: str, pack: object) ->
     assert decompressed(encoding, packed, 600) == b"hello " * 100
     with pytest.raises(BodyTooLarge):
         decompressed(encoding, packed, 599)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_message_is_made_short_where_that_pays(encoding: str) -> None:
+    """Noise stays as it is, and the first byte says which it is."""
+    noise, words = Random(1).randbytes(2000), b"hello " * 500
+    short, long = compressed(encoding, words), compressed(encoding, noise)
+
+    assert decompressed(encoding, short.data, len(words)) == words
+    assert long == Message(noise, False)
+    assert MessageReader(5000).add(framed(short) + framed(long)) == [short, long]
 
 
 def test_a_bomb_is_refused_at_the_limit() -> None:

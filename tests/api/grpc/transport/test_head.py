@@ -37,6 +37,26 @@ def test_what_is_not_the_protocols_is_metadata() -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoding", "accepted", "answered"),
+    [
+        (b"gzip", b"identity,deflate, gzip", "gzip"),
+        (b"deflate", b"deflate", "deflate"),
+        (b"gzip", b"identity, deflate", "identity"),
+        (b"snappy", b"snappy", "identity"),
+        (b"identity", b"gzip", "identity"),
+        (b"gzip", b"", "identity"),
+    ],
+)
+def test_an_answer_is_compressed_as_the_question_if_its_client_takes_that(
+    encoding: bytes, accepted: bytes, answered: str
+) -> None:
+    """Else not at all."""
+    head = read_head([*CALL[:-1], (b"grpc-encoding", encoding), (b"grpc-accept-encoding", accepted)])
+
+    assert (head.encoding, head.answer_encoding) == (encoding.decode(), answered)
+
+
+@pytest.mark.parametrize(
     ("value", "seconds"),
     [(b"1H", 3600), (b"2M", 120), (b"3S", 3), (b"40m", 0.04), (b"5u", 5e-6), (b"99999999n", 0.099999999), (b"0S", 0)],
 )

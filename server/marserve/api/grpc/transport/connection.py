@@ -36,7 +36,7 @@ from hyperframe.frame import GoAwayFrame
 
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc.transport.floods import Floods
-from marserve.api.grpc.transport.framing import ENCODINGS
+from marserve.api.grpc.transport.framing import ENCODINGS, IDENTITY
 from marserve.api.grpc.transport.head import NotGrpc, header_bytes, read_head, trailers
 from marserve.api.grpc.transport.header_blocks import PlainEncoder
 from marserve.api.grpc.transport.limits import GrpcLimits
@@ -136,6 +136,8 @@ class Connection(asyncio.Protocol):
         self._is_greeted = False
         self._unwritten = 0
         self._began = self._heard_at = self._now = monotonic()
+        # Since when it has no call.
+        self._idle_since = self._began
         self._pinged_at: float | None = None
         self._leaves_at: float | None = None
         self._cut_at: float | None = None
@@ -238,9 +240,10 @@ class Connection(asyncio.Protocol):
         """Seconds on the monotonic clock."""
         return monotonic()
 
-    def send_head(self, number: int) -> None:
-        """Begin an answer."""
-        self._http2.send_headers(number, [*_HEAD, _ACCEPTED])
+    def send_head(self, number: int, encoding: str) -> None:
+        """Begin an answer whose compressed messages are compressed so."""
+        own = [] if encoding == IDENTITY else [(b"grpc-encoding", encoding.encode())]
+        self._http2.send_headers(number, [*_HEAD, _ACCEPTED, *own])
         self._flush_soon()
 
     def send(self, number: int, data: memoryview) -> memoryview | None:
@@ -297,8 +300,10 @@ class Connection(asyncio.Protocol):
         """The stream is over."""
         self.streams.pop(stream.number, None)
         self._blocked.pop(stream, None)
-        if self._last_stream is not None and not self.streams:
-            self._close()
+        if not self.streams:
+            self._idle_since = monotonic()
+            if self._last_stream is not None:
+                self._close()
 
     # ------------------------------------------------------------------------------------------- for the port
 
@@ -316,6 +321,8 @@ class Connection(asyncio.Protocol):
             self.leave(now)
             if limits.age_grace_s is not None:
                 self._cut_at = now + limits.age_grace_s
+        if limits.idle_s is not None and not self.streams and now - self._idle_since >= limits.idle_s:
+            self.leave(now)
         silent_s = now - self._heard_at
         if not self._is_greeted and now - self._began >= PREFACE_S:
             self._close()

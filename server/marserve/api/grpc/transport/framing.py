@@ -2,7 +2,8 @@
 
 A message travels as a byte that says whether it is compressed, four bytes of its length (most significant first), and
 the message. How it is compressed stands in the call's metadata. A compressed message is given out as it came: making it
-long again may cost much time, so the caller decides where that is done (`decompressed`).
+long again may cost much time, so the caller decides where that is done (`decompressed`), and for an answer whether it
+is made short, and where (`compressed`).
 """
 
 from __future__ import annotations
@@ -77,9 +78,18 @@ class MessageReader:
         return length
 
 
-def framed(data: bytes) -> bytes:
-    """A message as it travels, not compressed."""
+def framed(data: bytes | Message) -> bytes:
+    """A message as it travels; bytes alone are not compressed."""
+    if isinstance(data, Message):
+        return b"%c%b%b" % (data.is_compressed, len(data.data).to_bytes(4, "big"), data.data)
     return b"\0" + len(data).to_bytes(4, "big") + data
+
+
+def compressed(encoding: str, data: bytes) -> Message:
+    """A message compressed as quickly as zlib can; as it is, if it does not become shorter."""
+    writer = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=_WINDOWS[encoding])
+    packed = writer.compress(data) + writer.flush()
+    return Message(packed, True) if len(packed) < len(data) else Message(data, False)
 
 
 def decompressed(encoding: str, data: bytes, limit: int) -> bytes:

@@ -19,7 +19,7 @@ CONTENT_TYPE: Final = b"application/grpc"
 _SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MOST_TIMEOUT_DIGITS: Final = 8
 # What HTTP/2 and gRPC keep for themselves; all else is metadata.
-_OF_PROTOCOL: Final = frozenset((b"te", b"content-type", b"grpc-accept-encoding"))
+_OF_PROTOCOL: Final = frozenset((b"te", b"content-type"))
 # Each field counts as so many bytes more than its name and value have (RFC 9113 §6.5.2).
 _FIELD_BYTES: Final = 32
 # What a status message may hold as it is: printable ASCII but the percent sign.
@@ -40,12 +40,14 @@ class CallHead(NamedTuple):
     """What stands at the beginning of a call. `fault` is what is wrong with it, to be answered as the call's status.
 
     `path` is `package.Service/Method`. `timeout_s`: what the client gives the call, None: as long as it takes.
-    `encoding` is how compressed messages of the client are compressed.
+    `encoding` is how compressed messages of the client are compressed. `answer_encoding` is how those of the answer may
+    be: as the client's, if it takes that, else not at all.
     """
 
     path: str
     timeout_s: float | None
     encoding: str
+    answer_encoding: str
     metadata: Metadata
     fault: BadInput | None
 
@@ -55,6 +57,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> CallHead:
     method = path = content_type = b""
     timeout_s: float | None = None
     encoding, fault = IDENTITY, None
+    accepted = b""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if name[:1] == b":":
@@ -71,6 +74,8 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> CallHead:
                 fault = error
         elif name == b"grpc-encoding":
             encoding = value.decode("latin-1")
+        elif name == b"grpc-accept-encoding":
+            accepted = value
         elif name not in _OF_PROTOCOL:
             try:
                 metadata.append((name.decode("latin-1"), _read_value(name, value)))
@@ -81,7 +86,8 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> CallHead:
     if not content_type.startswith(CONTENT_TYPE):
         shown = _shown(content_type)
         raise NotGrpc(415, f"This port speaks gRPC: content-type begins with application/grpc, not {shown}.")
-    return CallHead(path.decode("latin-1").removeprefix("/"), timeout_s, encoding, tuple(metadata), fault)
+    path_of_method = path.decode("latin-1").removeprefix("/")
+    return CallHead(path_of_method, timeout_s, encoding, _answer_encoding(encoding, accepted), tuple(metadata), fault)
 
 
 def header_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int:
@@ -103,6 +109,13 @@ def refusal_of_encoding(encoding: str) -> BadInput | None:
     if encoding in ENCODINGS:
         return None
     return BadInput(f"grpc-encoding is {encoding[:50]!r}, and this server reads {', '.join(ENCODINGS)}.")
+
+
+def _answer_encoding(encoding: str, accepted: bytes) -> str:
+    if encoding == IDENTITY:
+        return IDENTITY
+    takes = {name.strip() for name in accepted.decode("latin-1").split(",")}
+    return encoding if encoding in ENCODINGS and encoding in takes else IDENTITY
 
 
 def _read_timeout(value: bytes) -> float:

@@ -57,8 +57,8 @@ class Wire(Protocol):
     def now(self) -> float:
         """Seconds on the monotonic clock."""
 
-    def send_head(self, number: int) -> None:
-        """Begin an answer."""
+    def send_head(self, number: int, encoding: str) -> None:
+        """Begin an answer whose compressed messages are compressed so."""
 
     def send(self, number: int, data: memoryview) -> memoryview | None:
         """Send what the client's windows take of `data`; returns what is left, None if nothing is."""
@@ -85,7 +85,7 @@ class Wire(Protocol):
 class Method(NamedTuple):
     """How calls of a method are answered. `answer` returns the one message of an answer; None: it has written all."""
 
-    answer: Callable[[Stream], Awaitable[bytes | None]]
+    answer: Callable[[Stream], Awaitable[bytes | Message | None]]
     is_dialogue: bool = False
 
 
@@ -109,6 +109,7 @@ class Stream:
         "_timer",
         "_withheld",
         "_writing",
+        "answer_encoding",
         "blocked_since",
         "deadline",
         "encoding",
@@ -130,6 +131,7 @@ class Stream:
         self.path = head.path
         self.metadata = head.metadata
         self.encoding = head.encoding
+        self.answer_encoding = head.answer_encoding
         self.deadline = None if head.timeout_s is None else now + head.timeout_s
         # What is sent behind the answer of a call that ends well, beside its status.
         self.trailers: Sequence[tuple[str, str]] = ()
@@ -201,7 +203,7 @@ class Stream:
         assert hold is not None
         return hold
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | Message) -> None:
         """Send one message; returns when the client's window has taken it. Raises StreamGone."""
         if not self.is_open:
             raise StreamGone
@@ -216,7 +218,7 @@ class Stream:
         code: StatusCode,
         description: str = "",
         metadata: Sequence[tuple[str, str]] = (),
-        answer: bytes | None = None,
+        answer: bytes | Message | None = None,
     ) -> None:
         """End the call with this status, behind `answer` if there is one. Does nothing for one that has ended."""
         if not self.is_open or self._end is not None:
@@ -303,7 +305,7 @@ class Stream:
         if self._pending is not None:
             if not self._has_begun_answer:
                 self._has_begun_answer = True
-                connection.send_head(number)
+                connection.send_head(number, self.answer_encoding)
             left = connection.send(number, self._pending)
             if left is not None:
                 if self.blocked_since is None or len(left) < len(self._pending):
