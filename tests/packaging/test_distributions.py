@@ -65,6 +65,15 @@ def test_the_wheel_holds_both_packages_the_manual_page_and_nothing_else(wheel: P
     assert wheel_members(wheel) == packages | around
 
 
+def test_the_wheel_holds_the_proto_files_of_every_service(wheel: Path) -> None:
+    """Where docs/grpc.md has clients' stubs compiled from, with the messages that the server reads."""
+    protos = "marserve/api/grpc/protos/"
+    noted = (PACKAGES["marserve"] / "api" / "grpc" / "protos" / "messages.sha256").read_text().split()[1::2]
+
+    assert "inference/open_inference.proto" in noted
+    assert {protos + name for name in (*noted, "messages.binpb")} <= wheel_members(wheel)
+
+
 def test_the_wheel_is_for_every_machine(wheel: Path) -> None:
     """It has no compiled part: one file serves every Python 3 and every platform."""
     assert wheel.name.endswith("-py3-none-any.whl")

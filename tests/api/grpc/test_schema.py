@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2
 
 from marserve.api.grpc.schema import COMPILED, Schema
 from support.grpc_house import repeats
 from support.inventory import inventory
+from support.pages import ROOT
 
 SCHEMA = Schema()
 PREDICT = "org.pytorch.serve.grpc.inference.PredictionsRequest"
@@ -152,6 +154,24 @@ def test_the_proto_files_compile_to_the_messages(tmp_path: Path) -> None:
     assert protoc.main(["protoc", *paths, f"--descriptor_set_out={tmp_path / 'made'}", *names]) == 0
 
     assert (tmp_path / "made").read_bytes() == COMPILED.read_bytes()
+
+
+def services() -> dict[str, str]:
+    """The file of each service."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes()).file
+    return {f"{file.package}.{service.name}": file.name for file in files for service in file.service}
+
+
+@pytest.mark.parametrize("service", services())
+def test_the_page_names_every_service_its_methods_and_its_file(service: str) -> None:
+    """Whoever writes a client looks there first; the file lies where the page says."""
+    page = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")
+    file = services()[service]
+
+    missing = [name for name in (service, file, *SCHEMA.methods(service)) if f"`{name}`" not in page]
+
+    assert missing == []
+    assert (COMPILED.parent / file).is_file()
 
 
 # By message: each field's number, name, type and whether it repeats (*), as clients of the protocol have it.
