@@ -65,6 +65,13 @@ async def dialogue(client: Client, timeout: float | None) -> Any:
     return call
 
 
+async def inferring(client: Client, timeout: float | None) -> Any:
+    """A stream of inferences, of which one is under way."""
+    call = client.method(f"{OPEN_INFERENCE}.GRPCInferenceService", "ModelStreamInfer")(timeout=timeout)
+    await call.write(SCHEMA.message("inference.ModelInferRequest")(model_name="m"))
+    return call
+
+
 Begin = Callable[[Client, float | None], Any]
 
 
@@ -110,11 +117,12 @@ async def cut(call: Any, job: Submitted, port: GrpcListener) -> set[str]:
 
 
 @pytest.mark.parametrize("end", [answered, failed, cancelled, late, cut])
-@pytest.mark.parametrize("begin", [unary, streaming, dialogue])
+@pytest.mark.parametrize("begin", [unary, streaming, dialogue, inferring])
 async def test_nothing_is_left_of_a_call(begin: Begin, end: Callable[..., Any]) -> None:
     """Its job has ended or is cancelled, it is counted once, and the port is silent."""
     registry, book = FakeRegistry(), Book()
-    async with inference_port(registry, book=book) as port, client_of(port) as client:
+    options = {"has_open_inference": True, "is_open_inference_whole": True}
+    async with inference_port(registry, book=book, **options) as port, client_of(port) as client:
         call = await begin(client, 0.3 if end is late else None)
         job = await registry.wait_for(1)
         expected = await end(call, job, port)

@@ -19,6 +19,7 @@ from marserve.errors import HandlerFailed, ModelNotFound, QueueFull
 from support.fake_data_plane import Submitted
 from support.grpc_house import SCHEMA, Book, FakeRegistry, client_of, inference_port, pour, refusal
 from support.grpc_tensors import tensor
+from support.http2_client import framed, head, http2_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_grpc_loop")]
 
@@ -413,6 +414,26 @@ async def test_a_message_over_the_limit_ends_the_stream() -> None:
 
         assert (await refusal(stream.call.read()))[0] == "RESOURCE_EXHAUSTED"
         await until_cancelled(stream.port, [job])
+
+
+async def test_a_request_that_comes_with_what_ends_the_stream_is_cancelled_too() -> None:
+    """Though nobody has begun to wait for its answer."""
+    registry = FakeRegistry()
+    options = {"has_open_inference": True, "is_open_inference_whole": True, "limits": GrpcLimits(message_bytes=1000)}
+    too_long = b"\0" + (2000).to_bytes(4, "big")
+    async with (
+        inference_port(registry, **options) as port,
+        http2_client(port.address.host, port.address.port) as client,
+    ):
+        number = client.http2.get_next_available_stream_id()
+        client.http2.send_headers(number, head(f"/{SERVICE}/ModelStreamInfer"))
+        for data in (framed(REQUEST(model_name="m").SerializeToString()), too_long):
+            client.http2.send_data(number, data)
+        await client.send()
+        await until_cancelled(port, [await registry.wait_for(1)])
+        await client.until_over(number)
+
+    assert client.fields(number)["grpc-status"] == "8"
 
 
 async def test_torchserves_service_has_no_such_method() -> None:
