@@ -50,6 +50,20 @@ def test_an_environment_is_made_once_and_again_when_its_line_changes(
     assert make(newer, tmp_path)
 
 
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: each.name)
+def test_the_readme_says_which_version_of_a_client_is_run(environment: Environment) -> None:
+    """The one that is installed, in the row that names the client."""
+    name, version = re.fullmatch(
+        r"(?:npm:)?([\w-]+)(?:\[\w+\])?(?:==|@)([\d.]+)", environment.packages.split()[0]
+    ).groups()  # type: ignore[union-attr]
+    package = {"httpx": "httpx-sse"}.get(name, name)
+    if package != name:
+        version = environment.packages.split()[1].partition("==")[2]
+    rows = [line for line in (environments.ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+
+    assert [row for row in rows if package in row and version in row], (package, version)
+
+
 def test_a_client_that_is_not_installed_is_skipped(tmp_path: Path) -> None:
     """With the command that installs it."""
     with pytest.raises(pytest.skip.Exception, match="make test-clients"):

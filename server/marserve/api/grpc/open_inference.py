@@ -129,7 +129,12 @@ class GrpcOpenInference:
     async def _model_ready(self, message: Any, call: Call) -> Any:
         if not message.name:
             raise BadInput("Parameter name is required.")
-        is_ready = self._data_plane.is_model_ready(message.name, message.version or None)
+        try:
+            is_ready = self._data_plane.is_model_ready(message.name, message.version or None)
+        except (ModelNotFound, VersionNotFound):
+            if self._is_torchserves or not self._is_whole:
+                raise
+            is_ready = False  # as Triton says; its clients ask for a model that is to come
         return self._responses["ModelReady"](ready=is_ready)
 
     async def _model_metadata(self, message: Any, call: Call) -> Any:

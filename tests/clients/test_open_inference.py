@@ -1,0 +1,131 @@
+"""Clients of the Open Inference Protocol, unmodified: tritonclient's four, kserve's and MLServer's codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from clients.environments import Client
+from support.command_line import marserve
+from support.server import Server
+
+pytestmark = pytest.mark.clients
+
+MODELS = """
+import numpy
+import torch
+from marserve_handlers import Tensor, model
+
+PAIR = {"pair": Tensor("float32", ["batch", 2])}
+
+
+@model(inputs=PAIR, outputs={"sum": Tensor("float32", ["batch"]), "largest": Tensor("float32", ["batch"])})
+def sums(pair):
+    return {"sum": pair.sum(axis=1), "largest": pair.max(axis=1)}
+
+
+@model(inputs=PAIR, outputs={"scores": Tensor("float32", ["batch", 3])})
+def scores(pair):
+    return {"scores": numpy.stack([pair[:, 0], pair[:, 1], -pair[:, 0]], axis=1)}
+
+
+@model(
+    inputs={"left": Tensor("float64", ["batch", 1]), "right": Tensor("float64", ["batch", 1])},
+    outputs={name: Tensor("float64", ["batch", 1]) for name in ("left", "right", "both")},
+)
+def columns(left, right):
+    return {"left": left, "right": right, "both": left + right}
+
+
+@model(inputs={"half": Tensor("float16", ["batch", "n"])}, outputs={"half": Tensor("float16", ["batch", "n"])})
+def halves(half):
+    return {"half": half * 2}
+
+
+@model(inputs={"brain": Tensor("bfloat16", ["batch", "n"])}, outputs={"brain": Tensor("bfloat16", ["batch", "n"])})
+def brains(brain: torch.Tensor):
+    return {"brain": brain * 2}
+"""
+INVALID, NOT_FOUND = ("400", "StatusCode.INVALID_ARGUMENT"), ("404", "StatusCode.NOT_FOUND")
+NAMES = {name: name for name in ("sums", "scores", "halves", "brains", "columns")} | {"spare": "sums"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of `marserve start` with the models that clients ask."""
+    folder = tmp_path_factory.mktemp("open-inference")
+    store = folder / "store"
+    store.mkdir()
+    (folder / "models.py").write_text(MODELS)
+    for name, made_of in NAMES.items():
+        made = marserve("archive", name, "--handler", f"{folder / 'models.py'}:{made_of}", "--export-path", store)
+        assert made.status == 0, made.err
+    settings = {"load_models": "none", "open_inference_control": "true"}
+    with Server(folder, entry="marserve", store=store, settings=settings) as server:
+        for name in NAMES:
+            server.register(f"{name}.mar").raise_for_status()
+        yield server
+
+
+SUMS = {"sum": [3.0, 7.0], "largest": [2.0, 4.0]}
+
+
+@pytest.mark.parametrize("way", ["http", "http.aio", "grpc", "grpc.aio"])
+def test_every_form_of_tritonclient_gets_what_it_asks_for(server: Server, way: str) -> None:
+    """Documents, tensors of each type, classes, parameters, errors, control."""
+    said = Client.of("tritonclient").run(way, server.inference.removeprefix("http://"), server.grpc_inference)
+
+    is_grpc = way.startswith("grpc")
+    shape = ["-1", "2"] if is_grpc else [-1, 2]
+    assert (said["live"], said["ready"], said["models"], said["version"]) == (True, True, [True, True, False], True)
+    assert (said["server"], said["metadata"]) == (
+        "marserve",
+        [{"name": "pair", "datatype": "FP32", "shape": shape}],
+    )
+    config = said["config"]["config"] if is_grpc else said["config"]
+    assert [each["name"] for each in config["output"]] == ["sum", "largest"]
+    index = said["index"]["models"] if is_grpc else said["index"]
+    assert {(each["name"], each["state"]) for each in index} == {(name, "READY") for name in NAMES}
+    nameless = {"version": "1.0", "id": ""}
+    assert said["infer"] == {"version": "1.0", "id": "my-7", **SUMS}
+    assert said["version_infer"] == said["wishes"] == {**nameless, **SUMS}
+    assert said["wanted"] == {**nameless, "sum": SUMS["sum"]}
+    assert said["half"] == {**nameless, "half": [1.0, -4.0]}
+    assert said["brain"] == {**nameless, "brain": [1.0, -4.0]}
+    assert said["classes"] == {**nameless, "scores": ["2.000000:1", "1.000000:0", "4.000000:1", "3.000000:0"]}
+    refusals = {word: said[word] for word in ("wrong_shape", "wrong_name", "wrong_type", "unknown")}
+    assert {word: each["status"] for word, each in refusals.items()} == {
+        **dict.fromkeys(("wrong_shape", "wrong_name", "wrong_type"), INVALID[is_grpc]),
+        "unknown": NOT_FOUND[is_grpc],
+    }
+    assert "pair: expected float32 [batch, 2], got [2, 1]" in refusals["wrong_shape"]["message"]
+    assert "Model not found: other" in refusals["unknown"]["message"]
+    assert said["control"] == [None, False, None, True]
+    assert int(said["statistics"]) >= 4
+    if way == "grpc":
+        assert said["gzip"] == {**nameless, **SUMS}
+    if not is_grpc:
+        assert said["json"] == {**nameless, "sum": SUMS["sum"]}
+        assert "send it as it is" in said["gzip"]["message"]  # a body that is compressed is refused by name
+
+
+def test_kserves_clients_get_what_they_ask_for(server: Server) -> None:
+    """Over REST in both protocols, and over gRPC; each is asynchronous."""
+    said = Client.of("kserve").run(server.inference, server.grpc_inference)
+
+    assert said["ready"] == {"v1": True, "v2": True, "grpc": True, "server": [True, True, True, True]}
+    assert said["v1"] == {"predictions": [{"sum": 3.0, "largest": 2.0}, {"sum": 7.0, "largest": 4.0}]}
+    assert said["v2"] == said["v2_json"] == said["grpc"] == {"sum": [3.0, 7.0], "largest": [2.0, 4.0]}
+    assert "pair" in said["v2_wrong"]
+    assert "pair" in said["grpc_wrong"]
+
+
+def test_what_mlservers_codecs_encode_is_taken_and_what_they_decode_is_given(server: Server) -> None:
+    """Arrays by numpy's codec, and a frame of pandas by columns; the content types that they write are let be."""
+    said = Client.of("mlserver").run(server.inference)
+
+    assert said["numpy"] == {"sum": [3.0, 7.0], "largest": [2.0, 4.0]}
+    assert said["frame"] == [{"left": 1.0, "right": 3.0, "both": 4.0}, {"left": 2.0, "right": 4.0, "both": 6.0}]
+    assert said["wrong"][0] == 400
+    assert "pair" in said["wrong"][1]
