@@ -22,6 +22,7 @@ def handle(data, context):
     rows = [row['body'] for row in data or []]
     return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
 """
+ASKED_IF_READY = (("sums", ""), ("sums", "1.0"), ("sums", "9"), ("other", ""))
 MODELS = ["counts", "echo", "plain", "sums", "talk"]
 PLAIN = "def handle(data, context): return [row['body'] for row in data or []]"
 TALK = """
@@ -130,6 +131,7 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
 
     with grpc.insecure_channel(server.grpc_inference) as channel:
         told = ask("ModelMetadata", name="sums")
+        ready = [ask("ModelReady", name=name, version=version).ready for name, version in ASKED_IF_READY]
         typed = ask("ModelInfer", model_name="sums", inputs=[{**PAIR, "contents": {"fp32_contents": [1, 2, 3, 4]}}])
         raw = ask(
             "ModelInfer",
@@ -146,6 +148,7 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
         with pytest.raises(grpc.RpcError) as caught:
             ask("ModelInfer", model_name="sums", inputs=[PAIR], raw_input_contents=[b"1234"])
 
+    assert ready == [True, True, False, False]  # as Triton says it of what is not there
     assert [(each.name, each.datatype, list(each.shape)) for each in told.inputs] == [("pair", "FP32", [-1, 2])]
     assert list(typed.outputs[0].contents.fp32_contents) == [3, 7]
     assert (list(raw.raw_output_contents), raw.model_version) == ([struct.pack("<2f", 3, 7)], "1.0")
