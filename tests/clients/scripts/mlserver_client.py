@@ -1,6 +1,6 @@
 """Encodes requests by MLServer's codecs, sends them by httpx, and prints what the codecs make of the answers.
 
-`mlserver_client.py HTTP`.
+`mlserver_client.py HTTP [CALL …]`.
 """
 
 import json
@@ -12,7 +12,7 @@ import pandas
 from mlserver.codecs import NumpyCodec, PandasCodec
 from mlserver.types import InferenceRequest, InferenceResponse
 
-(http,) = sys.argv[1:]
+http, *only = sys.argv[1:]
 
 
 def infer(model, request):
@@ -32,15 +32,17 @@ def pair(values):
     return InferenceRequest(inputs=[NumpyCodec.encode_input("pair", array)])
 
 
-frame = pandas.DataFrame({"left": [1.0, 2.0], "right": [3.0, 4.0]})
-said = infer("sums", pair([[1, 2], [3, 4]]))
-columns = infer("columns", PandasCodec.encode_request(frame))
-print(
-    json.dumps(
-        {
-            "numpy": {each.name: NumpyCodec.decode_output(each).ravel().tolist() for each in said.outputs},
-            "frame": PandasCodec.decode_response(columns).to_dict("records"),
-            "wrong": infer("sums", pair([[1], [3]])),
-        }
-    )
-)
+def numbers():
+    """An array by numpy's codec, both ways."""
+    said = infer("sums", pair([[1, 2], [3, 4]]))
+    return {each.name: NumpyCodec.decode_output(each).ravel().tolist() for each in said.outputs}
+
+
+def frame():
+    """A frame of pandas, column by column."""
+    given = pandas.DataFrame({"left": [1.0, 2.0], "right": [3.0, 4.0]})
+    return PandasCodec.decode_response(infer("columns", PandasCodec.encode_request(given))).to_dict("records")
+
+
+asked = {"numpy": numbers, "frame": frame, "wrong": lambda: infer("sums", pair([[1], [3]]))}
+print(json.dumps({name: asked[name]() for name in only or asked}))

@@ -1,6 +1,7 @@
-"""Asks a server by tritonclient, and prints what it said: `triton_client.py WAY HTTP GRPC`.
+"""Asks a server by tritonclient, and prints what it said: `triton_client.py WAY HTTP GRPC [CALL …]`.
 
-WAY is `http`, `http.aio`, `grpc` or `grpc.aio`. The same calls are made through each, by its own names.
+WAY is `http`, `http.aio`, `grpc` or `grpc.aio`. The same calls are made through each, by its own
+names; with CALL only those.
 """
 
 import asyncio
@@ -13,10 +14,11 @@ import ml_dtypes
 import numpy as np
 from tritonclient.utils import InferenceServerException
 
-way, http, grpc = sys.argv[1:]
+way, http, grpc, *only = sys.argv[1:]
 is_grpc = way.startswith("grpc")
 client_module = importlib.import_module(f"tritonclient.{way}")
 PAIR = np.array([[1, 2], [3, 4]], np.float32)
+WISHES = {"priority": 1, "timeout": 20_000_000, "sequence_id": 9, "sequence_start": True, "sequence_end": True}
 
 
 def inputs(*tensors, binary=True):
@@ -46,7 +48,7 @@ def plain(value):
 
 
 async def ask(client):
-    """Everything, in order; an error is its text."""
+    """Everything that was asked for, in order; an error is its text."""
 
     async def call(name, *words, **more):
         made = getattr(client, name)(*words, **more)
@@ -64,54 +66,56 @@ async def ask(client):
         }
         return {"version": said["model_version"], "id": said.get("id", ""), **shown}
 
-    async def refused(coroutine):
-        try:
-            return await coroutine
-        except InferenceServerException as error:
-            return {"message": error.message(), "status": error.status()}
-
     half = np.array([[0.5, -2.0]], np.float16)
     texts = np.array([["ab", "ä"]], object)
-    said = {
-        "live": await call("is_server_live"),
-        "ready": await call("is_server_ready"),
-        "models": [await call("is_model_ready", name) for name in ("sums", "sums", "other")],
-        "version": await call("is_model_ready", "sums", "1.0"),
-        "server": plain(await call("get_server_metadata"))["name"],
-        "metadata": plain(await call("get_model_metadata", "sums"))["inputs"],
-        "config": plain(await call("get_model_config", "sums")),
-        "index": plain(await call("get_model_repository_index")),
-        "infer": await infer("sums", inputs(("pair", "FP32", PAIR)), request_id="my-7"),
-        "version_infer": await infer("sums", inputs(("pair", "FP32", PAIR)), model_version="1.0"),
-        "wanted": await infer("sums", inputs(("pair", "FP32", PAIR)), [output("sum")]),
-        "half": await infer("halves", inputs(("half", "FP16", half))),
-        "brain": await infer("brains", inputs(("brain", "BF16", half.astype(ml_dtypes.bfloat16)))),
-        "classes": await infer("scores", inputs(("pair", "FP32", PAIR)), [output("scores", class_count=2)]),
-        "wishes": await infer(
-            "sums", inputs(("pair", "FP32", PAIR)), priority=1, timeout=20_000_000, sequence_id=9, sequence_start=True,
-            sequence_end=True,
-        ),
-        "wrong_shape": await refused(infer("sums", inputs(("pair", "FP32", PAIR[:, :1])))),
-        "wrong_name": await refused(infer("sums", inputs(("other", "FP32", PAIR)))),
-        "wrong_type": await refused(infer("sums", inputs(("pair", "BYTES", texts)))),
-        "unknown": await refused(infer("other", inputs(("pair", "FP32", PAIR)))),
-        "control": [
-            await refused(call("unload_model", "spare")),
-            await call("is_model_ready", "spare"),
-            await refused(call("load_model", "spare")),
-            await call("is_model_ready", "spare"),
-        ],
-    }  # fmt: skip
-    if not is_grpc:
-        said["json"] = await infer("sums", inputs(("pair", "FP32", PAIR), binary=False), [output("sum", binary=False)])
-        for packing in ("gzip", "deflate"):
-            said[packing] = await refused(
-                infer("sums", inputs(("pair", "FP32", PAIR)), request_compression_algorithm=packing)
+    pair = ("pair", "FP32", PAIR)
+    asked = {
+        "live": lambda: call("is_server_live"),
+        "ready": lambda: call("is_server_ready"),
+        "models": lambda: each(call("is_model_ready", name) for name in ("sums", "scores", "other")),
+        "version": lambda: call("is_model_ready", "sums", "1.0"),
+        "server": lambda: call("get_server_metadata"),
+        "metadata": lambda: call("get_model_metadata", "sums"),
+        "config": lambda: call("get_model_config", "sums"),
+        "index": lambda: call("get_model_repository_index"),
+        "infer": lambda: infer("sums", inputs(pair), request_id="my-7"),
+        "version_infer": lambda: infer("sums", inputs(pair), model_version="1.0"),
+        "wanted": lambda: infer("sums", inputs(pair), [output("sum")]),
+        "half": lambda: infer("halves", inputs(("half", "FP16", half))),
+        "brain": lambda: infer("brains", inputs(("brain", "BF16", half.astype(ml_dtypes.bfloat16)))),
+        "classes": lambda: infer("scores", inputs(pair), [output("scores", class_count=2)]),
+        "wishes": lambda: infer("sums", inputs(pair), **WISHES),
+        "wrong_shape": lambda: infer("sums", inputs(("pair", "FP32", PAIR[:, :1]))),
+        "wrong_name": lambda: infer("sums", inputs(("other", "FP32", PAIR))),
+        "wrong_type": lambda: infer("sums", inputs(("pair", "BYTES", texts))),
+        "unknown": lambda: infer("other", inputs(pair)),
+        "control": lambda: each(
+            (
+                call("unload_model", "spare"),
+                call("is_model_ready", "spare"),
+                call("load_model", "spare"),
+                call("is_model_ready", "spare"),
             )
+        ),
+    }
+    if not is_grpc:
+        asked["json"] = lambda: infer("sums", inputs(pair, binary=False), [output("sum", binary=False)])
+        asked["gzip"] = lambda: infer("sums", inputs(pair), request_compression_algorithm="gzip")
     elif way == "grpc":
-        said["gzip"] = await infer("sums", inputs(("pair", "FP32", PAIR)), compression_algorithm="gzip")
-    said["statistics"] = plain(await call("get_inference_statistics", "sums"))["model_stats"][0]["inference_count"]
+        asked["gzip"] = lambda: infer("sums", inputs(pair), compression_algorithm="gzip")
+    asked["statistics"] = lambda: call("get_inference_statistics", "sums")
+    said = {}
+    for name in only or asked:
+        try:
+            said[name] = plain(await asked[name]())
+        except InferenceServerException as error:
+            said[name] = {"message": error.message(), "status": error.status()}
     return said
+
+
+async def each(coroutines):
+    """What each of them gives, one after the other."""
+    return [await one for one in coroutines]
 
 
 async def main():
