@@ -187,6 +187,14 @@ async def test_rapid_resets_begin_no_more_work_than_may_run_at_once() -> None:
             assert it.port.open_calls <= 10
         assert await answers(it)
         await until(lambda: not it.port.open_calls, "all are over")
+        async with asyncio.timeout(20):  # it may be refused itself, as one of too many, while the last are cancelled
+            answered = b""
+            while not answered and not client.is_closed:
+                number = await client.call(framed(b"mine"))
+                await client.until_over(number)
+                answered = client.data(number)
+
+        assert answered == framed(b"mine")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +219,42 @@ async def test_a_flood_of_frames_without_calls_is_sent_away(one: bytes) -> None:
     sent_away = client.sent_away()
     assert sent_away is None or sent_away[0] == CALM  # what was written may be lost with a connection that is reset
     assert client.is_closed
+
+
+async def test_a_turn_of_the_loop_hands_on_few_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many came in one read; others run in between, and nothing is lost or reordered."""
+    turns: list[int] = []
+    feed = connections.Connection._feed
+
+    def count(self: connections.Connection, data: bytes) -> None:
+        turns.append(len(data))
+        feed(self, data)
+
+    monkeypatch.setattr(connections.Connection, "_feed", count)
+    async with house() as it, it.client() as client:
+        number = await client.call(framed(b"hello")[:3], ends=False)
+        await client.send(frame(2, 0, 99, struct.pack(">IB", 0, 1)) * 1000)
+        client.http2.send_data(number, framed(b"hello")[3:], end_stream=True)
+        await client.send()
+        await client.until_over(number)
+
+    assert client.data(number) == framed(b"hello")
+    assert max(turns) <= 14 * connections.MOST_FRAMES + 200
+    assert len(turns) >= 1000 // connections.MOST_FRAMES
+
+
+async def test_a_bad_call_that_is_reset_at_once_ends_no_other() -> None:
+    """Its answer cannot be sent any more."""
+    async with house(GrpcLimits(header_bytes=2000)) as it, it.client() as client:
+        for fields in ([(":method", "GET"), *head()[1:]], [*head(), ("x-long", "a" * 3000)]):
+            number = client.http2.get_next_available_stream_id()
+            client.http2.send_headers(number, fields)
+            client.http2.reset_stream(number, CANCEL)
+            await client.send()
+        good = await client.call(framed(b"good"))
+        await client.until_over(good)
+
+        assert client.data(good) == framed(b"good")
 
 
 async def test_a_flood_of_empty_data_is_sent_away() -> None:

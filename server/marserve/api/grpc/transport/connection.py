@@ -8,6 +8,7 @@ handed on before anything is awaited, so that calls which come together reach th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from marserve.api.byte_ledger import ByteLedger
-from marserve.api.grpc.transport.floods import Floods
+from marserve.api.grpc.transport.floods import Floods, Slices
 from marserve.api.grpc.transport.framing import ENCODINGS, IDENTITY
 from marserve.api.grpc.transport.head import NotGrpc, header_bytes, read_head, trailers
 from marserve.api.grpc.transport.header_blocks import PlainEncoder
@@ -51,6 +52,8 @@ STREAM_WINDOW_BYTES: Final = 1024 * 1024
 CONNECTION_WINDOW_BYTES: Final = 8 * 1024 * 1024
 # The largest frame that a client may send. Large messages cost less in large frames.
 FRAME_BYTES: Final = 256 * 1024
+# The most frames that one turn of the loop hands on: each costs some 30 µs, whatever it holds.
+MOST_FRAMES: Final = 64
 # What h2 has made is written at once beyond this; reading pauses while a client does not take so much.
 WRITE_BYTES: Final = 256 * 1024
 # A header beyond this multiple of what is allowed is not even read to its end: its connection is closed.
@@ -134,6 +137,11 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_flushing = False
         self._is_greeted = False
+        self._is_over = False
+        # What came and is not handed on: frames beyond a turn's, or a frame's header that is not whole.
+        self._waiting = b""
+        self._is_behind = False
+        self._slices = Slices(MOST_FRAMES)
         self._unwritten = 0
         self._began = self._heard_at = self._now = monotonic()
         # Since when it has no call.
@@ -190,24 +198,59 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
-        self._now = self._heard_at = monotonic()
+        self._heard_at = monotonic()
         self._pinged_at = None
+        waited, self._waiting = self._waiting, b""
+        self._take(waited + data if waited else data)
+
+    def _take(self, data: bytes) -> None:
+        """Hand on what `MOST_FRAMES` frames hold; the rest waits for the next turn of the loop."""
+        end, frames = self._slices.cut(data)
+        if self._is_over or not end:
+            self._waiting = b"" if self._is_over else data
+            return
+        if end < len(data):
+            self._waiting = data[end:]
+            if frames == MOST_FRAMES:
+                self._is_behind = True
+                self._hold_reading()
+                self.loop.call_soon(self._take_waiting)
+            data = data[:end]
+        self._feed(data)
+
+    def _take_waiting(self) -> None:
+        data, self._waiting = self._waiting, b""
+        self._is_behind = False
+        self._take(data)
+        self._hold_reading()
+
+    def _feed(self, data: bytes) -> None:
+        self._now = monotonic()
         try:
             events = self._http2.receive_data(data)
             self._is_greeted = self._is_greeted or bool(events)
             for event in events:
+                if self._is_over:
+                    return
                 handler = self._handlers.get(type(event))
                 if handler is not None:
                     handler(event)
                 elif not self._floods.spend(self._now):
                     self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many frames that carry no call")
-                    return
         except (H2Error, ValueError, KeyError, IndexError) as error:
             # A client that breaks the protocol; h2 has made a frame that says why.
             log.debug("%s broke HTTP/2: %s", self.peer, error)
-            self._close()
+            self.cut()
             return
         self._flush()
+
+    def _hold_reading(self) -> None:
+        """Read only while the client takes what is written, and what came is handed on."""
+        if self._transport is not None and not self._transport.is_closing():
+            if self._is_paused or self._is_behind:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The client writes no more: nor does it read, as clients of gRPC are."""
@@ -215,6 +258,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is over."""
+        self._is_over = True
         self._clients.discard(self)
         self._transport = None
         for stream in list(self.streams.values()):
@@ -223,14 +267,13 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not take what was written."""
         self._is_paused = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._hold_reading()
 
     def resume_writing(self) -> None:
         """It does again."""
         self._is_paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._hold_reading()
+        if not self._is_over:
             self._pump_blocked()
             self._flush()
 
@@ -243,42 +286,40 @@ class Connection(asyncio.Protocol):
     def send_head(self, number: int, encoding: str) -> None:
         """Begin an answer whose compressed messages are compressed so."""
         own = [] if encoding == IDENTITY else [(b"grpc-encoding", encoding.encode())]
-        self._http2.send_headers(number, [*_HEAD, _ACCEPTED, *own])
-        self._flush_soon()
+        self._send_fields(number, [*_HEAD, _ACCEPTED, *own])
 
     def send(self, number: int, data: memoryview) -> memoryview | None:
         """Send what the client's windows take of `data`; returns what is left, None if nothing is."""
         http2 = self._http2
-        while not self._is_paused:
-            room = min(http2.local_flow_control_window(number), http2.max_outbound_frame_size, len(data))
-            if room <= 0:
-                break
-            http2.send_data(number, data[:room])
-            data = data[room:]
-            self._floods.earn()
-            self._unwritten += room
-            if self._unwritten >= WRITE_BYTES:
-                self._flush()
-            if not data:
-                self._flush_soon()
-                return None
+        with contextlib.suppress(H2Error):  # the client has reset the call, which its stream will hear
+            while not self._is_paused:
+                room = min(http2.local_flow_control_window(number), http2.max_outbound_frame_size, len(data))
+                if room <= 0:
+                    break
+                http2.send_data(number, data[:room])
+                data = data[room:]
+                self._floods.earn()
+                self._unwritten += room
+                if self._unwritten >= WRITE_BYTES:
+                    self._flush()
+                if not data:
+                    self._flush_soon()
+                    return None
         self._flush_soon()
         return data
 
     def send_trailers(self, number: int, fields: list[tuple[bytes, bytes]]) -> None:
         """End an answer."""
-        self._http2.send_headers(number, fields, end_stream=True)
-        self._flush_soon()
+        self._send_fields(number, fields, is_last=True)
 
     def send_only_trailers(self, number: int, fields: list[tuple[bytes, bytes]]) -> None:
         """End a call without an answer."""
-        self._http2.send_headers(number, [*_HEAD, _ACCEPTED, *fields], end_stream=True)
-        self._flush_soon()
+        self._send_fields(number, [*_HEAD, _ACCEPTED, *fields], is_last=True)
 
-    def reset(self, number: int, *, is_error: bool = True) -> None:
-        """Have the client send nothing more of a call; with `is_error` it is cancelled."""
+    def reset(self, number: int, code: int = ErrorCodes.CANCEL) -> None:
+        """Have the client send nothing more of a call; the code says why."""
         try:
-            self._http2.reset_stream(number, ErrorCodes.CANCEL if is_error else ErrorCodes.NO_ERROR)
+            self._http2.reset_stream(number, code)
         except H2Error:  # both sides have closed it
             return
         self._flush_soon()
@@ -363,18 +404,18 @@ class Connection(asyncio.Protocol):
         number, fields = event.stream_id, event.headers
         self._floods.earn()
         if self._last_stream is not None and number > self._last_stream:
-            self._http2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            self.reset(number, ErrorCodes.REFUSED_STREAM)
             return
         if len(self.streams) >= self.limits.calls_per_connection:
-            self._http2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            self.reset(number, ErrorCodes.REFUSED_STREAM)
             return
         try:
             head = read_head(fields)
         except NotGrpc as error:
             status = [(b":status", b"%d" % error.http_status), (b"content-type", b"text/plain")]
-            self._http2.send_headers(number, [*status, *trailers(StatusCode.INTERNAL, str(error), ())], end_stream=True)
+            self._send_fields(number, [*status, *trailers(StatusCode.INTERNAL, str(error), ())], is_last=True)
             if event.stream_ended is None:
-                self.reset(number, is_error=False)
+                self.reset(number, ErrorCodes.NO_ERROR)
             return
         size = header_bytes(fields)
         if size > self.limits.header_bytes:
@@ -382,7 +423,7 @@ class Connection(asyncio.Protocol):
             text = f"The metadata of the call have {size} bytes; they may have max_header_bytes, {limit}."
             self.send_only_trailers(number, trailers(StatusCode.RESOURCE_EXHAUSTED, text, ()))
             if event.stream_ended is None:
-                self.reset(number, is_error=False)
+                self.reset(number, ErrorCodes.NO_ERROR)
             return
         method = self._methods.get(head.path, self._unknown)
         self.streams[number] = Stream(self, number, head, method, self._now)
@@ -441,6 +482,11 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------- inside
 
+    def _send_fields(self, number: int, fields: list[tuple[bytes, bytes]], *, is_last: bool = False) -> None:
+        with contextlib.suppress(H2Error):  # the client has reset the call, which its stream will hear
+            self._http2.send_headers(number, fields, end_stream=is_last)
+            self._flush_soon()
+
     def _pump(self, stream: Stream) -> None:
         self._blocked.pop(stream, None)
         stream.pump()
@@ -488,6 +534,7 @@ class Connection(asyncio.Protocol):
             self.cut()
 
     def _close(self) -> None:
+        self._is_over = True
         if self._transport is not None:
             self._flush()
             self._transport.close()

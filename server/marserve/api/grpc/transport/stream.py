@@ -23,6 +23,9 @@ from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
+# Codes of HTTP/2 with which a call is reset.
+NO_ERROR: Final = 0
+CANCEL: Final = 8
 # A request's own deadline ends it with a reason; the call's comes a little later, for what does not look at the time.
 DEADLINE_SLACK_S: Final = 0.1
 # Messages of a dialogue that wait for its service; beyond them the client's window stays shut.
@@ -69,8 +72,8 @@ class Wire(Protocol):
     def send_only_trailers(self, number: int, fields: list[tuple[bytes, bytes]]) -> None:
         """End a call without an answer."""
 
-    def reset(self, number: int, *, is_error: bool = True) -> None:
-        """Have the client send nothing more of a call; with `is_error` it is cancelled."""
+    def reset(self, number: int, code: int = CANCEL) -> None:
+        """Have the client send nothing more of a call; the code of HTTP/2 says why."""
 
     def acknowledge(self, number: int, flow_bytes: int) -> None:
         """Let the client send as many bytes more."""
@@ -322,7 +325,7 @@ class Stream:
             else:
                 connection.send_only_trailers(number, self._end)
             if not self.is_half_closed:
-                connection.reset(number, is_error=False)
+                connection.reset(number, NO_ERROR)
             self.is_open = False
             self._look_over()
 
