@@ -71,7 +71,8 @@ def make(environment: Environment, folder: Path) -> bool:
         steps = [["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(own), *words]]
     else:
         words = environment.packages.split()
-        installs = [word for word in words if word != "."] + (["--editable", str(ROOT)] if "." in words else [])
+        own_packages = ["--editable", str(ROOT / "client"), "--editable", str(ROOT)] if "." in words else []
+        installs = [word for word in words if word != "."] + own_packages
         pip = [str(own / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         # Beside marserve its versions hold; a client alone takes what it wants.
         constraints = ["--constraint", str(ROOT / "constraints.txt")] if "." in words else []

@@ -40,7 +40,8 @@ def test_an_environment_is_made_once_and_again_when_its_line_changes(
     monkeypatch.setattr(environments.subprocess, "run", run)
     made = [make(ENVIRONMENT, tmp_path), make(ENVIRONMENT, tmp_path)]
     assert (made, len(steps)) == ([True, False], 2)
-    assert steps[1][-3:] == ["a-client==1.0", "--editable", str(environments.ROOT)]
+    own = [str(environments.ROOT / "client"), str(environments.ROOT)]
+    assert steps[1][-5:] == ["a-client==1.0", "--editable", own[0], "--editable", own[1]]
 
     newer, status = Environment("a-client", "a-client==2.0", "a_client.py"), 1
     with pytest.raises(CannotMake, match="a-client cannot be installed: there is no such version"):
