@@ -11,6 +11,7 @@ from h2.settings import SettingCodes
 
 from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc.transport import connection as connections
+from marserve.api.grpc.transport import stream as streams
 from marserve.api.grpc.transport.floods import MOST_CREDIT
 from marserve.api.grpc.transport.limits import GrpcLimits
 from support.http2_client import framed, head, http2_client
@@ -394,7 +395,7 @@ async def test_a_message_without_room_is_refused_while_it_comes() -> None:
 
 async def test_a_message_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that never begins."""
-    monkeypatch.setattr("marserve.api.grpc.transport.stream.MESSAGE_S", 0.1)
+    monkeypatch.setattr(streams, "MESSAGE_S", 0.1)
     async with house(GrpcLimits(keepalive_s=0.4)) as it, it.client() as client:
         begun = await client.call(framed(b"hello")[:-1], ends=False)
         silent = await client.call(b"", ends=False)

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from marserve.api.grpc.transport import port as ports
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.grpc.transport.port import bind
 from support.http2_client import framed
@@ -69,7 +70,7 @@ async def test_a_call_behind_the_last_one_is_refused_as_not_begun() -> None:
 
 async def test_a_port_that_is_cut_waits_for_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for one that takes nothing of what was written to it."""
-    monkeypatch.setattr("marserve.api.grpc.transport.port.CUT_LIMIT_S", 0.1)
+    monkeypatch.setattr(ports, "CUT_LIMIT_S", 0.1)
     async with house() as it:
         _, writer = await asyncio.open_connection("127.0.0.1", it.number)
         writer.transport.pause_reading()
