@@ -345,8 +345,6 @@ class Calls:
                 asked = await self._only_message(message, stream, call)
                 made: bytes = (await answer(asked, call)).SerializeToString()
                 self._count_until_sent(len(made), stream)
-                if stream.answer_encoding == IDENTITY:
-                    return made
                 return await pack(made, stream.answer_encoding, self._decoding)
 
             return await self._carry(stream, work)

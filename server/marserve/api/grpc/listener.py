@@ -1,7 +1,7 @@
 """The two gRPC ports: their limits and keys, and which services they have.
 
-A listener is bound first, so that a taken port is found at the start, and
-accepts later. It is stopped in two steps: calls that are being answered get their answers, then idle calls are cut.
+A listener is bound first, so that a taken port is found at the start, and accepts later. It is stopped in two steps:
+calls that are being answered get their answers, then idle calls are cut.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ stream      one call, as services see it; a `Method` says how a service answers
 framing     bytes of a call as messages, compressed ones too (pure)
 header_blocks  headers of answers for the wire (pure)
 head        a call's header and trailers (pure)
+slices      what came, a few frames a turn of the loop (pure)
 floods      who floods a connection (pure)
 limits      what clients may do
 status      the statuses of calls

@@ -1,8 +1,9 @@
 """One connection of a gRPC client: HTTP/2 by the library h2, its limits, and the streams that are its calls.
 
 h2 keeps the rules of the protocol and knows no sockets. This file feeds it, hands its events to the streams, writes
-what it makes, and sends clients away that are silent too long, too old, or flood it. All that comes in one read is
-handed on before anything is awaited, so that calls which come together reach the queue together.
+what it makes, and sends clients away that are silent too long, too old, or flood it. The frames of one turn of the
+loop (`MOST_FRAMES`) are handed on before anything is awaited, so that calls which come together reach the queue
+together.
 """
 
 from __future__ import annotations
@@ -22,13 +23,11 @@ from h2.events import (
     ConnectionTerminated,
     DataReceived,
     Event,
-    PingAckReceived,
     PingReceived,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
-    TrailersReceived,
     WindowUpdated,
 )
 from h2.exceptions import H2Error
@@ -36,11 +35,12 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from marserve.api.byte_ledger import ByteLedger
-from marserve.api.grpc.transport.floods import Floods, Slices
+from marserve.api.grpc.transport.floods import Floods
 from marserve.api.grpc.transport.framing import ENCODINGS, IDENTITY
 from marserve.api.grpc.transport.head import NotGrpc, header_bytes, read_head, trailers
 from marserve.api.grpc.transport.header_blocks import PlainEncoder
 from marserve.api.grpc.transport.limits import GrpcLimits
+from marserve.api.grpc.transport.slices import Slices
 from marserve.api.grpc.transport.status import StatusCode
 from marserve.api.grpc.transport.stream import Method, Stream
 from marserve.telemetry.logs.log_limit import caused_by
@@ -69,8 +69,11 @@ LAST_CALLS_S: Final = 0.1
 _CONFIG: Final = H2Configuration(
     client_side=False, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
 )
-_HEAD: Final = [(b":status", b"200"), (b"content-type", b"application/grpc")]
-_ACCEPTED: Final = (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())
+_HEAD: Final = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", ",".join(ENCODINGS).encode()),
+]
 
 
 class _Http2(H2Connection):
@@ -147,7 +150,7 @@ class Connection(asyncio.Protocol):
         # Since when it has no call.
         self._idle_since = self._began
         self._pinged_at: float | None = None
-        self._leaves_at: float | None = None
+        self._is_leaving = False
         self._cut_at: float | None = None
         self._last_stream: int | None = None
         self._floods = Floods(limits.least_ping_interval_s, self._began)
@@ -169,20 +172,17 @@ class Connection(asyncio.Protocol):
             RequestReceived: self._begin_call,
             DataReceived: self._receive,
             StreamEnded: self._close_half,
-            TrailersReceived: self._note_frame,
             StreamReset: self._reset_by_client,
             WindowUpdated: self._open_window,
             RemoteSettingsChanged: self._open_windows,
             PingReceived: self._answer_ping,
-            PingAckReceived: self._hear_of_ping,
-            ConnectionTerminated: self._note_frame,
         }
 
     # ------------------------------------------------------------------------------------------- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
-        transport = self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        transport = self._transport = cast("asyncio.Transport", transport)  # uvloop's has another class
         if len(self._clients) >= self.limits.connections:
             transport.abort()
             return
@@ -232,11 +232,7 @@ class Connection(asyncio.Protocol):
             for event in events:
                 if self._is_over:
                     return
-                handler = self._handlers.get(type(event))
-                if handler is not None:
-                    handler(event)
-                elif not self._floods.spend(self._now):
-                    self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many frames that carry no call")
+                self._handlers.get(type(event), self._note_frame)(event)
         except (H2Error, ValueError, KeyError, IndexError) as error:
             # A client that breaks the protocol; h2 has made a frame that says why.
             log.debug("%s broke HTTP/2: %s", self.peer, error)
@@ -279,14 +275,10 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------- for streams
 
-    def now(self) -> float:
-        """Seconds on the monotonic clock."""
-        return monotonic()
-
     def send_head(self, number: int, encoding: str) -> None:
         """Begin an answer whose compressed messages are compressed so."""
         own = [] if encoding == IDENTITY else [(b"grpc-encoding", encoding.encode())]
-        self._send_fields(number, [*_HEAD, _ACCEPTED, *own])
+        self._send_fields(number, [*_HEAD, *own])
 
     def send(self, number: int, data: memoryview) -> memoryview | None:
         """Send what the client's windows take of `data`; returns what is left, None if nothing is."""
@@ -314,7 +306,7 @@ class Connection(asyncio.Protocol):
 
     def send_only_trailers(self, number: int, fields: list[tuple[bytes, bytes]]) -> None:
         """End a call without an answer."""
-        self._send_fields(number, [*_HEAD, _ACCEPTED, *fields], is_last=True)
+        self._send_fields(number, [*_HEAD, *fields], is_last=True)
 
     def reset(self, number: int, code: int = ErrorCodes.CANCEL) -> None:
         """Have the client send nothing more of a call; the code says why."""
@@ -356,14 +348,12 @@ class Connection(asyncio.Protocol):
         if self._cut_at is not None and now >= self._cut_at:
             self.cut()
             return
-        if self._leaves_at is not None and now >= self._leaves_at and self._last_stream is None:
-            self._name_last_stream()
-        if self._age_s is not None and self._leaves_at is None and now - self._began >= self._age_s:
-            self.leave(now)
+        if self._age_s is not None and not self._is_leaving and now - self._began >= self._age_s:
+            self.leave()
             if limits.age_grace_s is not None:
                 self._cut_at = now + limits.age_grace_s
         if limits.idle_s is not None and not self.streams and now - self._idle_since >= limits.idle_s:
-            self.leave(now)
+            self.leave()
         silent_s = now - self._heard_at
         if not self._is_greeted and now - self._began >= PREFACE_S:
             self._close()
@@ -380,10 +370,10 @@ class Connection(asyncio.Protocol):
             stream.check(now, limits.stall_timeout_s)
         self._flush()
 
-    def leave(self, now: float) -> None:
+    def leave(self) -> None:
         """Ask the client to open no further calls here. Those that it has opened meanwhile are still answered."""
-        if self._leaves_at is None and self._transport is not None:
-            self._leaves_at = now + LAST_CALLS_S
+        if not self._is_leaving and self._transport is not None:
+            self._is_leaving = True
             self._write_go_away(NO_STREAM_IS_LAST)
             self.loop.call_later(LAST_CALLS_S, self._name_last_stream)
 
@@ -403,44 +393,41 @@ class Connection(asyncio.Protocol):
     def _begin_call(self, event: RequestReceived) -> None:
         number, fields = event.stream_id, event.headers
         self._floods.earn()
-        if self._last_stream is not None and number > self._last_stream:
-            self.reset(number, ErrorCodes.REFUSED_STREAM)
-            return
-        if len(self.streams) >= self.limits.calls_per_connection:
+        is_behind_last = self._last_stream is not None and number > self._last_stream
+        if is_behind_last or len(self.streams) >= self.limits.calls_per_connection:
             self.reset(number, ErrorCodes.REFUSED_STREAM)
             return
         try:
             head = read_head(fields)
         except NotGrpc as error:
             status = [(b":status", b"%d" % error.http_status), (b"content-type", b"text/plain")]
-            self._send_fields(number, [*status, *trailers(StatusCode.INTERNAL, str(error), ())], is_last=True)
-            if event.stream_ended is None:
-                self.reset(number, ErrorCodes.NO_ERROR)
+            self._refuse_at_once(event, [*status, *trailers(StatusCode.INTERNAL, str(error), ())])
             return
         size = header_bytes(fields)
         if size > self.limits.header_bytes:
             limit = self.limits.header_bytes
             text = f"The metadata of the call have {size} bytes; they may have max_header_bytes, {limit}."
-            self.send_only_trailers(number, trailers(StatusCode.RESOURCE_EXHAUSTED, text, ()))
-            if event.stream_ended is None:
-                self.reset(number, ErrorCodes.NO_ERROR)
+            self._refuse_at_once(event, [*_HEAD, *trailers(StatusCode.RESOURCE_EXHAUSTED, text, ())])
             return
         method = self._methods.get(head.path, self._unknown)
         self.streams[number] = Stream(self, number, head, method, self._now)
+
+    def _refuse_at_once(self, event: RequestReceived, fields: list[tuple[bytes, bytes]]) -> None:
+        """Answer a request that does not become a call."""
+        self._send_fields(event.stream_id, fields, is_last=True)
+        if event.stream_ended is None:
+            self.reset(event.stream_id, ErrorCodes.NO_ERROR)
 
     def _receive(self, event: DataReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if event.data:
             self._floods.earn()
-        elif event.stream_ended is None and not self._floods.spend(self._now):
-            self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many frames without data")
+        elif event.stream_ended is None and not self._spend(b"too many frames without data"):
             return
-        if stream is None:
+        if stream is None or not event.data:
             self.acknowledge(event.stream_id, event.flow_controlled_length)
-        elif event.data:
+        else:
             stream.receive(event.data, event.flow_controlled_length, self._now)
-        elif event.flow_controlled_length:
-            self.acknowledge(event.stream_id, event.flow_controlled_length)
 
     def _close_half(self, event: StreamEnded) -> None:
         stream = self.streams.get(event.stream_id)
@@ -451,34 +438,28 @@ class Connection(asyncio.Protocol):
         stream = self.streams.get(event.stream_id)
         if stream is not None:
             stream.gone()
-        elif not self._floods.spend(self._now):
-            self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many resets")
+        else:
+            self._spend(b"too many resets")
 
     def _open_window(self, event: WindowUpdated) -> None:
-        if not self._floods.spend(self._now):
-            self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many updates of windows")
-        elif not event.stream_id:
+        if not self._spend(b"too many updates of windows"):
+            return
+        if not event.stream_id:
             self._pump_blocked()
         elif (stream := self.streams.get(event.stream_id)) is not None and stream in self._blocked:
             self._pump(stream)
 
     def _open_windows(self, event: RemoteSettingsChanged) -> None:
-        if not self._floods.spend(self._now):
-            self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many settings")
-        else:
+        if self._spend(b"too many settings"):
             self._pump_blocked()
 
     def _answer_ping(self, event: PingReceived) -> None:
         # h2 answers it.
         if not self._floods.ping(self._now):
-            self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
-
-    def _hear_of_ping(self, event: PingAckReceived) -> None:
-        self._note_frame(event)
+            self._send_away(b"too_many_pings")
 
     def _note_frame(self, event: Event) -> None:
-        if not self._floods.spend(self._now):
-            self._send_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too many frames that carry no call")
+        self._spend(b"too many frames that carry no call")
 
     # ------------------------------------------------------------------------------------------- inside
 
@@ -527,10 +508,17 @@ class Connection(asyncio.Protocol):
             if not self.streams:
                 self._close()
 
-    def _send_away(self, code: ErrorCodes, reason: bytes) -> None:
+    def _spend(self, reason: bytes) -> bool:
+        """Count a frame that carries no call; False: it was one too many, and the client is sent away for it."""
+        is_well = self._floods.spend(self._now)
+        if not is_well:
+            self._send_away(reason)
+        return is_well
+
+    def _send_away(self, reason: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             log.info("%s was sent away: %s", self.peer, reason.decode(), extra=caused_by(self.peer))
-            self._write_go_away(self._http2.highest_inbound_stream_id, code, reason)
+            self._write_go_away(self._http2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason)
             self.cut()
 
     def _close(self) -> None:

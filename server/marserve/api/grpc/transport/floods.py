@@ -17,31 +17,6 @@ MOST_CREDIT: Final = 4000.0
 EARNED: Final = 20.0
 CREDIT_PER_S: Final = 200.0
 MOST_EARLY_PINGS: Final = 2
-PREFACE_BYTES: Final = 24
-FRAME_HEADER_BYTES: Final = 9
-
-
-class Slices:
-    """Cuts what a client sends into slices of whole frames, without looking into them. `most`: frames of a slice."""
-
-    __slots__ = ("_most", "_rest")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        # Bytes until the next frame begins; first come HTTP/2's first words.
-        self._rest = PREFACE_BYTES
-
-    def cut(self, data: bytes) -> tuple[int, int]:
-        """Where a slice of `data` ends, which goes on where the last one ended, and how many frames begin in it.
-
-        A frame may end beyond the slice. What is left is given again, with what follows it.
-        """
-        at, frames, end = self._rest, 0, len(data)
-        while frames < self._most and at + FRAME_HEADER_BYTES <= end:
-            at += FRAME_HEADER_BYTES + (data[at] << 16 | data[at + 1] << 8 | data[at + 2])
-            frames += 1
-        self._rest = max(0, at - end)
-        return min(at, end), frames
 
 
 class Floods:

@@ -10,9 +10,9 @@ class GrpcLimits:
     """Limits for clients of one port. Sizes in bytes, times in seconds; None: no limit.
 
     A connection that is `age_s` old is asked to close, and its calls have `age_grace_s` to end. So is one that has had
-    no call for `idle_s`. After `keepalive_s`
-    of silence a client gets a ping, and is cut if it does not answer within `keepalive_timeout_s`. A client may send a
-    ping every `least_ping_interval_s`. A client that takes nothing of an answer is cut after `stall_timeout_s`.
+    no call for `idle_s`. After `keepalive_s` of silence a client gets a ping, and is cut if it does not answer within
+    `keepalive_timeout_s`. A client may send a ping every `least_ping_interval_s`. A client that takes nothing of an
+    answer is cut after `stall_timeout_s`.
     """
 
     message_bytes: int = 6_553_500

@@ -70,9 +70,8 @@ class Port:
             self._sock.close()
             return
         self._server.close()
-        now = monotonic()
         for connection in self._clients:
-            connection.leave(now)
+            connection.leave()
 
     async def cut(self) -> None:
         """End all connections, with the calls on them. What was written to them is still sent."""

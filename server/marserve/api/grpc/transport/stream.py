@@ -10,7 +10,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import Final, NamedTuple, Protocol
+
+from h2.errors import ErrorCodes
 
 from marserve.api.byte_ledger import ByteLedger, Hold, Refusal
 from marserve.api.errors import NoRoomForBody, RequestTooSlow
@@ -23,9 +26,6 @@ from marserve.telemetry.logs.log_limit import caused_by
 
 log = logging.getLogger("marserve.api")
 
-# Codes of HTTP/2 with which a call is reset.
-NO_ERROR: Final = 0
-CANCEL: Final = 8
 # A request's own deadline ends it with a reason; the call's comes a little later, for what does not look at the time.
 DEADLINE_SLACK_S: Final = 0.1
 # Messages of a dialogue that wait for its service; beyond them the client's window stays shut.
@@ -57,9 +57,6 @@ class Wire(Protocol):
     loop: asyncio.AbstractEventLoop
     peer: str
 
-    def now(self) -> float:
-        """Seconds on the monotonic clock."""
-
     def send_head(self, number: int, encoding: str) -> None:
         """Begin an answer whose compressed messages are compressed so."""
 
@@ -72,7 +69,7 @@ class Wire(Protocol):
     def send_only_trailers(self, number: int, fields: list[tuple[bytes, bytes]]) -> None:
         """End a call without an answer."""
 
-    def reset(self, number: int, code: int = CANCEL) -> None:
+    def reset(self, number: int, code: int = ErrorCodes.CANCEL) -> None:
         """Have the client send nothing more of a call; the code of HTTP/2 says why."""
 
     def acknowledge(self, number: int, flow_bytes: int) -> None:
@@ -312,7 +309,7 @@ class Stream:
             left = connection.send(number, self._pending)
             if left is not None:
                 if self.blocked_since is None or len(left) < len(self._pending):
-                    self.blocked_since = connection.now()
+                    self.blocked_since = monotonic()
                 self._pending = left
                 connection.block(self)
                 return
@@ -325,7 +322,7 @@ class Stream:
             else:
                 connection.send_only_trailers(number, self._end)
             if not self.is_half_closed:
-                connection.reset(number, NO_ERROR)
+                connection.reset(number, ErrorCodes.NO_ERROR)
             self.is_open = False
             self._look_over()
 
@@ -335,7 +332,7 @@ class Stream:
         self._pending = None
         if self._writing is not None and not self._writing.done():
             self._writing.set_exception(StreamGone())
-            self._writing.exception()  # it may be that nobody waits any more
+            self._writing.exception()  # its waiter may have been cancelled
         if self._task is not None:
             self._task.cancel()
         self._look_over()
