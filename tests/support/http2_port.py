@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
 from marserve.api.grpc.transport.limits import GrpcLimits
-from marserve.api.grpc.transport.port import Port, bind
+from marserve.api.grpc.transport.port import Port
 from marserve.api.grpc.transport.status import StatusCode
 from marserve.api.grpc.transport.stream import Method, Refused, Stream
+from marserve.api.sockets import bind
 from support.http2_client import Http2Client, http2_client
 
 

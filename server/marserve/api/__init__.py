@@ -8,6 +8,7 @@ errors       which status an error has over HTTP
 tokens       the keys, and which a request needs
 browsers     which requests of browsers are refused
 preflights   what a browser asks before it sends
+sockets      binds the address of a listener
 tls          certificates of listeners
 certificate_expiry  when certificates end
 request_ids  ids of requests

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,6 +30,8 @@ from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.preflights import Preflights
 from marserve.api.rest.application import build_app
 from marserve.api.rest.only_here import is_here as is_loopback
+from marserve.api.sockets import bind as bind_tcp
+from marserve.api.sockets import resolve
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
 from marserve.app.building.from_settings import cors_headers, error_rules, http_limits, sequence_headers
 from marserve.app.building.parts import Parts
@@ -248,15 +250,7 @@ def bind(address: Address) -> socket.socket:
             sock.close()
             raise
         return sock
-    family, kind, protocol, _, where = _resolve(address)
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    return bind_tcp(address.host, address.port)
 
 
 def reaches_this_machine_alone(address: Address) -> bool:
@@ -267,7 +261,7 @@ def reaches_this_machine_alone(address: Address) -> bool:
     if address.scheme == "unix":
         return False
     try:
-        where = _resolve(address)[4]
+        where = resolve(address.host, address.port)[4]
     except OSError:
         return False
     return is_loopback((str(where[0]), 0))
@@ -294,11 +288,6 @@ def _guard(
         return answering if guard is None else guard(answering)
 
     return answer_preflights
-
-
-def _resolve(address: Address) -> tuple[Any, ...]:
-    """Family, kind, protocol, name and socket address of where to listen. Raises OSError."""
-    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
 
 
 def _remove_stale(path: Path) -> None:

@@ -31,10 +31,11 @@ from marserve.api.grpc.reflection import GrpcReflection
 from marserve.api.grpc.schema import OPEN_INFERENCE, OPEN_INFERENCE_OF_TORCHSERVE, Schema
 from marserve.api.grpc.transport.connection import LAST_CALLS_S
 from marserve.api.grpc.transport.limits import GrpcLimits
-from marserve.api.grpc.transport.port import Port, bind
+from marserve.api.grpc.transport.port import Port
 from marserve.api.grpc.transport.stream import Method
 from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.api.request_ids import RequestIds
+from marserve.api.sockets import bind
 from marserve.api.tls import Identity, server_context
 from marserve.desired_state.policies import Changes
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames

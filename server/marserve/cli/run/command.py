@@ -11,7 +11,6 @@ import errno
 import gc
 import os
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from marserve.api.sockets import bind
 from marserve.archive.writing.sources import Wishes
 from marserve.archive.writing.staging import Staging
 from marserve.cli import INTERRUPTED_STATUS
@@ -229,12 +229,7 @@ def _refuse_taken(address: Address) -> None:
     if address.scheme == "unix" or not address.port:
         return
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(where)
+        bind(address.host, address.port).close()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return  # the server says what is wrong with it

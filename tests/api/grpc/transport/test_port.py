@@ -10,7 +10,6 @@ import pytest
 
 from marserve.api.grpc.transport import port as ports
 from marserve.api.grpc.transport.limits import GrpcLimits
-from marserve.api.grpc.transport.port import bind
 from support.http2_client import framed
 from support.http2_port import house
 from support.processes import until
@@ -93,17 +92,6 @@ async def test_a_port_that_is_cut_waits_for_no_client(monkeypatch: pytest.Monkey
         writer.close()
 
     assert it.over == [1]
-
-
-def test_a_port_is_bound_to_the_address_that_was_given() -> None:
-    """A number of 0 is chosen; one on which another listens is the system's error."""
-    with bind("127.0.0.1", 0) as sock:
-        host, number = sock.getsockname()
-        sock.listen()
-        with pytest.raises(OSError, match="in use"):
-            bind(host, number)
-
-    assert (host, number > 0) == ("127.0.0.1", True)
 
 
 def test_limits_of_time_are_looked_at_often_enough() -> None:

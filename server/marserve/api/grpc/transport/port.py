@@ -92,17 +92,3 @@ class Port:
         now = monotonic()
         for connection in self._clients:
             connection.sweep(now)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the host's first address. Raises OSError."""
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, where = infos[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
