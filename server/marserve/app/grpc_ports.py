@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from marserve.app.building.access import grpc_identity
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
-from marserve.app.building.from_settings import error_rules, grpc_limits, sequence_headers
+from marserve.app.building.from_settings import error_rules, grpc_limits, sequence_headers, speaks_all_open_inference
 from marserve.app.building.parts import Parts
 from marserve.optional import is_the_packages, trouble
 from marserve.settings import Settings
@@ -37,7 +37,8 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
         return []
     listeners: list[GrpcListener] = []
     control = None
-    if settings.ts_open_inference_protocol and settings.entry == "marserve":
+    is_whole = speaks_all_open_inference(settings)
+    if is_whole:
         control = ServerControl(
             parts.repository, parts.log_settings, parts.registry.data_plane.check_exists, parts.regions
         )
@@ -63,7 +64,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
                 ),
                 parts.access.authorize("inference"),
                 has_open_inference=settings.ts_open_inference_protocol,
-                is_open_inference_whole=settings.entry == "marserve",
+                is_open_inference_whole=is_whole,
                 sequence=sequence_headers(settings),
                 shared_tensors=parts.shared_tensors,
                 control=control,

@@ -33,7 +33,13 @@ from marserve.api.rest.only_here import is_here as is_loopback
 from marserve.api.sockets import bind as bind_tcp
 from marserve.api.sockets import resolve
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
-from marserve.app.building.from_settings import cors_headers, error_rules, http_limits, sequence_headers
+from marserve.app.building.from_settings import (
+    cors_headers,
+    error_rules,
+    http_limits,
+    sequence_headers,
+    speaks_all_open_inference,
+)
 from marserve.app.building.parts import Parts
 from marserve.app.building.routes import Routers, build_routes, own_access
 from marserve.settings import Address, Settings
@@ -191,7 +197,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         parts.registry.data_plane,
         parts.workflows,
         settings.predict_route,
-        marks_open_inference=settings.entry == "marserve" and settings.ts_open_inference_protocol,
+        marks_open_inference=speaks_all_open_inference(settings),
         splits_instances=settings.entry == "marserve",
         sequence=sequence_headers(settings),
         shared_tensors=parts.shared_tensors,

@@ -129,6 +129,11 @@ def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None
     )
 
 
+def speaks_all_open_inference(settings: Settings) -> bool:
+    """Whether the Open Inference Protocol is spoken in full; TorchServe's part of it may be without that."""
+    return settings.ts_open_inference_protocol and settings.entry == "marserve"
+
+
 def cors_headers(settings: Settings) -> tuple[list[tuple[str, str]], list[str]]:
     """The CORS headers of every answer, with the settings' values unchanged, and the origins if they are a list.
 

@@ -30,7 +30,7 @@ from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoin
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.rest.platforms.shared_memory import shared_memory_router
 from marserve.api.tokens import Access
-from marserve.app.building.from_settings import sagemaker_endpoint
+from marserve.app.building.from_settings import sagemaker_endpoint, speaks_all_open_inference
 from marserve.app.building.parts import Parts
 from marserve.errors import ModelNotFound
 
@@ -67,10 +67,10 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if has_inference or has_management:
         health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
         routers.append((health, own))
-    if has_inference and settings.ts_open_inference_protocol and settings.entry != "marserve":
-        routers.append((open_inference_router(), "inference"))
-    if settings.ts_open_inference_protocol and settings.entry == "marserve":
+    if speaks_all_open_inference(settings):
         _add_open_inference(routers, parts, has_inference=has_inference, has_management=has_management)
+    elif has_inference and settings.ts_open_inference_protocol:
+        routers.append((open_inference_router(), "inference"))
     if settings.entry == "marserve" and (has_inference or has_management):
         routers.append((kserve_router(registry), own))
     if has_management:
