@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from marserve.api.decoding import breathe
+from marserve.api.open_inference.request_parameters import STAND_INS
 from marserve.errors import BadInput, HandlerFailed, MarserveError, QueueFull
 from marserve.messages import Accepted, Answer, Part, Receiver, Request
 from marserve.registry.catalogue.traffic import VERSION_HEADER
@@ -318,7 +319,10 @@ def as_json(body: bytes) -> bytes:
     except UnicodeDecodeError:
         return b'{"b64": "%b"}' % base64.b64encode(body)
     # In the words of Python's writer for NaN and infinity, too; a number stands in for them.
-    for read in (body, body.replace(b"NaN", b"0E0").replace(b"Infinity", b"0E000000")):
+    replaced = body
+    for word, number in STAND_INS:
+        replaced = replaced.replace(word, number)
+    for read in (body, replaced):
         try:
             _is_json(read)
         except (msgspec.DecodeError, RecursionError):

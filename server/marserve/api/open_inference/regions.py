@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from marserve.api.open_inference.shown import shown as shown_value
 from marserve.errors import BadInput
 
 MAX_NAME: Final = 256
 # A file's name, in bytes.
 MAX_KEY: Final = 255
-MAX_SHOWN: Final = 60
 # What an offset or a size may be at most: the largest position in a file.
 MAX_PLACE: Final = (1 << 63) - 1
 
@@ -168,13 +168,8 @@ def whole(value: Any, words: str, least: int) -> int:
 
 
 def shown(value: object) -> str:
-    """A client's value, bounded and quoted for a sentence."""
-    if value is None or isinstance(value, bool):
-        return "missing" if value is None else str(value).lower()
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    text = ascii(value[:MAX_SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+    """A client's value for a sentence."""
+    return "missing" if value is None else shown_value(value)
 
 
 def _check_name(name: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from marserve.api.open_inference.documents import Document, index_document, versions_of
+from marserve.api.open_inference.shown import shown
 from marserve.desired_state.policies import Changes
 from marserve.errors import ArchiveNotFound, BadInput, ModelApiClosed, NotInStore, VersionConflict
 from marserve.registry.intake.registration import RegisterParameters
@@ -139,6 +140,5 @@ def _refusal(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A client's word, bounded and quoted for a sentence."""
-    text = ascii(value[:_MOST_SHOWN] if isinstance(value, str) else type(value).__name__)
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+    """A client's word for a sentence; of another value the type."""
+    return shown(value if isinstance(value, str) else type(value).__name__, _MOST_SHOWN)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from marserve.api.decoding import breathe
+from marserve.api.open_inference.shown import shown
 from marserve.api.wishes import MAX_TIMEOUT_MS
 from marserve.errors import BadInput
 from marserve.registry.intake.call_modes import SequenceHeaderNames
@@ -27,7 +28,7 @@ SEARCHED_BYTES: Final = 256 * 1024
 QUICK_BYTES: Final = 32 * 1024
 
 # Python's words for numbers that JSON has none for, and what is read in their place: as long, which is quick.
-_STAND_INS: Final = ((b"NaN", b"0E0"), (b"Infinity", b"0E000000"))
+STAND_INS: Final = ((b"NaN", b"0E0"), (b"Infinity", b"0E000000"))
 
 _NAMES: Final = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 _LONGEST_NAME: Final = len('"sequence_start"')
@@ -128,7 +129,7 @@ def _read_python(text: bytes, names: SequenceHeaderNames) -> Asked:
     They are replaced, as Python's own reader would hold the interpreter for long.
     """
     replaced = text
-    for word, number in _STAND_INS:
+    for word, number in STAND_INS:
         replaced = replaced.replace(word, number)
         breathe()
     try:
@@ -148,7 +149,7 @@ def _read_python(text: bytes, names: SequenceHeaderNames) -> Asked:
 def _whole(parameters: Mapping[str, Any], name: str, most: int, unit: str) -> int:
     value = parameters.get(name, 0)
     if type(value) is not int or not 0 <= value <= most:
-        raise BadInput(f"Parameter {name} is {_shown(value)}; it must be a whole number from 0 to {most} ({unit}).")
+        raise BadInput(f"Parameter {name} is {shown(value)}; it must be a whole number from 0 to {most} ({unit}).")
     return value
 
 
@@ -159,26 +160,16 @@ def _sequence(parameters: Mapping[str, Any], names: SequenceHeaderNames) -> tupl
         given = str(given) if given else ""
     if not isinstance(given, str) or (given and not _SEQUENCE_ID(given)):
         raise BadInput(
-            f"Parameter sequence_id is {_shown(given)}; it must be a whole number of 64 bits, or a text of at most "
+            f"Parameter sequence_id is {shown(given)}; it must be a whole number of 64 bits, or a text of at most "
             f"{MAX_SEQUENCE_ID} printable ASCII characters."
         )
     headers = [(names.id, given)] if given else []
     for name, header in (("sequence_start", names.start), ("sequence_end", names.end)):
         value = parameters.get(name, False)
         if not isinstance(value, bool):
-            raise BadInput(f"Parameter {name} is {_shown(value)}; it must be true or false.")
+            raise BadInput(f"Parameter {name} is {shown(value)}; it must be true or false.")
         if value and not given:
             raise BadInput(f"Parameter {name} is true, and sequence_id names no sequence; give both, or neither.")
         if value:
             headers.append((header, "true"))
     return tuple(headers)
-
-
-def _shown(value: object) -> str:
-    """The client's value, bounded and quoted for a sentence."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    text = ascii(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 60 else text[:60] + "…"

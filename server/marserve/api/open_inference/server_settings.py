@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from marserve.api.open_inference.shown import bounded, shown
 from marserve.errors import BadInput
 from marserve.telemetry.logs.records import LEVELS
 
@@ -26,7 +27,6 @@ TRACE: Final[Mapping[str, str | list[str]]] = {
 # For each switch the most terse level that writes its lines; `log_verbose_level` 1 is `debug`.
 _SWITCHES: Final = {"log_verbose_level": "debug", "log_info": "info", "log_warnings": "warning", "log_errors": "error"}
 _FIXED: Final = ("log_file", "log_format")
-_MOST_SHOWN: Final = 60
 
 
 class Levels(Protocol):
@@ -127,12 +127,7 @@ class LogSettings:
 
 
 def _shown(value: object) -> str:
-    """A client's value, bounded and quoted for a sentence."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "an object"
+    """A client's value for a sentence; a list with its first elements."""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        value = list(value[:3])
-    text = ascii(value[:_MOST_SHOWN] if isinstance(value, str) else value)
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+        return bounded(ascii(list(value[:3])))
+    return shown(value)
