@@ -97,7 +97,8 @@ class Inputs:
     def read_infer(self, infer: InferRequest) -> Rows:
         """The arrays of a request of the Open Inference Protocol. Raises BadInput.
 
-        They have the batch axis, and get one where the model has none.
+        They have the batch axis, and get one where the model has none. Of MLServer's clients a list of n values has the
+        shape [n, 1]; it is taken for [n].
         """
         tensors = dict(infer.tensors)
         for name, array in infer.tensors.items():
@@ -111,6 +112,8 @@ class Inputs:
                 if not slot.takes_item(array.shape):
                     raise BadInput(f"expected {slot.words}, got {came}", name)
                 tensors[name] = array[None]
+            elif slot.rank == 1 and came[1:] == [1]:
+                tensors[name] = array[:, 0]
             elif array.ndim == slot.rank - 1:
                 raise BadInput(f"expected {slot.whole_words}, got {came}, which lacks the batch axis", name)
         rows = self._rows(tensors)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marserve.api.grpc.data_types import DATA_TYPES
+from marserve.api.grpc.data_types import DATA_TYPES, read_parameters
 from marserve.api.grpc.open_inference import fill_response, write_request
 from marserve.errors import BadInput, HandlerFailed
 from marserve.messages import Answer
@@ -131,6 +131,14 @@ def test_an_output_without_a_typed_form_makes_the_answer_raw() -> None:
     )
 
     assert made.raw_output_contents == [struct.pack("<e", 0.5), b'\x02\0\0\0ab\x07\0\0\0{"x":1}']
+
+
+def test_parameters_of_an_answer_are_those_of_its_message() -> None:
+    """Where they have a type there."""
+    given = {"a": True, "b": 7, "c": "x", "d": 0.5, "e": [1], "f": 1 << 63, "g": None}
+    back = answer(REQUEST(), {"name": "y", "datatype": "INT8", "shape": [1], "data": [1], "parameters": given})
+
+    assert read_parameters(back.outputs[0].parameters) == {"a": True, "b": 7, "c": "x", "d": 0.5}
 
 
 def test_a_string_of_an_answer_keeps_no_quotes() -> None:

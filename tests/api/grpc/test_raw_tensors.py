@@ -176,3 +176,20 @@ def test_a_request_whose_inputs_are_all_in_shared_memory_gets_raw_outputs() -> N
     fill_response(back, REQUEST(inputs=[tensor("FP32", parameters=IN_MEMORY)]), text + b"abcd", str(len(text)))
 
     assert list(back.raw_output_contents) == [b"abcd"]
+
+
+def test_parameters_of_an_answer_go_along() -> None:
+    """MLServer's content types, of the answer and of its outputs; the size of raw values is in the message."""
+    output = {
+        "name": "y",
+        "datatype": "INT8",
+        "shape": [1],
+        "parameters": {"binary_data_size": 1, "content_type": "np"},
+    }
+    text = json.dumps({"parameters": {"content_type": "pd"}, "outputs": [output]}).encode()
+    back = RESPONSE()
+
+    fill_response(back, REQUEST(), text + b"\1", str(len(text)))
+
+    assert {name: each.string_param for name, each in back.parameters.items()} == {"content_type": "pd"}
+    assert {name: each.string_param for name, each in back.outputs[0].parameters.items()} == {"content_type": "np"}

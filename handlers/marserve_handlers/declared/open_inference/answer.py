@@ -12,7 +12,7 @@ import numpy as np
 
 from marserve_handlers.declared.arrays import Array
 from marserve_handlers.declared.open_inference.datatypes import BYTES, RAW_ONLY, as_objects, to_raw
-from marserve_handlers.declared.open_inference.request import REGION, AskedOutput, InferRequest
+from marserve_handlers.declared.open_inference.request import NULL_IS_NAN, REGION, AskedOutput, InferRequest
 from marserve_handlers.declared.open_inference.shared_memory import Span, write_span
 from marserve_handlers.errors import BadInput
 
@@ -42,11 +42,13 @@ def write_answer(
     *,
     has_batch_axis: bool = True,
     labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    content_types: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[bytes, int | None]:
     """The answer's body, and how many bytes of it are JSON; None if all are. `outputs` has data type and array.
 
     Without `has_batch_axis` the arrays, of one item each, are written without that axis. `labels` are the names of an
-    output's classes.
+    output's classes. `content_types` are those of outputs that have one of their own; others have one if the request
+    speaks of content types.
     Outputs that were asked for in shared memory are written there when all of them have been found to fit. Raises
     BadInput for one that does not.
     """
@@ -54,6 +56,7 @@ def write_answer(
     raw: list[bytes | memoryview] = []
     shared: list[tuple[Span, str, bytes | memoryview]] = []
     is_finite = True
+    has_content_types = request.has_content_types
     for output in asked:
         datatype, array = outputs[output.name]
         if output.classes:
@@ -61,6 +64,12 @@ def write_answer(
         if not has_batch_axis:
             array = array[0]
         tensor: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
+        parameters: dict[str, Any] = {}
+        content_type = content_types.get(output.name, "")
+        if has_content_types and not content_type:
+            content_type = "str" if datatype == BYTES else output.content_type or "np"
+        if content_type:
+            parameters["content_type"] = content_type
         if output.span is not None:
             values = to_raw(datatype, array)
             if len(values) > output.span.size:
@@ -70,16 +79,22 @@ def write_answer(
                     output.name,
                 )
             shared.append((output.span, output.name, values))
-            tensor["parameters"] = {REGION: output.region, "shared_memory_byte_size": len(values)}
+            parameters |= {REGION: output.region, "shared_memory_byte_size": len(values)}
         elif output.is_binary:
             values = to_raw(datatype, array)
             raw.append(values)
-            tensor["parameters"] = {"binary_data_size": len(values)}
+            parameters["binary_data_size"] = len(values)
         elif datatype == BYTES:
             tensor["data"] = [each.decode("utf-8", "replace") for each in array.reshape(-1)]
         else:
-            is_finite = is_finite and (array.dtype.kind != "f" or bool(np.isfinite(array).all()))
-            tensor["data"] = array.reshape(-1).tolist()
+            numbers = array.reshape(-1).tolist()
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                if content_type in NULL_IS_NAN:
+                    numbers = [None if each != each else each for each in numbers]
+                is_finite = False
+            tensor["data"] = numbers
+        if parameters:
+            tensor["parameters"] = parameters
         described.append(tensor)
     for span, name, values in shared:
         write_span(span, name, values)
@@ -88,6 +103,10 @@ def write_answer(
         document["model_version"] = version
     if request.id:
         document["id"] = request.id
+    if request.content_type == "pd":  # a frame of pandas, of one column for each output
+        document["parameters"] = {"content_type": "pd"}
+    elif request.content_type and len(described) == 1:
+        document["parameters"] = {"content_type": described[0]["parameters"]["content_type"]}
     document["outputs"] = described
     # NaN and Infinity have no JSON: Python's writer has words for them, which clients read.
     text = msgspec.json.encode(document) if is_finite else json.dumps(document, separators=(",", ":")).encode()

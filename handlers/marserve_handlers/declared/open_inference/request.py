@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -36,12 +36,16 @@ WIDEST_BYTES: Final = 8
 
 REGION: Final = "shared_memory_region"
 
+NULL_IS_NAN: Final = frozenset({"np", "pd"})
+"""Content types of MLServer's codecs of numpy and pandas, which write NaN as null and read it so."""
+
 
 @dataclass(frozen=True, slots=True)
 class AskedOutput:
     """One output that the client wants. `classes`: the names of so many of its largest values instead of the tensor.
 
-    With a `span` its values are written there: bytes of the region that `region` names.
+    With a `span` its values are written there: bytes of the region that `region` names. `content_type` is MLServer's
+    word for what it is, empty without one.
     """
 
     name: str
@@ -49,11 +53,15 @@ class AskedOutput:
     classes: int = 0
     span: Span | None = None
     region: str = ""
+    content_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What a client asks for. `outputs` is None where it named none: all of them then, binary if `is_binary`."""
+    """What a client asks for. `outputs` is None where it named none: all of them then, binary if `is_binary`.
+
+    `content_type` is MLServer's word for what the tensors are together, `content_types` has those of single tensors.
+    """
 
     id: str
     tensors: dict[str, Array]
@@ -61,6 +69,13 @@ class InferRequest:
     parameters: Mapping[str, Any]
     outputs: Sequence[AskedOutput] | None
     is_binary: bool
+    content_type: str = ""
+    content_types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_content_types(self) -> bool:
+        """Whether the client speaks of content types, so that the answer does."""
+        return bool(self.content_type or self.content_types or any(each.content_type for each in self.outputs or ()))
 
     def asked(self, names: Sequence[str]) -> Sequence[AskedOutput]:
         """The outputs to answer with, of a model that gives these. Raises BadInput for one that it does not give."""
@@ -94,19 +109,26 @@ def read_request(
     if len(given) > MAX_TENSORS:
         raise BadInput(f"{len(given)} tensors came, and there may be {MAX_TENSORS}", "inputs")
     parameters = _parameters(document, "parameters")
+    content_type = _content_type(parameters, "parameters")
     tensors: dict[str, Array] = {}
     datatypes: dict[str, str] = {}
+    content_types: dict[str, str] = {}
     at = 0
     for number, tensor in enumerate(given):
         name = _name(tensor, f"inputs[{number}]")
         if name in tensors:
             raise BadInput("came twice", name)
-        datatype, shape, size = _described(tensor, name)
+        place = f"{short(name)}.parameters"
+        of_tensor = _parameters(tensor, place)
+        datatype, shape, size = _described(tensor, name, of_tensor)
         datatypes[name] = datatype
-        if REGION in _parameters(tensor, f"{short(name)}.parameters"):
+        if own_type := _content_type(of_tensor, place):
+            content_types[name] = own_type
+        if REGION in of_tensor:
             tensors[name] = _from_memory(tensor, name, datatype, shape, size, shared)
         elif size is None:
-            tensors[name] = _from_json(tensor, name, datatype, shape)
+            takes_null = (own_type or content_type) in NULL_IS_NAN
+            tensors[name] = _from_json(tensor, name, datatype, shape, takes_null=takes_null)
         elif raw is None:
             raise BadInput("has binary_data_size, and the request no header Inference-Header-Content-Length", name)
         elif at + size > len(raw):
@@ -121,7 +143,14 @@ def read_request(
     if identity is not None and not isinstance(identity, str):
         raise BadInput(f"expected a text, got {shown(identity)}", "id")
     return InferRequest(
-        identity or "", tensors, datatypes, parameters, _outputs(document, is_binary, shared), is_binary
+        identity or "",
+        tensors,
+        datatypes,
+        parameters,
+        _outputs(document, is_binary, shared),
+        is_binary,
+        content_type,
+        content_types,
     )
 
 
@@ -148,7 +177,9 @@ def _name(tensor: Any, place: str) -> str:
     return name
 
 
-def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ...], int | None]:
+def _described(
+    tensor: Mapping[str, Any], name: str, parameters: Mapping[str, Any]
+) -> tuple[str, tuple[int, ...], int | None]:
     """Data type, shape, and the bytes of a raw tensor; None for one in JSON."""
     datatype = tensor.get("datatype")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
@@ -164,7 +195,7 @@ def _described(tensor: Mapping[str, Any], name: str) -> tuple[str, tuple[int, ..
         )
     if 0 in shape and math.prod(size or 1 for size in shape) * WIDEST_BYTES > MAX_EMPTY_BYTES:
         raise BadInput(f"has the shape {shown(shape)}, whose sizes are too large for an array", name)
-    size = _parameters(tensor, f"{short(name)}.parameters").get("binary_data_size")
+    size = parameters.get("binary_data_size")
     if size is not None:
         if type(size) is not int or size < 0:
             raise BadInput(f"has a binary_data_size of {shown(size)}; it must be a whole number", name)
@@ -214,8 +245,10 @@ def _span(spans: Mapping[str, Span], name: str) -> Span:
     return span
 
 
-def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple[int, ...]) -> Array:
-    """The values in `data`, one flat list or nested as the shape is."""
+def _from_json(
+    tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple[int, ...], *, takes_null: bool
+) -> Array:
+    """The values in `data`, one flat list or nested as the shape is. `takes_null`: in floats null is NaN."""
     if "data" not in tensor:
         raise BadInput("has no data", name)
     if datatype in RAW_ONLY:
@@ -224,13 +257,16 @@ def _from_json(tensor: Mapping[str, Any], name: str, datatype: str, shape: tuple
         )
     data = tensor["data"]
     count = math.prod(shape)
-    array = as_objects(_texts(data, name)) if datatype == BYTES else _numbers(data, name, datatype)
+    if datatype == BYTES:
+        array = as_objects(_texts(data, name))
+    else:
+        array = _numbers(data, name, datatype, takes_null=takes_null)
     if array.size != count:
         raise BadInput(f"has {array.size} values, and its shape {list(shape)} has {count}", name)
     return array.reshape(shape)
 
 
-def _numbers(data: Any, name: str, datatype: str) -> Array:
+def _numbers(data: Any, name: str, datatype: str, *, takes_null: bool) -> Array:
     dtype = dtype_of(datatype)
     if not isinstance(data, list):
         data = [data]
@@ -242,6 +278,8 @@ def _numbers(data: Any, name: str, datatype: str) -> Array:
         return np.empty(0, dtype)
     if datatype == "UINT64" and array.dtype.kind == "f":  # numpy's choice for small and very large whole numbers
         array = _large(data, array)
+    if takes_null and dtype.kind == "f" and array.dtype == object:
+        array = _with_nan(array)
     if array.dtype.kind not in TAKES[dtype.kind]:
         raise BadInput(f"has values that are no {datatype}: {shown(data)}", name)
     if dtype.kind in "iu":
@@ -258,6 +296,16 @@ def _large(data: list[Any], array: Array) -> Array:
     if all(type(each) is int and 0 <= each < 1 << 64 for each in numbers.reshape(-1)):
         return numbers.astype(np.uint64)
     return array
+
+
+def _with_nan(array: Array) -> Array:
+    """Numbers and None as float64, if there is nothing else; else as they were read."""
+    if any(each is not None and type(each) not in (int, float) for each in array.reshape(-1)):
+        return array
+    try:
+        return array.astype(np.float64)
+    except OverflowError:  # a whole number beyond all floats
+        return array
 
 
 def _texts(data: Any, name: str) -> list[bytes]:
@@ -286,6 +334,16 @@ def _parameters(document: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     return parameters
 
 
+def _content_type(parameters: Mapping[str, Any], place: str) -> str:
+    """MLServer's content type, empty without one."""
+    value = parameters.get("content_type")
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadInput(f"expected a text, got {shown(value)}", f"{place}.content_type")
+    return value
+
+
 def _flag(parameters: Mapping[str, Any], key: str, place: str, *, default: bool) -> bool:
     value = parameters.get(key, default)
     if not isinstance(value, bool):
@@ -310,9 +368,10 @@ def _outputs(document: Mapping[str, Any], is_binary: bool, shared: SharedTensors
         if type(classes) is not int or classes < 0:
             raise BadInput(f"expected a whole number, got {shown(classes)}", f"{place}.parameters.classification")
         wants_raw = _flag(parameters, "binary_data", f"{place}.parameters", default=is_binary)
+        content_type = _content_type(parameters, f"{place}.parameters")
         if REGION in parameters:
-            span = _span(shared.outputs, name)
-            outputs.append(AskedOutput(name, is_binary=True, span=span, region=str(parameters[REGION])))
+            span, region = _span(shared.outputs, name), str(parameters[REGION])
+            outputs.append(AskedOutput(name, is_binary=True, span=span, region=region, content_type=content_type))
         else:
-            outputs.append(AskedOutput(name, wants_raw, classes))
+            outputs.append(AskedOutput(name, wants_raw, classes, content_type=content_type))
     return outputs

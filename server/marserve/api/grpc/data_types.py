@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from marserve.errors import BadInput, HandlerFailed, without_stop
@@ -34,6 +34,7 @@ DATA_TYPES: Final = {
     "BYTES": DataType("bytes_contents", ""),
 }
 """BF16 is not among them: its values have no form in Python, and pass as bytes."""
+_FIELDS: Final = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
 
 
 def raw_contents(message: Any) -> Any:
@@ -57,6 +58,15 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters by name, with the value that is set."""
     chosen = {name: (value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
     return {name: getattr(value, field) for name, (value, field) in chosen.items() if field}
+
+
+def write_parameters(into: Any, given: Any, *, without: Collection[str] = ()) -> None:
+    """Set the parameters of an answer's JSON that have a type there: truth values, whole numbers, texts, floats."""
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        field = _FIELDS.get(type(value))
+        if field is None or name in without or (field == "int64_param" and not -(1 << 63) <= value < 1 << 63):
+            continue
+        setattr(into[name], field, value)
 
 
 def split_elements(raw: bytes) -> Iterator[bytes]:

@@ -30,6 +30,7 @@ from marserve.api.grpc.data_types import (
     raw_contents,
     read_parameters,
     split_elements,
+    write_parameters,
 )
 from marserve.api.grpc.dialogues.infer_stream import InferStream
 from marserve.api.grpc.errors import ReportedInternal
@@ -256,11 +257,13 @@ def fill_response(response: Any, message: Any, body: bytes) -> None:
     response.id = str(document.get("id") or message.id)
     response.model_name = str(document.get("model_name") or message.model_name)
     response.model_version = str(document.get("model_version") or message.model_version)
+    write_parameters(response.parameters, document.get("parameters"))
     read = [_read_output(output) for output in document["outputs"]]
     is_raw = bool(message.raw_input_contents) or any(not kind.field for _, kind, _ in read)
     for output, kind, data in read:
         try:
             tensor = response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+            write_parameters(tensor.parameters, output.get("parameters"), without=("binary_data_size",))
             if is_raw:
                 response.raw_output_contents.append(_write_raw(kind, data))
             else:

@@ -21,11 +21,11 @@ from marserve.api.grpc.data_types import (
     raw_contents,
     read_parameters,
     split_elements,
+    write_parameters,
 )
 from marserve.errors import BadInput
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
-SHARED_MEMORY_SIZE: Final = "shared_memory_byte_size"
 RAW_TYPE: Final = "application/octet-stream"
 TYPED: Final = tuple(name for name, kind in DATA_TYPES.items() if kind.field)
 """Data types that typed contents have; FP16 and BF16 travel raw alone."""
@@ -96,6 +96,7 @@ def fill_response(response: Any, message: Any, body: bytes, header_length: str) 
         response.id = str(document.get("id") or message.id)
         response.model_name = str(document.get("model_name") or message.model_name)
         response.model_version = str(document.get("model_version") or message.model_version)
+        write_parameters(response.parameters, document.get("parameters"))
         outputs = document["outputs"]
         is_raw = (
             bool(message.raw_input_contents)
@@ -106,9 +107,8 @@ def fill_response(response: Any, message: Any, body: bytes, header_length: str) 
         for each in outputs:
             tensor = response.outputs.add(name=each["name"], datatype=each["datatype"], shape=each["shape"])
             parameters = each["parameters"]
+            write_parameters(tensor.parameters, parameters, without=("binary_data_size",))
             if SHARED_MEMORY_REGION in parameters:  # the worker has written it there
-                tensor.parameters[SHARED_MEMORY_REGION].string_param = parameters[SHARED_MEMORY_REGION]
-                tensor.parameters[SHARED_MEMORY_SIZE].int64_param = parameters[SHARED_MEMORY_SIZE]
                 if is_raw:  # clients count one for each output
                     response.raw_output_contents.append(b"")
                 continue

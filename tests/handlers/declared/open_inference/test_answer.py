@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +70,39 @@ def test_numbers_that_json_lacks_are_written_as_python_does() -> None:
     body, _ = write_answer(asking(), [AskedOutput("y", False)], {"y": ("FP32", array)}, "m", None)
 
     assert b'"data":[NaN,Infinity]' in body
+
+
+def test_content_types_are_answered_to_clients_that_speak_of_them() -> None:
+    """MLServer's: of numbers `np` or what was asked for, of texts `str`; the whole is a frame if it came so."""
+    words = as_objects([b"a", b"b"])
+    outputs = {"y": ("FP32", SCORES), "w": ("BYTES", words)}
+    both = [AskedOutput("y", True), AskedOutput("w", False)]
+
+    def parameters(request: InferRequest, asked: list[AskedOutput]) -> tuple[Any, list[Any]]:
+        body, length = write_answer(request, asked, outputs, "m", None)
+        document = json.loads(body[:length])
+        return document.get("parameters"), [each.get("parameters") for each in document["outputs"]]
+
+    silent, frame, single = (replace(asking(), content_type=each) for each in ("", "pd", "np"))
+    of_input = replace(asking(), content_types={"x": "np"})
+    numbers = {"content_type": "np", "binary_data_size": 16}
+    assert parameters(silent, both) == (None, [{"binary_data_size": 16}, None])
+    assert parameters(frame, both) == ({"content_type": "pd"}, [numbers, {"content_type": "str"}])
+    assert parameters(single, both[:1]) == ({"content_type": "np"}, [numbers])
+    assert parameters(single, both)[0] is None
+    assert parameters(of_input, both) == (None, [numbers, {"content_type": "str"}])
+    named = [AskedOutput("y", False, content_type="pd")]
+    assert parameters(replace(asking(), outputs=named), named) == (None, [{"content_type": "pd"}])
+
+
+def test_nan_is_null_for_clients_of_mlservers_numbers() -> None:
+    """As its codecs write it; the infinities stay."""
+    array = np.array([math.nan, 1, math.inf], np.float32)
+    request = replace(asking(), content_types={"x": "np"})
+
+    body, _ = write_answer(request, [AskedOutput("y", False)], {"y": ("FP32", array)}, "m", None)
+
+    assert b'"data":[null,1.0,Infinity]' in body
 
 
 def test_a_classification_names_the_largest_scores_of_each_row() -> None:

@@ -129,3 +129,22 @@ def test_raw_tensors_come_and_go() -> None:
     headers = opened.context.get_response_headers(0)
     assert answer[int(headers["Inference-Header-Content-Length"]) :] == values
     assert headers["content-type"] == "application/octet-stream"
+
+
+def test_a_list_of_mlservers_clients_is_taken_for_a_tensor_of_one_axis() -> None:
+    """`[n, 1]` for `[n]`; other shapes are refused as ever."""
+    opened = Opening(Sums)
+    column = {"name": "n", "datatype": "INT64", "shape": [2, 1], "data": [10, 20], "parameters": {"content_type": "np"}}
+
+    good, bad = opened.answer(
+        infer(x([1, 2], [3, 4]), column), infer(x([1, 2]), {**column, "shape": [1, 2]}), items=marked(2)
+    )
+
+    assert good["outputs"][0] == {
+        "name": "sums",
+        "datatype": "FP32",
+        "shape": [2],
+        "data": [13, 27],
+        "parameters": {"content_type": "np"},
+    }
+    assert str(bad.message) == "n: expected int64 [], got [1, 2]"

@@ -56,6 +56,20 @@ def read(*inputs: Any, **members: Any) -> InferRequest:
             {"inputs": [tensor(datatype="BYTES", shape=[1 << 30, 0, 1 << 30], data=[])]},
             "x: has the shape [1073741824, 0, 1073741824], whose sizes are too large for an array",
         ),
+        ({"inputs": [tensor(parameters={"content_type": 1})]}, "x.parameters.content_type: expected a text, got 1"),
+        (
+            {"inputs": [tensor()], "parameters": {"content_type": []}},
+            "parameters.content_type: expected a text, got []",
+        ),
+        ({"inputs": [tensor(data=[1, None])]}, "x: has values that are no FP32: [1, None]"),
+        (
+            {"inputs": [tensor(data=[None, "1"], parameters={"content_type": "np"})]},
+            "x: has values that are no FP32: [None, '1']",
+        ),
+        (
+            {"inputs": [tensor(data=[None, 1], datatype="INT32", parameters={"content_type": "np"})]},
+            "x: has values that are no INT32: [None, 1]",
+        ),
         ({"inputs": [tensor(data=None)]}, "x: has no data"),
         ({"inputs": [tensor(data=[1, 2, 3])]}, "x: has 3 values, and its shape [1, 2] has 2"),
         ({"inputs": [tensor(data=[[1], [1, 2]])]}, "x: has lists of unequal lengths, or numbers beyond 64 bits"),
@@ -268,3 +282,19 @@ def test_outputs_are_asked_for_one_by_one_or_all() -> None:
     assert read(tensor(), parameters={"binary_data_output": True}).asked(["y"]) == [AskedOutput("y", True)]
     with pytest.raises(BadInput, match="the output 'z' is asked for; the model gives y"):
         request.asked(["y"])
+
+
+def test_content_types_are_read_and_null_is_nan_to_those_of_numpy_and_pandas() -> None:
+    """Of a tensor, an output and the whole request; MLServer's codecs write NaN as null."""
+    gaps = tensor(data=[None, 2.5])
+
+    of_tensor = read({**gaps, "parameters": {"content_type": "np"}}, outputs=[{"name": "y"}])
+    of_all = read(gaps, parameters={"content_type": "pd"})
+    of_output = read(tensor(), outputs=[{"name": "y", "parameters": {"content_type": "str"}}])
+
+    assert np.array_equal(of_tensor.tensors["x"], np.array([[np.nan, 2.5]], np.float32), equal_nan=True)
+    assert of_tensor.content_types == {"x": "np"}
+    assert np.isnan(of_all.tensors["x"][0, 0])
+    assert (of_all.content_type, of_all.content_types) == ("pd", {})
+    assert of_output.asked(["y"])[0].content_type == "str"
+    assert [each.has_content_types for each in (of_tensor, of_all, of_output, read(tensor()))] == [True] * 3 + [False]
