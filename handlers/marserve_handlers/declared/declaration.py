@@ -33,6 +33,9 @@ DTYPES: Final = (
     "float64",
 )
 
+ELEMENTS: Final = ("text", "bytes", "image")
+"""Items that an element of a BYTES tensor can be."""
+
 ItemKind = Literal["json", "bytes", "text", "image", "events", "any"]
 
 
@@ -111,6 +114,15 @@ class Declaration:
     output: ItemType | None = None
     name: str | None = None
     has_batch_axis: bool = True
+
+    @property
+    def takes_elements(self) -> bool:
+        """Whether the elements of one BYTES tensor are its items, in the Open Inference Protocol.
+
+        They are where an item is bytes, in some form, and its answer comes whole.
+        """
+        is_stream = self.output is not None and self.output.stream
+        return self.input is not None and self.input.kind in ELEMENTS and not is_stream
 
     def document(self) -> dict[str, Any]:
         """The declaration as JSON's types.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Context
@@ -18,6 +19,12 @@ def accepts(context: Context, place: int, content_type: str, usual: str) -> bool
         return False
     lines = [value.decode("latin-1") for name, value in items[place].headers if name.lower() == b"accept"]
     return prefers(", ".join(lines), content_type, usual)
+
+
+def is_in_vain(context: Context, place: int) -> bool:
+    """Whether the client of a request has gone, or has stopped waiting."""
+    deadline = context.deadline(place)
+    return context.is_cancelled(place) or (deadline is not None and deadline <= time.monotonic())
 
 
 class ItemContext:

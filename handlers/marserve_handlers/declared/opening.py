@@ -87,5 +87,6 @@ def open_declared(
             from marserve_handlers.declared.streams import StreamModel  # here: few models stream
 
             serve = StreamModel
-        served = serve(predict, predicting, parameter, decode, convert)
+        takes_elements = declaration.takes_elements
+        served = serve(predict, predicting, parameter, decode, convert, max_elements=max_rows if takes_elements else 0)
     return Opened(served.handle, served.handle_async if predicting.is_async else None, document, instance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.arrays import NPY_TYPE, Array, Slot, as_array, as_npy
 from marserve_handlers.declared.bodies import JSON
 from marserve_handlers.declared.declaration import Declaration
-from marserve_handlers.declared.item_context import accepts
+from marserve_handlers.declared.item_context import accepts, is_in_vain
 from marserve_handlers.declared.items import encode_json
 from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
@@ -109,7 +108,7 @@ class TensorModel:
         most = max(self._most_rows, len(batch.rows)) if self._inputs.has_batch_axis else 1
         for number, spans in enumerate(self._inputs.calls(batch.requests, most)):
             if number:  # nothing more is run of a request that failed in an earlier call, or whose client has gone
-                batch.gone.update(span.place for span in spans if _is_in_vain(context, span.place))
+                batch.gone.update(span.place for span in spans if is_in_vain(context, span.place))
                 spans = [span for span in spans if span.place not in batch.failed and span.place not in batch.gone]
             if spans:
                 if number and context.begin_call is not None:
@@ -236,12 +235,6 @@ class _Batch:
         if any(span.place != place for span in spans) or is_out_of_memory(error):
             raise error
         self.failed[place] = error
-
-
-def _is_in_vain(context: Context, place: int) -> bool:
-    """Whether the client of a request has gone, or has stopped waiting."""
-    deadline = context.deadline(place)
-    return context.is_cancelled(place) or (deadline is not None and deadline <= time.monotonic())
 
 
 def _joined(parts: Sequence[Array]) -> Array:

@@ -23,7 +23,7 @@ from marserve.errors import Draining, LoadFailed
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
-from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of
+from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of, takes_elements
 from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
@@ -330,13 +330,15 @@ class Registry:
         return declared_by(found.facts, found.pool)
 
     def takes_tensors(self, model: str, version: str | None = None) -> bool:
-        """Whether a version declares named tensors, and no envelope stands around its handler.
+        """Whether a version declares named tensors, or elements of one, and no envelope stands around its handler.
 
         Raises ModelNotFound or VersionNotFound.
         """
         found = self._versions.find(model, version)
         declaration = declared_by(found.facts, found.pool)
-        return declaration is not None and declaration.get("kind") == "tensors" and not found.plan.load.envelope
+        if declaration is None or found.plan.load.envelope:
+            return False
+        return declaration.get("kind") == "tensors" or takes_elements(declaration)
 
     def runs_elsewhere(self, model: str, version: str | None = None) -> bool:
         """Whether a version's workers are on other machines. Raises ModelNotFound or VersionNotFound."""

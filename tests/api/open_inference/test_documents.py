@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from PIL.Image import Image
+
 from marserve.api.open_inference.documents import (
     config_document,
     index_document,
@@ -14,7 +17,7 @@ from marserve.api.open_inference.documents import (
 from marserve.api.open_inference.mark import MARK
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve_handlers.declared.declaration import DTYPES, Declaration, Tensor
-from marserve_handlers.declared.items import input_type
+from marserve_handlers.declared.items import input_type, output_type
 from marserve_handlers.declared.open_inference import datatypes, marking
 
 DECLARATION = Declaration(
@@ -45,12 +48,40 @@ def test_server_and_worker_use_one_mark_and_one_table_of_types() -> None:
 
 
 def test_a_model_without_tensors_has_none() -> None:
-    """One that declares nothing, and one that declares an item."""
-    item = Declaration(input=input_type("m", bytes, "data")[0]).document()
+    """One that declares nothing, one that declares an item of JSON, and one that streams its answers."""
+    item = Declaration(input=input_type("m", dict, "data")[0], output=output_type("m", bytes))
+    stream = Declaration(input=input_type("m", str, "data")[0], output=output_type("m", str, is_stream=True))
 
-    for declaration in (None, item):
+    for declaration in (None, item.document(), stream.document()):
         document = metadata_document("m", ["1.0"], declaration)
         assert (document["inputs"], document["outputs"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("came", "gives", "content_types"),
+    [
+        (str, str, ("str", "str")),
+        (bytes, dict, ("base64", "json")),
+        (Image, Any, ("base64", None)),
+        (str, Image, ("str", "base64")),
+    ],
+)
+def test_texts_bytes_and_pictures_are_elements_of_one_tensor(came: Any, gives: Any, content_types: Any) -> None:
+    """With MLServer's words for them, where the protocol's message has a place for parameters."""
+    declaration = Declaration(input=input_type("m", came, "data")[0], output=output_type("m", gives))
+    document = declaration.document()
+
+    told = metadata_document("m", [], document)
+    bare = metadata_document("m", [], document, has_parameters=False)
+    config = config_document(described(declaration=document))
+
+    tensors = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("input", "output")]
+    assert declaration.takes_elements
+    assert [*bare["inputs"], *bare["outputs"]] == tensors
+    for tensor, bare_one, content_type in zip((*told["inputs"], *told["outputs"]), tensors, content_types, strict=True):
+        assert tensor == ({**bare_one, "parameters": {"content_type": content_type}} if content_type else bare_one)
+    assert config["input"] == [{"name": "input", "data_type": "TYPE_STRING", "dims": []}]
+    assert config["output"] == [{"name": "output", "data_type": "TYPE_STRING", "dims": []}]
 
 
 def test_metadata_has_the_declared_tensors_with_their_batch_axis() -> None:

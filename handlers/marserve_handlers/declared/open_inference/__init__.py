@@ -3,6 +3,7 @@
 `datatypes`   the protocol's names of numpy's types, and the elements of BYTES
 `request`     the body of `/v2/models/…/infer` to checked arrays, parameters and the outputs asked for
 `answer`      arrays to a body: JSON, raw tensors behind it, classifications
+`elements`      all of it for a model of one text, of bytes or of a picture
 `shared_memory`  tensors in files that clients share with the server
 `marking`     which requests of a batch came by that route
 `inferring`   all of it for a model of named tensors

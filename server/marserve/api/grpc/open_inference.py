@@ -146,7 +146,9 @@ class GrpcOpenInference:
         if not self._is_whole:
             return self._responses["ModelMetadata"](name=message.name, versions=versions)
         declaration = self._registry.declaration_of(message.name, message.version or None)
-        return self._responses["ModelMetadata"](**metadata_document(message.name, versions, declaration))
+        # The protocol's messages have no parameters of tensors.
+        document = metadata_document(message.name, versions, declaration, has_parameters=False)
+        return self._responses["ModelMetadata"](**document)
 
     async def _config(self, message: Any, call: Call) -> Any:
         if not message.name:

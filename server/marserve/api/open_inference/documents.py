@@ -1,7 +1,8 @@
 """The protocol's documents about a server, its models, their configuration and what they have answered.
 
-Declared tensors (`declaration`) become the protocol's: dtypes by its names, sizes that vary as -1. A model that
-declares nothing, or one item in place of tensors, has no inputs and outputs here.
+Declared tensors (`declaration`) become the protocol's: dtypes by its names, sizes that vary as -1. A model of one text,
+of bytes or of a picture has one BYTES tensor each way. A model that declares nothing, or another item in place of
+tensors, has no inputs and outputs here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from marserve import __version__
+from marserve.registry.catalogue.describe import takes_elements
 from marserve.registry.models import Registry
 from marserve.telemetry.metrics.counts import VersionMetrics
 
@@ -21,7 +23,10 @@ EXTENSIONS: Final = (
 )
 """What is answered beyond the protocol itself, by the names that its clients look for."""
 
+_ELEMENTS: Final = "elements"
+"""In place of a dtype: texts or bytes."""
 _DATATYPES: Final = {
+    _ELEMENTS: "BYTES",
     "bool": "BOOL",
     "uint8": "UINT8",
     "uint16": "UINT16",
@@ -37,6 +42,9 @@ _DATATYPES: Final = {
     "float64": "FP64",
 }
 
+_CONTENT_TYPES: Final = {"text": "str", "bytes": "base64", "image": "base64", "json": "json"}
+"""MLServer's words for items that are elements of a tensor."""
+
 Document = dict[str, Any]
 
 
@@ -46,15 +54,12 @@ def server_document(*, shares_memory: bool = False) -> Document:
     return {"name": "marserve", "version": __version__, "extensions": sorted((*EXTENSIONS, *further))}
 
 
-def metadata_document(name: str, versions: Sequence[str], declaration: Mapping[str, Any] | None) -> Document:
-    """A model's versions, and the tensors of the one that was asked for."""
-    return {
-        "name": name,
-        "versions": list(versions),
-        "platform": PLATFORM,
-        "inputs": [_tensor(each) for each in _declared(declaration, "inputs")],
-        "outputs": [_tensor(each) for each in _declared(declaration, "outputs")],
-    }
+def metadata_document(
+    name: str, versions: Sequence[str], declaration: Mapping[str, Any] | None, *, has_parameters: bool = True
+) -> Document:
+    """A model's versions, and the tensors of the one that was asked for, with their parameters or without."""
+    inputs, outputs = (_tensors(declaration, kind, has_parameters=has_parameters) for kind in ("input", "output"))
+    return {"name": name, "versions": list(versions), "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
 
 
 def config_document(described: Mapping[str, Any]) -> Document:
@@ -68,8 +73,8 @@ def config_document(described: Mapping[str, Any]) -> Document:
         "backend": "marserve",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": described["batchSize"] if first else 0,
-        "input": [_of_config(each, first) for each in _declared(declaration, "inputs")],
-        "output": [_of_config(each, first) for each in _declared(declaration, "outputs")],
+        "input": [_of_config(each, first) for each in _declared(declaration, "input")],
+        "output": [_of_config(each, first) for each in _declared(declaration, "output")],
         "instance_group": [
             {
                 "name": described["modelName"],
@@ -137,8 +142,14 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _declared(declaration: Any, kind: str) -> list[Mapping[str, Any]]:
-    found = declaration.get(kind) if isinstance(declaration, Mapping) else None
+def _declared(declaration: Mapping[str, Any] | None, kind: str) -> list[Mapping[str, Any]]:
+    """The tensors of a kind, `input` or `output`. Items that are elements of a tensor are in one of that name."""
+    if not isinstance(declaration, Mapping):
+        return []
+    if takes_elements(declaration):
+        content_type = _CONTENT_TYPES.get(declaration[kind]["type"])
+        return [{"name": kind, "dtype": _ELEMENTS, "shape": ["batch"], "content_type": content_type}]
+    found = declaration.get(f"{kind}s")
     return list(found) if isinstance(found, Sequence) else []
 
 
@@ -146,19 +157,21 @@ def _sizes(shape: Sequence[Any]) -> list[int]:
     return [size if isinstance(size, int) else -1 for size in shape]
 
 
-def _tensor(declared: Mapping[str, Any]) -> Document:
-    return {
-        "name": declared["name"],
-        "datatype": _DATATYPES[declared["dtype"]],
-        "shape": _sizes(declared["shape"]),
-    }
+def _tensors(declaration: Mapping[str, Any] | None, kind: str, *, has_parameters: bool) -> list[Document]:
+    found: list[Document] = []
+    for each in _declared(declaration, kind):
+        tensor = {"name": each["name"], "datatype": _DATATYPES[each["dtype"]], "shape": _sizes(each["shape"])}
+        if has_parameters and each.get("content_type"):
+            tensor["parameters"] = {"content_type": each["content_type"]}
+        found.append(tensor)
+    return found
 
 
 def _of_config(declared: Mapping[str, Any], first: int) -> Document:
     """A tensor without its batch axis: from its size `first` on."""
     described = {
         "name": declared["name"],
-        "data_type": f"TYPE_{_DATATYPES[declared['dtype']]}",
+        "data_type": "TYPE_STRING" if declared["dtype"] == _ELEMENTS else f"TYPE_{_DATATYPES[declared['dtype']]}",
         "dims": _sizes(declared["shape"])[first:],
     }
     return {**described, "optional": True} if declared.get("optional") else described

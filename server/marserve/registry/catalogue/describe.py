@@ -139,6 +139,16 @@ def declared_by(facts: Facts, pool: Pool) -> Mapping[str, Any] | None:
     return facts.declaration if facts.declaration is not None else pool.declaration
 
 
+def takes_elements(declaration: Mapping[str, Any]) -> bool:
+    """Whether a model of one text, of bytes or of a picture takes them as elements of a BYTES tensor.
+
+    In the Open Inference Protocol, if an answer comes whole; as `Declaration.takes_elements` of the handlers says.
+    """
+    item, answer = declaration.get("input"), declaration.get("output")
+    is_stream = isinstance(answer, Mapping) and bool(answer.get("stream"))
+    return isinstance(item, Mapping) and item.get("type") in ("text", "bytes", "image") and not is_stream
+
+
 def state_of(pool: Pool, min_workers: int) -> str:
     """`ready`, `degraded` (it serves, but workers that died or wait are missing), `loading`, `failed` (given up until
     scaled or probed, or all of its devices are lost), or `idle` if no worker is wanted.
