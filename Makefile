@@ -63,7 +63,7 @@ test-ready: $(STAMPS)/ready  ## run the ready handlers beside their libraries (t
 	$(PYTEST) tests/handlers/ready tests/end_to_end/test_ready_handlers.py -m "ready or not ready" --timeout 900 -rs
 
 .PHONY: test-clients
-test-clients: $(STAMPS)/clients  ## run real clients (LitServe's, curl, requests, httpx-sse, node), each in its environment
+test-clients: $(STAMPS)/clients  ## run real clients (tritonclient, kserve, mlserver, LitServe's, curl, …), each in its environment
 	$(PYTEST) tests/clients -m clients --timeout 900 -rs
 
 .PHONY: test-contract

@@ -1,4 +1,4 @@
-"""Keeps what real clients send: `python -m clients.capture`, in an environment with the clients (`make test-clients`).
+"""Keeps what real clients send: `python -m clients.capture [NAME …]`, where `make test-clients` has made them.
 
 Each client of `CAPTURED` asks a real server through a proxy that keeps the bytes it sends. They go to `captured/`, a
 file for each client and way, with the client's packages and versions, and are played by
@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +24,7 @@ from support.server import Server, make_archive
 
 FOLDER: Final = Path(__file__).parent / "captured"
 SUMS: Final = "sums"
+SHOUT: Final = "shout"
 
 
 class Asked(NamedTuple):
@@ -46,15 +47,22 @@ CAPTURED: Final = (
     Asked("tritonclient", ("grpc.aio", "HTTP", "GRPC", "infer", "wishes"), "grpc"),
     Asked("kserve", ("http://HTTP", "GRPC"), "http"),
     Asked("kserve", ("http://HTTP", "GRPC"), "grpc"),
-    Asked("mlserver", ("http://HTTP", "numpy", "wrong"), "http"),
+    Asked("mlserver", ("http://HTTP", "numpy", "string", "datetime", "wrong"), "http"),
 )
 
 
 def make_store(folder: Path) -> None:
-    """The one model that is asked: `sums` of the page about declared handlers, with the clients' names."""
+    """The models that are asked, which the pages have: one of tensors, one of a text."""
     (folder / "store").mkdir()
-    text = block("docs/declared-handlers.md", "sums")
-    make_archive(folder / "store" / "sums.mar", text, config="minWorkers: 1\nmaxWorkers: 1\n")
+    for page, name in (("declared-handlers", SUMS), ("open-inference", SHOUT)):
+        text = block(f"docs/{page}.md", name)
+        make_archive(folder / "store" / f"{name}.mar", text, config="minWorkers: 1\nmaxWorkers: 1\n")
+
+
+def register(server: Server) -> None:
+    """Have the server load them."""
+    for name in (SUMS, SHOUT):
+        server.register(f"{name}.mar").raise_for_status()
 
 
 @contextlib.asynccontextmanager
@@ -104,15 +112,17 @@ async def capture(server: Server, asked: Asked) -> list[list[bytes]]:
     return [turns for turns in kept if turns]
 
 
-def main() -> None:
-    """Capture all of them anew."""
+def main(names: Sequence[str]) -> None:
+    """Capture those of these names anew, or all."""
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_store(folder)
         with Server(folder, entry="marserve", store=folder / "store") as server:
-            server.register("sums.mar").raise_for_status()
+            register(server)
             for asked in CAPTURED:
+                if names and asked.name not in names:
+                    continue
                 [packages] = [each.packages for each in ENVIRONMENTS if each.name == asked.client]
                 turns = asyncio.run(capture(server, asked))
                 shown = [[base64.b64encode(turn).decode() for turn in each] for each in turns]
@@ -121,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

@@ -18,6 +18,18 @@ def request(shape, values, *, is_binary=True):
     return kserve.InferRequest("sums", [pair])
 
 
+def texts(*, is_binary=True):
+    """Two texts."""
+    made = kserve.InferInput("text", [2], "BYTES")
+    made.set_data_from_numpy(numpy.array(["ab", "ä"], object), binary_data=is_binary)
+    return kserve.InferRequest("shout", [made])
+
+
+def words(answer):
+    """The texts of an answer's only output."""
+    return [each.decode() if isinstance(each, bytes) else each for each in answer.outputs[0].as_numpy().ravel()]
+
+
 def outputs(answer):
     """The values of an answer by name."""
     return {each.name: [float(value) for value in each.as_numpy().ravel()] for each in answer.outputs}
@@ -57,6 +69,11 @@ async def main():
             ),
             "v2_wrong": await refused(v2.infer(http, wrong, model_name="sums")),
             "grpc": outputs(await remote.infer(good)),
+            "texts": [
+                words(await v2.infer(http, texts(), model_name="shout")),
+                words(await v2.infer(http, texts(is_binary=False), model_name="shout")),
+                words(await remote.infer(texts())),
+            ],
             "grpc_wrong": await refused(remote.infer(wrong)),
         }
     await v1.close()

@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import queue
 import sys
 
 import ml_dtypes
@@ -61,10 +62,22 @@ async def ask(client):
         names = [each["name"] for each in said["outputs"]]
         found = {name: answer.as_numpy(name) for name in names}
         shown = {
-            name: [each.decode() if isinstance(each, bytes) else each for each in array.ravel().tolist()]
+            name: [
+                each.decode("utf-8", "backslashreplace") if isinstance(each, bytes) else each
+                for each in array.ravel().tolist()
+            ]
             for name, array in found.items()
         }
         return {"version": said["model_version"], "id": said.get("id", ""), **shown}
+
+    async def later():
+        """An inference whose answer is fetched, or comes to a callback."""
+        if is_grpc:
+            came = queue.Queue()
+            client.async_infer("sums", inputs(pair), callback=lambda result, error: came.put((result, error)))
+            result, error = await asyncio.to_thread(came.get, timeout=30)
+            return str(error) if error else result.as_numpy("sum").tolist()
+        return client.async_infer("sums", inputs(pair)).get_result().as_numpy("sum").tolist()
 
     half = np.array([[0.5, -2.0]], np.float16)
     texts = np.array([["ab", "ä"]], object)
@@ -84,6 +97,9 @@ async def ask(client):
         "half": lambda: infer("halves", inputs(("half", "FP16", half))),
         "brain": lambda: infer("brains", inputs(("brain", "BF16", half.astype(ml_dtypes.bfloat16)))),
         "classes": lambda: infer("scores", inputs(pair), [output("scores", class_count=2)]),
+        "texts": lambda: infer("shout", inputs(("text", "BYTES", np.array(["ab", "ä"], object)))),
+        "bytes": lambda: infer("turned", inputs(("data", "BYTES", np.array([[b"\xff\x00"]], object)))),
+        "texts_metadata": lambda: call("get_model_metadata", "shout"),
         "wishes": lambda: infer("sums", inputs(pair), **WISHES),
         "wrong_shape": lambda: infer("sums", inputs(("pair", "FP32", PAIR[:, :1]))),
         "wrong_name": lambda: infer("sums", inputs(("other", "FP32", PAIR))),
@@ -99,10 +115,14 @@ async def ask(client):
         ),
     }
     if not is_grpc:
+        text = ("text", "BYTES", np.array(["ab", "ä"], object))
+        asked["texts_json"] = lambda: infer("shout", inputs(text, binary=False), [output("output", binary=False)])
         asked["json"] = lambda: infer("sums", inputs(pair, binary=False), [output("sum", binary=False)])
         asked["gzip"] = lambda: infer("sums", inputs(pair), request_compression_algorithm="gzip")
     elif way == "grpc":
         asked["gzip"] = lambda: infer("sums", inputs(pair), compression_algorithm="gzip")
+    if not way.endswith("aio"):
+        asked["async"] = later
     asked["statistics"] = lambda: call("get_inference_statistics", "sums")
     said = {}
     for name in only or asked:
