@@ -75,13 +75,13 @@ def test_texts_bytes_and_pictures_are_elements_of_one_tensor(came: Any, gives: A
     bare = metadata_document("m", [], document, has_parameters=False)
     config = config_document(described(declaration=document))
 
-    tensors = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("input", "output")]
+    tensors = [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in ("input", "output")]
     assert declaration.takes_elements
     assert [*bare["inputs"], *bare["outputs"]] == tensors
     for tensor, bare_one, content_type in zip((*told["inputs"], *told["outputs"]), tensors, content_types, strict=True):
         assert tensor == ({**bare_one, "parameters": {"content_type": content_type}} if content_type else bare_one)
-    assert config["input"] == [{"name": "input", "data_type": "TYPE_STRING", "dims": []}]
-    assert config["output"] == [{"name": "output", "data_type": "TYPE_STRING", "dims": []}]
+    assert config["input"] == [{"name": "input", "data_type": "TYPE_STRING", "dims": [1]}]
+    assert config["output"] == [{"name": "output", "data_type": "TYPE_STRING", "dims": [1]}]
 
 
 def test_metadata_has_the_declared_tensors_with_their_batch_axis() -> None:
@@ -157,6 +157,7 @@ def test_statistics_are_the_versions_counts() -> None:
     assert stats["fail"] == {"count": 1, "ns": 500_000_000}
     assert stats["queue"] == {"count": 4, "ns": 1_000_000_000}
     assert stats["compute_infer"] == {"count": 4, "ns": 500_000_000}
+    assert stats["compute_input"] == stats["compute_output"] == {"count": 4, "ns": 0}
     assert statistics_document(VersionMetrics("m", "2.0"))["inference_stats"]["success"] == {"count": 0, "ns": 0}
 
 

@@ -79,7 +79,8 @@ def write_answer(
                     output.name,
                 )
             shared.append((output.span, output.name, values))
-            parameters |= {REGION: output.region, "shared_memory_byte_size": len(values)}
+            # Triton's clients look for a size behind the JSON wherever an output has parameters.
+            parameters |= {REGION: output.region, "shared_memory_byte_size": len(values), "binary_data_size": 0}
         elif output.is_binary:
             values = to_raw(datatype, array)
             raw.append(values)

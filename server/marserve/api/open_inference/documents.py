@@ -112,13 +112,15 @@ def index_document(versions: Iterable[tuple[str, str, bool, str]], *, only_ready
 def statistics_document(metrics: VersionMetrics) -> Document:
     """What a version has answered since it was registered; times in nanoseconds.
 
-    An inference is a request. Reading and writing tensors are part of the handler's time, `compute_infer`.
+    An inference is a request. Reading and writing tensors are part of the handler's time, `compute_infer`; their own
+    have its count all the same, as perf_analyzer ends itself where the three counts differ.
     """
     succeeded = sum(count for status, count in metrics.answers.items() if status < 400)
     failed = sum(count for status, count in metrics.answers.items() if status >= 400)
     total = metrics.total_seconds
     mean_s = total.sum / total.count if total.count else 0.0
     nothing = {"count": 0, "ns": 0}
+    within = {"count": metrics.handler_seconds.count, "ns": 0}
     return {
         "name": metrics.model,
         "version": metrics.version,
@@ -128,9 +130,9 @@ def statistics_document(metrics: VersionMetrics) -> Document:
             "success": {"count": succeeded, "ns": _ns(mean_s * succeeded)},
             "fail": {"count": failed, "ns": _ns(mean_s * failed)},
             "queue": {"count": metrics.queue_seconds.count, "ns": _ns(metrics.queue_seconds.sum)},
-            "compute_input": nothing,
+            "compute_input": within,
             "compute_infer": {"count": metrics.handler_seconds.count, "ns": _ns(metrics.handler_seconds.sum)},
-            "compute_output": nothing,
+            "compute_output": within,
             "cache_hit": nothing,
             "cache_miss": nothing,
         },
@@ -148,7 +150,7 @@ def _declared(declaration: Mapping[str, Any] | None, kind: str) -> list[Mapping[
         return []
     if takes_elements(declaration):
         content_type = _CONTENT_TYPES.get(declaration[kind]["type"])
-        return [{"name": kind, "dtype": _ELEMENTS, "shape": ["batch"], "content_type": content_type}]
+        return [{"name": kind, "dtype": _ELEMENTS, "shape": ["batch", 1], "content_type": content_type}]
     found = declaration.get(f"{kind}s")
     return list(found) if isinstance(found, Sequence) else []
 

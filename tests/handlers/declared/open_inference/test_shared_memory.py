@@ -182,7 +182,7 @@ def test_an_output_is_written_and_described(file: Path) -> None:
 
     assert length is None
     assert json.loads(body)["outputs"] == [
-        {"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": REGION},
+        {"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": {**REGION, "binary_data_size": 0}},
     ]
     assert file.read_bytes() == bytes(range(4)) + np.array([1, 2], "<f4").tobytes() + bytes(range(12, 32))
 
