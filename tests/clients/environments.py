@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,15 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One client: its name, the words of its installation, and its script."""
+    """One client: its name, the words of its installation, and its script.
+
+    `glibc` is the oldest version of the C library that its programs run with, empty for any.
+    """
 
     name: str
     packages: str
     script: str
+    glibc: str = ""
 
     @property
     def is_node(self) -> bool:
@@ -40,8 +45,12 @@ class Environment:
 
     @property
     def why_not(self) -> str:
-        """The program that is missing here; empty if it can be made."""
-        return "" if not self.is_node or (shutil.which("node") and shutil.which("npm")) else "node and npm"
+        """What is missing here; empty if it can be made."""
+        if self.is_node and not (shutil.which("node") and shutil.which("npm")):
+            return "node and npm"
+        here = platform.libc_ver()[1]
+        is_older = self.glibc and here and _numbers(here) < _numbers(self.glibc)
+        return f"glibc {self.glibc} (here is {here})" if is_older else ""
 
 
 ENVIRONMENTS = (
@@ -52,7 +61,13 @@ ENVIRONMENTS = (
     Environment("tritonclient", "tritonclient[all]==2.73.0 ml_dtypes==0.5.4", "triton_client.py"),
     Environment("kserve", "kserve==0.21.0", "kserve_client.py"),
     Environment("mlserver", "mlserver==1.7.1 httpx==0.28.1", "mlserver_client.py"),
+    # Where the C library is older pip takes 0.1.0, which is empty.
+    Environment("perf-analyzer", "perf-analyzer==2.60.0", "perf_analyzer_client.py", glibc="2.38"),
 )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
 
 
 class CannotMake(Exception):
@@ -98,7 +113,9 @@ class Client:
         [environment] = [each for each in ENVIRONMENTS if each.name == name]
         own = folder / name
         if not (own / "is-made-of").exists():
-            pytest.skip(f"the client {name} is not installed: make test-clients does it")
+            why = environment.why_not
+            says = f"it needs {why}" if why else "make test-clients does it"
+            pytest.skip(f"the client {name} is not installed: {says}")
         return cls(environment, own)
 
     @property

@@ -69,3 +69,21 @@ def test_a_client_that_is_not_installed_is_skipped(tmp_path: Path) -> None:
     """With the command that installs it."""
     with pytest.raises(pytest.skip.Exception, match="make test-clients"):
         Client.of(ENVIRONMENTS[0].name, tmp_path)
+
+
+def test_a_client_whose_programs_need_a_newer_c_library_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip would take an older package there, in silence."""
+    environment = Environment("a-client", "a-client==1.0", "a_client.py", glibc="2.38")
+    monkeypatch.setattr(environments, "ENVIRONMENTS", (environment,))
+
+    whys = []
+    for here in ("2.9", "2.36", "2.38", "3.0", ""):
+        monkeypatch.setattr(environments.platform, "libc_ver", lambda here=here: ("glibc", here))
+        whys.append(environment.why_not)
+
+    assert whys == ["glibc 2.38 (here is 2.9)", "glibc 2.38 (here is 2.36)", "", "", ""]
+    monkeypatch.setattr(environments.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    with pytest.raises(pytest.skip.Exception, match=r"it needs glibc 2\.38 \(here is 2\.36\)"):
+        Client.of("a-client", tmp_path)

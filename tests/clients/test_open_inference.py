@@ -71,6 +71,7 @@ def brains(brain: torch.Tensor):
 """
 FLOATS = {"x": ("FLOAT", ["batch", 2])}
 INVALID, NOT_FOUND = ("400", "StatusCode.INVALID_ARGUMENT"), ("404", "StatusCode.NOT_FOUND")
+FURTHER = ("shout", "identity", "counted")
 NAMES = {name: name for name in ("sums", "scores", "halves", "brains", "columns", "lists", "turned", "measured")} | {
     "spare": "sums"
 }
@@ -91,9 +92,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, *words in (("shout", "--handler", folder / "shout.py"), ("identity", "--serialized-file", file)):
         made = marserve("archive", name, *words, "--export-path", store)
         assert made.status == 0, made.err
-    settings = {"load_models": "none", "open_inference_control": "true"}
+    made = marserve(
+        "archive", "counted", "--version", "1", "--handler", f"{folder / 'models.py'}:sums", "--export-path", store
+    )
+    assert made.status == 0, made.err
+    settings = {"load_models": "none", "open_inference_control": "true", "system_shared_memory_folder": "/dev/shm"}
     with Server(folder, entry="marserve", store=store, settings=settings) as server:
-        for name in (*NAMES, "shout", "identity"):
+        for name in (*NAMES, *FURTHER):
             server.register(f"{name}.mar").raise_for_status()
         yield server
 
@@ -114,9 +119,7 @@ def test_every_form_of_tritonclient_gets_what_it_asks_for(server: Server, way: s
     config = said["config"]["config"] if is_grpc else said["config"]
     assert [each["name"] for each in config["output"]] == ["sum", "largest"]
     index = said["index"]["models"] if is_grpc else said["index"]
-    assert {(each["name"], each["state"]) for each in index} == {
-        (name, "READY") for name in (*NAMES, "shout", "identity")
-    }
+    assert {(each["name"], each["state"]) for each in index} == {(name, "READY") for name in (*NAMES, *FURTHER)}
     nameless = {"version": "1.0", "id": ""}
     assert said["infer"] == {"version": "1.0", "id": "my-7", **SUMS}
     assert said["version_infer"] == said["wishes"] == {**nameless, **SUMS}
@@ -125,7 +128,7 @@ def test_every_form_of_tritonclient_gets_what_it_asks_for(server: Server, way: s
     assert said["brain"] == {**nameless, "brain": [1.0, -4.0]}
     assert said["texts"] == {**nameless, "output": ["AB", "Ä"]}
     assert said["bytes"] == {**nameless, "output": ["\0\\xff"]}
-    told = {"name": "input", "datatype": "BYTES", "shape": ["-1"] if is_grpc else [-1]}
+    told = {"name": "input", "datatype": "BYTES", "shape": ["-1", "1"] if is_grpc else [-1, 1]}
     of_rest = {} if is_grpc else {"parameters": {"content_type": "str"}}
     assert said["texts_metadata"]["inputs"] == [{**told, **of_rest}]
     assert said["classes"] == {**nameless, "scores": ["2.000000:1", "1.000000:0", "4.000000:1", "3.000000:0"]}
@@ -190,3 +193,16 @@ def test_the_pages_words_with_mlservers_codec_are_answered_as_it_says(server: Se
     ran = subprocess.run([Client.of("mlserver").program, "-c", code], capture_output=True, text=True, check=False)
 
     assert ran.stdout == block("docs/open-inference.md", "decoded"), ran.stderr
+
+
+def test_tritons_perf_analyzer_measures_models_of_tensors_and_of_texts(server: Server) -> None:
+    """By both protocols, with threads and without, in a stream, by shared memory; what the server counts is shown."""
+    said = Client.of("perf-analyzer").run(server.inference.removeprefix("http://"), server.grpc_inference)
+
+    unknown = {name: said.pop(name) for name in ("http_unknown", "grpc_unknown")}
+    assert [(name, run) for name, run in said.items() if run[:2] != [0, 50]] == []
+    # It reads versions as whole numbers, so that of "1.0" it finds no counts.
+    assert [said[f"{way}_counted"][2] for way in ("http", "grpc")] == [50, 50]
+    for status, *_, words in unknown.values():
+        assert status != 0
+        assert "Model not found: other" in words
