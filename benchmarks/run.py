@@ -33,6 +33,7 @@ import many_models
 import models
 import neighbour
 import object_stores
+import open_inference
 import peers
 import printing
 import ray_pool
@@ -71,6 +72,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
+    "open_inference": open_inference.measure,
     "shared_memory": shared_memory.measure,
     "growing": growing.measure,
     "downloads": downloads.measure,
