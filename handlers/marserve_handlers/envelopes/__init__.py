@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 
 ENVELOPES = {
@@ -36,6 +35,8 @@ def find_envelope(word: str) -> type:
     except ModuleNotFoundError as error:
         if error.name != word.partition(".")[0] and error.name != word:
             raise
+        import difflib  # here for smaller workers: words are right as a rule
+
         near = _FORMER.get(word) or next(iter(difflib.get_close_matches(word, ENVELOPES, 1)), None)
         hint = f"; did you mean {near}?" if near else ""
         raise ModuleNotFoundError(

@@ -13,7 +13,6 @@ import gc
 import importlib
 import logging
 import os
-import random
 import select
 import signal
 import stat
@@ -334,8 +333,13 @@ def _open_flags(descriptor: int) -> int:
 
 
 def reseed(seed: int) -> None:
-    """Give this worker random numbers of its own: otherwise all forks would draw the same."""
-    random.seed(seed)
+    """Give this worker random numbers of its own: otherwise all forks would draw the same.
+
+    A library that is imported later is seeded by itself.
+    """
+    random = sys.modules.get("random")
+    if random is not None:
+        random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import thread as _executors
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 # How long a thread may take to end, in seconds.
 END_WITHIN_S = 1.0
@@ -45,7 +45,7 @@ def end_idle_threads() -> None:
         left = [thread for thread in others if id(thread) not in idle]
         if not left:
             break
-        if not all(thread in _executors._threads_queues for thread in left):
+        if not all(thread in _work_queues() for thread in left):
             return
         time.sleep(LOOK_S)  # a thread whose result is there may not be back at waiting yet
     if left or any(_has_open_bars(thread) for thread in monitors):
@@ -81,7 +81,7 @@ def _describe(thread: threading.Thread) -> str:
     named = f"{thread.name}{f' of {whose}' if whose else ''}"
     if _is_monitor(thread):
         return f"{named} (a progress bar is open: close it when the model is loaded)"
-    if thread in _executors._threads_queues:
+    if thread in _work_queues():
         return f"{named} (an executor at work: wait for its results, or shut it down, before the model is loaded)"
     if whose.startswith("logging."):
         return f"{named} (stop the listener when the model is loaded, and start it at the first request)"
@@ -142,10 +142,16 @@ def _give_bars_a_lock_of_this_process() -> None:
 # ------------------------------------------------------------------------------------------------ executors
 
 
+def _work_queues() -> Any:
+    """The threads of all executors, each with its queue; none where no module has imported executors."""
+    executors: Any = sys.modules.get("concurrent.futures.thread")
+    return {} if executors is None else executors._threads_queues
+
+
 def _idle_executors() -> dict[ThreadPoolExecutor, list[threading.Thread]]:
     """The executors whose threads all wait for work, with these threads."""
     found: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
-    for thread in list(_executors._threads_queues):
+    for thread in list(_work_queues()):
         executor = _executor_of(thread)
         if executor is not None and executor not in found and _is_idle(executor):
             found[executor] = list(executor._threads)
@@ -174,7 +180,7 @@ def _is_idle(executor: ThreadPoolExecutor) -> bool:
 
 def _has_lost_its_executor(thread: threading.Thread) -> bool:
     """Whether nothing refers to its executor any more, so that it ends now."""
-    if thread not in _executors._threads_queues:
+    if thread not in _work_queues():
         return False
     reference = _reference_of(thread)
     return reference is not None and reference() is None
@@ -185,15 +191,17 @@ def _empty(executor: Any) -> None:
 
     `shutdown` would end it for good. No work can come meanwhile: only the main thread is left to submit it.
     """
+    from queue import Empty  # here: few models have executors, and each template would hold it
+
     threads: list[threading.Thread] = list(executor._threads)
-    queues: Any = _executors._threads_queues
+    queues = _work_queues()
     with executor._shutdown_lock:
         executor._shutdown = True
         executor._work_queue.put(None)  # each thread that ends puts it back for the next
     for thread in threads:
         thread.join(END_WITHIN_S)
     with executor._shutdown_lock:
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(Empty):
             while True:
                 executor._work_queue.get_nowait()
         executor._shutdown = False
