@@ -86,6 +86,26 @@ def test_histogram_buckets_always_add_up(values: list[tuple[float, int]]) -> Non
     assert value_of(samples, "marserve_request_seconds_count", model="m", version="1", stage="total") == buckets[-1]
 
 
+def test_a_histogram_that_was_shown_empty_shows_what_is_observed_later() -> None:
+    """The text of an empty one is kept, and made anew with each value; again while none comes."""
+    counts = VersionMetrics("m", "1")
+    metrics = Metrics("host")
+    metrics.register(counts)
+
+    seen = []
+    for value in (None, None, 3, None, 1):
+        if value is not None:
+            counts.batch_sizes.observe(value)
+        samples = read_page(metrics)
+        shown = [
+            value_of(samples, f"marserve_batch_size_{name}", model="m", version="1", **labels)
+            for name, labels in (("count", {}), ("sum", {}), ("bucket", {"le": "1.0"}), ("bucket", {"le": "+Inf"}))
+        ]
+        seen.append(shown)
+
+    assert seen == [[0, 0, 0, 0], [0, 0, 0, 0], [1, 3, 0, 1], [1, 3, 0, 1], [2, 4, 1, 2]]
+
+
 def test_the_page_shows_what_was_counted() -> None:
     """Each attribute of a version comes out under its own name."""
     metrics = Metrics("box")

@@ -772,13 +772,15 @@ class _VersionLines:
 
 
 class _HistogramLines:
-    """A histogram's lines: prefixes are made once, and the block is cached until a value is observed."""
+    """A histogram's lines: the block is cached until a value is observed, and prefixes are kept from the first on.
+
+    A server may have hundreds of models that were never asked: of those there is one text, once they were shown.
+    """
 
     def __init__(self, name: str, labels: str, histogram: Histogram) -> None:
+        self._name, self._labels = name, labels
         self._histogram = histogram
-        les = [_number(bound) for bound in histogram.bounds] + ["+Inf"]
-        self._prefixes = [f'{name}_bucket{{{labels},le="{le}"}} ' for le in les]
-        self._sum, self._count = f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "
+        self._prefixes: list[str] = []
         self._rendered_count = -1
         self._block = ""
 
@@ -789,13 +791,22 @@ class _HistogramLines:
             return self._block
         so_far = 0
         lines = []
-        for prefix, bucket in zip(self._prefixes, histogram.buckets, strict=True):
+        *of_buckets, of_sum, of_count = prefixes = self._prefixes or self._make_prefixes()
+        if count:
+            self._prefixes = prefixes
+        for prefix, bucket in zip(of_buckets, histogram.buckets, strict=True):
             so_far += bucket
             lines.append(f"{prefix}{so_far}.0")
-        lines.append(self._sum + _number(histogram.sum))
-        lines.append(f"{self._count}{count}.0")
+        lines.append(of_sum + _number(histogram.sum))
+        lines.append(f"{of_count}{count}.0")
         self._rendered_count, self._block = count, "\n".join(lines)
         return self._block
+
+    def _make_prefixes(self) -> list[str]:
+        name, labels = self._name, self._labels
+        les = [_number(bound) for bound in self._histogram.bounds] + ["+Inf"]
+        buckets = [f'{name}_bucket{{{labels},le="{le}"}} ' for le in les]
+        return [*buckets, f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "]
 
 
 def _sample_names(name: str, kind: str) -> tuple[str, ...]:
