@@ -129,8 +129,13 @@ def test_pickled_weights_are_refused_at_registration_and_by_the_handler(server: 
             break
 
 
-def test_a_model_of_a_hub_answers_in_one_command(tmp_path: Path) -> None:
-    """At a branch, whose commit is shown, and beside code that is not fetched; nothing is left in the folder."""
+def test_a_model_of_a_hub_answers_in_one_command_and_as_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a branch, whose commit is shown, and beside code that is not fetched; nothing is left in the folder.
+
+    Its archive answers the same, byte for byte, when the hub is gone.
+    """
     pytest.importorskip("huggingface_hub")
     saved, here = tmp_path / "saved", tmp_path / "here"
     here.mkdir()
@@ -143,8 +148,18 @@ def test_a_model_of_a_hub_answers_in_one_command(tmp_path: Path) -> None:
             run.wait_for(f"film 1.0 of hf://org/film@{commit}, ready in ")
             answer = httpx.post(run.url, json={"text": TEXTS[0]}, timeout=900)
             run.interrupt()
+        left = [*here.iterdir(), *run.temporary.iterdir()]
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        words = ("--task", "text-classification", "--export-path", here)
+        packed = marserve("archive", "hf://org/film@main", *words)
+    with Run(here, "film.mar") as again:
+        again.wait_for("film 1.0 of film.mar, ready in ")
+        answer_of_archive = httpx.post(again.url, json={"text": TEXTS[0]}, timeout=900)
+        again.interrupt()
 
     own = tiny.transformers().pipeline("text-classification", model=str(saved))(TEXTS[0])
     assert [each["label"] for each in answer.json()] == [each["label"] for each in own]
-    assert not list(here.iterdir())
-    assert not list(run.temporary.iterdir())
+    assert not left
+    assert packed.status == 0, packed.err
+    assert answer_of_archive.content == answer.content

@@ -45,6 +45,7 @@ TASKS = (
     *("image-classification", "embeddings"),
 )
 TENSOR_HANDLER = "base_handler"
+_HUB = "hf://"
 _OBJECT = re.compile(r"[^\W\d]\w*")
 # Where an export keeps weights that are too large for the ONNX file.
 _ONNX_DATA = ("{name}.data", "{name}_data", "{stem}.data", "{stem}_data")
@@ -101,6 +102,11 @@ def is_source(word: str) -> bool:
     return name is not None or path.suffix in (".py", *PROGRAMS) or "/" in word or word == "." or path.is_dir()
 
 
+def is_hub_address(word: str) -> bool:
+    """Whether a word is the address of a hub's model, which a command fetches before it is planned as a folder."""
+    return word.lower().startswith(_HUB)
+
+
 def is_archive(word: str) -> bool:
     """Whether a word is the path of an archive: a file with such a name, or a folder with a manifest."""
     path = Path(word)
@@ -112,7 +118,7 @@ def is_archive(word: str) -> bool:
 def plan_source(word: str, wishes: Wishes | None = None) -> SourcePlan:
     """Find the model of a source and every file of its archive. Raises CannotArchive."""
     wishes = wishes or Wishes()
-    _check_task(wishes.task)
+    check_task(wishes.task)
     path, name = split_source(word)
     if wishes.task is not None and not (path.is_dir() and is_of_transformers(path)):
         raise CannotArchive(f"--task is for the folder of a model of transformers, which {path} is not.")
@@ -129,7 +135,7 @@ def plan_source(word: str, wishes: Wishes | None = None) -> SourcePlan:
     return _plan_program(path, wishes)
 
 
-def _check_task(task: str | None) -> None:
+def check_task(task: str | None) -> None:
     """Raise CannotArchive for a task that the handler does not have."""
     if task is not None and task not in TASKS:
         hint = did_you_mean(task, TASKS, ".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.model_config import ModelConfig, parse_model_config
 from marserve.archive.pickles.pickle_check import check_files
-from marserve.archive.writing.sources import Wishes, is_program, is_source, plan_source
+from marserve.archive.writing.sources import Wishes, is_hub_address, is_program, is_source, plan_source
 from marserve.archive.writing.writer import (
     FORMATS,
     ArchiveSpec,
@@ -76,11 +77,11 @@ def archive(
         typer.Argument(
             metavar="NAME|SOURCE",
             help="A name for the model that the options describe; or what is packed by itself: FILE.py[:OBJECT], a "
-            "program (.onnx, .pt2, TorchScript), or a folder.",
+            "program (.onnx, .pt2, TorchScript), a folder, or a model of a hub: hf://OWNER/NAME@REVISION.",
         ),
     ],
     task: Annotated[
-        str | None, typer.Option("--task", help="Of a folder of transformers, where its files do not say: its task.")
+        str | None, typer.Option("--task", help="Of a model of transformers, where its files do not say: its task.")
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Of a source: the model's name, where its own does not suit.")
@@ -135,14 +136,16 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Make a model archive (.mar). The same files give the same bytes; SOURCE_DATE_EPOCH sets its date."""
-    with Output(as_json) as output:
+    with Output(as_json) as output, ExitStack() as held:
         if register and archive_format is Format("no-archive"):
             raise WrongArguments("--register sends one file, and --format no-archive makes a folder.")
         try:
             extra = tuple(extra_files or ())
+            origin = ""
             if handler is None and model_file is None and is_source(what):
                 wishes = Wishes(name, version, extra, serialized_file, requirements_file, config_file, task=task)
-                plan = plan_source(what, wishes).plan
+                source, origin = _find(what, wishes, output, held)
+                plan = plan_source(source, wishes).plan
             else:
                 if name is not None:
                     raise WrongArguments(f"--name is for a source, such as model.py; the model's name is {what} here.")
@@ -174,7 +177,7 @@ def archive(
         try:
             if dry_run:
                 place = output_path(spec.model_name, export_path, archive_format.value)
-                _show_dry_run(output, plan, warnings, place, force)
+                _show_dry_run(output, plan, warnings, place, force, origin)
                 return
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
@@ -204,6 +207,7 @@ def archive(
                     for member in packed
                 ],
                 "warnings": warnings,
+                **({"source": origin} if origin else {}),
                 **registered,
             },
             table(
@@ -211,9 +215,28 @@ def archive(
                 [(member.name, decimal(member.size_bytes), member.sha256[:16] + "…") for member in packed],
             ),
             *_say_left_out(packed),
-            f"{path} ({decimal(size)}): model {spec.model_name}, version {spec.version}, handler {spec.handler}",
+            f"{path} ({decimal(size)}): {_say_model(spec, origin)}",
             *([registered["status"]] if registered else []),
         )
+
+
+def _find(what: str, wishes: Wishes, output: Output, held: ExitStack) -> tuple[str, str]:
+    """The path of a source, and the address at a commit of one that is fetched first, which `held` keeps; else empty.
+
+    Raises WrongArguments, CommandFailed, BadSettings, Interrupted.
+    """
+    if not is_hub_address(what):
+        return what, ""
+    # Late: few archives are of a hub, and what fetches takes longer to import than most archives to write.
+    from marserve.cli.local.hub import fetched_to_pack
+
+    found = held.enter_context(fetched_to_pack(what, wishes, output))
+    return str(found.path), found.address
+
+
+def _say_model(spec: ArchiveSpec, origin: str) -> str:
+    of = f" of {origin}" if origin else ""
+    return f"model {spec.model_name}{of}, version {spec.version}, handler {spec.handler}"
 
 
 def _register(server: Management, output: Output, path: Path, workers: int, force: bool) -> dict[str, Any]:
@@ -228,23 +251,26 @@ def _register(server: Management, output: Output, path: Path, workers: int, forc
     return {**register_and_show(server, output, parameters), "upload": msgspec.to_builtins(sent)}
 
 
-def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool) -> None:
+def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool, origin: str) -> None:
     """Say what would go into the archive. Raises CannotArchive if it exists already."""
     refuse_existing(path, force=force)
     for warning in warnings:
         output.note(f"Warning: {warning}")
     sizes = {name: file.stat().st_size for name, file in plan.members.items()}
+    # Of a hub's model the files in its cache: the folder of links goes with the command.
+    files = {name: str(file.resolve() if origin else file) for name, file in plan.members.items()}
     document = {
         "path": str(path),
         "overwrites": os.path.lexists(path),
         "model": plan.spec.model_name,
         "version": plan.spec.version,
         "handler": plan.spec.handler,
-        "members": [{"name": name, "sizeBytes": size, "file": str(plan.members[name])} for name, size in sizes.items()],
+        "members": [{"name": name, "sizeBytes": size, "file": files[name]} for name, size in sizes.items()],
         "warnings": warnings,
+        **({"source": origin} if origin else {}),
     }
-    rows = [(name, decimal(size), str(plan.members[name])) for name, size in sizes.items()]
-    what = f"model {plan.spec.model_name}, version {plan.spec.version}, handler {plan.spec.handler}"
+    rows = [(name, decimal(size), files[name]) for name, size in sizes.items()]
+    what = _say_model(plan.spec, origin)
     replacing = ", in the place of what is there" if document["overwrites"] else ""
     output.result(as_dry(document), HEAD, table(("member", "size", "file"), rows), f"{path}: {what}{replacing}")
 

@@ -2,6 +2,5 @@
 
 command        the command, and the settings of its server
 source         the model's source, staged, and again when it has changed
-hub            a source that is a model of a hub
 screen         what the terminal shows
 """

@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 import typer
 
 from marserve.api.sockets import bind
-from marserve.archive.writing.sources import Wishes
+from marserve.archive.writing.sources import Wishes, is_hub_address
 from marserve.archive.writing.staging import Staging
 from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.cli.run.screen import Screen
-from marserve.cli.run.source import LocalModel, advice_on, is_hub_address
+from marserve.cli.run.source import LocalModel, advice_on
 from marserve.cli.server.foreground import leave, serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
 from marserve.cli.server.port_holder import holder_of
@@ -120,12 +120,12 @@ def _find(source: str, wishes: Wishes, set_words: Sequence[str], folder: Path, o
     if not is_hub_address(source):
         return LocalModel(source, wishes, staging)
     # Late: few runs fetch anything, and what shows the progress is a thirtieth of the others' start.
-    from marserve.cli.run.hub import fetch_model
+    from marserve.cli.local.hub import fetch_model
 
     pairs = pairs_of(set_words)
     flags = {"model_store": str(staging.root), **pairs}
     settings = load_as_typed(flags, pairs, spelling=_SPELLING, reads_file=False)
-    found = fetch_model(source, settings, folder / "hub", output)
+    found = fetch_model(source, wishes, settings, folder / "hub", output)
     return LocalModel(str(found.path), wishes, staging, address=found.address)
 
 

@@ -22,13 +22,6 @@ from marserve.archive.writing.writer import begin_import, with_declaration
 from marserve.cli.output import WrongArguments
 from marserve.errors import CannotArchive, CannotImport, MarserveError
 
-_HUB = "hf://"
-
-
-def is_hub_address(word: str) -> bool:
-    """Whether a source is an address of a hub, as `hub.py` fetches."""
-    return word.lower().startswith(_HUB)
-
 
 class LocalModel:
     """The source of one run, staged again whenever it has changed."""

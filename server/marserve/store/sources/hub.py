@@ -53,17 +53,27 @@ class Repository:
         return f"hf://{self.id}@{commit}{'/' + self.file if self.file else ''}"
 
 
+class IsArchive(Failed):
+    """The repository is an archive, or has only one; none is wanted, and nothing was fetched."""
+
+    def __init__(self, file: str, commit: str) -> None:
+        super().__init__(f"{file} is an archive")
+        self.file, self.commit = file, commit
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which files are fetched of a repository that is no archive: those that one of `names` fits and none of `but`.
 
     Both hold shell patterns, whose `*` takes slashes too. `needs` has patterns, each of which must fit a file, and how
-    a sentence about a repository without such a file goes on.
+    a sentence about a repository without such a file goes on. Without `archives` a repository that is an archive, or
+    has only one, is refused with IsArchive.
     """
 
     names: tuple[str, ...]
     but: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
+    archives: bool = True
 
     def of(self, files: Iterable[str]) -> list[str]:
         """Those of these files that are in the selection."""
@@ -127,9 +137,12 @@ class Hub:
         }
         if self._selection is not None:
             order |= {"names": self._selection.names, "but": self._selection.but, "needs": list(self._selection.needs)}
+            order["archives"] = self._selection.archives
         said = _run(order, environment, cancel, on_progress)
         if said.get("trouble") == "Lacks" and self._selection is not None:
             raise Failed(f"{repository.id} {self._selection.needs[said['what']]}")
+        if said.get("trouble") == "IsArchive":
+            raise IsArchive(said["what"], said["commit"])
         if "path" not in said:
             raise _trouble(said, repository)
         return Gathered(Path(said["path"]), repository.at(said["commit"]))

@@ -37,6 +37,10 @@ class Lacks(Exception):
     """No file fits this pattern, which the order needs."""
 
 
+class IsArchive(Exception):
+    """The repository has this archive at this commit, or is one, and the order wants none."""
+
+
 def main() -> None:
     """Carry out one order."""
     say_to = sys.stdout
@@ -49,6 +53,8 @@ def main() -> None:
         found = {"trouble": "ImportError", "what": str(error)}
     except Lacks as error:
         found = {"trouble": "Lacks", "what": str(error)}
+    except IsArchive as error:
+        found = {"trouble": "IsArchive", "what": error.args[0], "commit": error.args[1]}
     except Exception as error:
         # Only the types: texts quote addresses, and headers of requests.
         answer = getattr(error, "response", None)
@@ -105,6 +111,7 @@ def fetch(order: dict[str, Any], say_to: TextIO) -> dict[str, Any]:
         return of_cache()
     assert commit is not None
     file = file or _only_archive(sizes)
+    _check_wanted(sizes, file, commit, order)
     chosen, selection = ([file], {}) if file else _selected(sizes, order)
     total = sum(sizes.get(each, 0) for each in chosen)
     if total > order["max_bytes"]:
@@ -123,6 +130,12 @@ def _only_archive(files: Any) -> str | None:
     """The only archive of a repository; None if there are several, or the repository is a model folder itself."""
     archives = [file for file in files if file.lower().endswith(ARCHIVES)]
     return archives[0] if MANIFEST not in files and len(archives) == 1 else None
+
+
+def _check_wanted(files: Collection[str], archive: str | None, commit: str, order: Mapping[str, Any]) -> None:
+    """Raise IsArchive if a repository of these files, with this only archive, is one and the order wants none."""
+    if not order.get("archives", True) and (archive is not None or MANIFEST in files):
+        raise IsArchive(archive or MANIFEST, commit)
 
 
 def select(files: Iterable[str], names: Sequence[str], but: Sequence[str]) -> list[str]:
@@ -158,6 +171,7 @@ def _of_cache(repository: str, revision: str, file: str | None, order: Mapping[s
             folder = here / "snapshots" / name
             files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
             file = _only_archive(files)
+            _check_wanted(files, file, name, order)
     if file is not None:
         path = Path(hub.hf_hub_download(repository, file, revision=revision, local_files_only=True))
         inner = len(Path(file).parts)

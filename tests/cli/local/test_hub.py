@@ -12,8 +12,8 @@ import pytest
 
 from marserve.archive.writing.sources import Wishes, plan_source
 from marserve.archive.writing.staging import Staging
+from marserve.cli.local.hub import HubModel, fetch_model
 from marserve.cli.output import CommandFailed, Output, WrongArguments
-from marserve.cli.run.hub import HubModel, fetch_model
 from marserve.cli.run.source import LocalModel
 from marserve.settings import Settings, load_settings
 from support.hub_server import HubProgram, HubServer, hub_server
@@ -64,7 +64,7 @@ class Desk:
     def fetch(self, address: str, place: str = "links", **variables: str) -> HubModel:
         """Fetch a model."""
         environment = {**self.environment, **variables}
-        return fetch_model(address, self.settings, self.folder / place, Output(as_json=True), environment)
+        return fetch_model(address, Wishes(), self.settings, self.folder / place, Output(as_json=True), environment)
 
 
 @pytest.fixture
@@ -178,6 +178,14 @@ def test_a_hub_that_is_not_reached_is_status_1_unless_the_cache_has_the_model(
     desk.fetch("hf://org/film@main")
 
     assert files_below(desk.fetch("hf://org/film@main", "again", **variables).path) == SERVED
+
+
+def test_a_task_that_there_is_not_is_refused_before_the_hub_is_asked(hub: HubServer, desk: Desk) -> None:
+    """What was typed wrongly costs no fetching."""
+    with pytest.raises(WrongArguments, match=r"--task takes text-classification, .*; it got 'sentiment'\.?"):
+        fetch_model("hf://org/film@main", Wishes(task="sentiment"), desk.settings, desk.folder, Output(as_json=True))
+
+    assert not hub.asked
 
 
 def test_without_huggingface_hub_the_sentence_has_the_command(desk: Desk) -> None:
