@@ -59,8 +59,9 @@ class Chunks:
 class Events:
     """Server-Sent Events (WHATWG HTML, section 9.2.6): lines that end in LF, CR or CRLF, comments, fields.
 
-    marserve ends a stream by the event `end`, which is left out, and a failed one by `error` with `code` and `message`,
-    which is raised. An event that is cut off is dropped, as the standard says.
+    marserve ends a stream by the event `end`, which is left out, and a failed one by `error` with `code` and `message`
+    (and `exception`, where the server shows it), which is raised. An event that is cut off is dropped, as the standard
+    says.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ def _raise_error(event: Event) -> None:
         said = event.json()
     except ValueError:
         return
-    if isinstance(said, dict) and set(said) == {"code", "message"} and type(said["code"]) is int:
+    if isinstance(said, dict) and said.keys() - {"exception"} == {"code", "message"} and type(said["code"]) is int:
         raise class_of(said["code"])(str(said["message"]), status=said["code"], document=said)
 
 

@@ -154,13 +154,15 @@ class Answer(msgspec.Struct, frozen=True):
     """A handler's answer to one request, or one piece of it.
 
     `headers` are those that the handler set, content type included; the surface checks names and values. An empty
-    `reason` is an empty reason phrase.
+    `reason` is an empty reason phrase. `thrown` is the exception behind a piece that is the last event of a failed
+    stream, a line of JSON after `data: `: the surface may add it to that.
     """
 
     body: bytes | bytearray
     status: int = 200
     reason: str = ""
     headers: list[tuple[str, str]] = []
+    thrown: Thrown | None = None
 
 
 class Receiver(Protocol):
@@ -488,7 +490,8 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `error` is None for an answer. Otherwise it is a kind of `marserve_handlers.errors`: `handler`, `prediction`,
     `bad_input`, `memory`, `expired`, `cancelled`, `too_large`, `bad_header`; `reason` is then the message for the
-    client and `status` its code, and `thrown` is the exception behind a fault of the author's code.
+    client and `status` its code, and `thrown` is the exception behind a fault of the author's code. An answer has
+    `thrown` if it is the last event of a stream that failed.
     """
 
     status: Status

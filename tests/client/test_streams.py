@@ -79,6 +79,17 @@ def test_marserves_end_is_left_out_and_its_error_is_raised() -> None:
     assert failed.value.status == 400
 
 
+def test_what_a_handler_raised_in_a_stream_comes_with_its_error() -> None:
+    """Where the server shows it."""
+    exception = '{"type": "ValueError", "message": "no luck", "traceback": ["at line 3"]}'
+    data = f'{{"code": 500, "message": "Prediction failed", "exception": {exception}}}'
+
+    with pytest.raises(errors.ServerFailed, match="Prediction failed") as failed:
+        decoded(f"event: error\ndata: {data}\n\n".encode())
+
+    assert failed.value.exception == ("ValueError", "no luck", ("at line 3",))
+
+
 @pytest.mark.parametrize(
     "data", ["{}", "no", "[1]", '{"code": "a", "message": "b"}', '{"code": 1, "message": "", "a": 1}']
 )

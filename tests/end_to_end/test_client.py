@@ -51,6 +51,8 @@ def pieces(text: str) -> Iterator[Event]:
     word, _, value = text.partition(" ")
     try:
         yield Event("one")
+        if word == "raise":
+            raise ValueError("no luck")
         if word == "die":
             os.kill(os.getpid(), 9)
         while word == "endless":
@@ -170,6 +172,17 @@ def test_a_handlers_exception_comes_with_its_traceback(client: Asking) -> None:
     assert failed.value.exception[:2] == ("ValueError", "no luck")
     assert any("no luck" in line for line in failed.value.exception.traceback)
     assert failed.value.request_id
+
+
+def test_a_generators_exception_comes_with_its_traceback_in_the_last_event(client: Asking) -> None:
+    """Behind the events that came before."""
+    with pytest.raises(ServerFailed) as failed:
+        client.items("events", "pieces", "raise")
+
+    assert [event.data for event in failed.value.came] == ["one"]  # type: ignore[attr-defined]
+    assert failed.value.exception is not None
+    assert failed.value.exception[:2] == ("ValueError", "no luck")
+    assert any("in pieces" in line for line in failed.value.exception.traceback)
 
 
 def test_the_server_ends_what_comes_too_late(client: Asking) -> None:

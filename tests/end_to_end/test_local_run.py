@@ -118,6 +118,37 @@ def test_a_failed_request_names_the_authors_own_file_and_a_clients_mistake_is_a_
     assert lost.json()["message"].startswith("There is no route /predict here; did you mean /predictions/faulty?")
 
 
+WORDS = """
+from collections.abc import Iterator
+from marserve_handlers import Event, model
+
+@model
+def words(text: str) -> Iterator[Event]:
+    yield Event("one")
+    raise ValueError("on purpose")
+"""
+
+
+def test_a_stream_that_fails_names_the_authors_own_file_in_its_last_event(tmp_path: Path) -> None:
+    """Its data is a body's: `exception` is for clients of this machine."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "words.py").write_text(WORDS)
+    with Run(here, "words.py") as run:
+        headers = {"accept": "text/event-stream", "content-type": "text/plain"}
+        answer = httpx.post(run.url, content=b"go", headers=headers)
+        run.interrupt()
+
+    first, last = answer.text.removesuffix("\n\n").split("\n\n")
+    name, data = last.split("\n")
+    said = json.loads(data.removeprefix("data: "))
+    assert (answer.status_code, first, name) == (200, "data: one", "event: error")
+    assert (said["code"], said["message"]) == (500, "Prediction failed")
+    assert (said["exception"]["type"], said["exception"]["message"]) == ("ValueError", "on purpose")
+    assert f'  File "{here}/words.py", line 8, in words' in said["exception"]["traceback"]
+    assert str(run.temporary) not in answer.text
+
+
 @pytest.mark.system
 def test_a_file_of_litserve_answers_at_its_own_route_and_at_ours(tmp_path: Path) -> None:
     """The line that is shown asks its own."""

@@ -37,6 +37,7 @@ from marserve.worker.outgoing import encode_value
 from marserve.worker.rows import decode_value
 from marserve.worker.serving import ServedModel
 from marserve_handlers.context import send_intermediate_predict_response
+from marserve_handlers.declared.answer import FailedEvent
 from marserve_handlers.errors import BadInput, PredictionException
 from support.model_context import make_context
 
@@ -404,6 +405,31 @@ def test_a_piece_may_be_an_exception_too(stage: Stage) -> None:
     piece, bodies = stage.sent[0]
     assert [(result.error, result.status) for result in piece.results] == [(None, 200), ("prediction", 410)]
     assert bodies == [b"a1", b""]
+
+
+@pytest.mark.parametrize("sets_header", [False, True])
+def test_the_last_event_of_a_failed_stream_is_an_answer_with_what_was_raised(stage: Stage, sets_header: bool) -> None:
+    """Bounded as that of a failure; nothing of an error that is meant for the client."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        if sets_header:
+            for index in range(3):
+                context.set_response_header(index, "X-Mine", "1")
+        return [
+            FailedEvent.of(b"one", ValueError("x" * 100_000)),
+            FailedEvent.of(b"two", BadInput("expected a cat", "pet")),
+            b"whole",
+        ]
+
+    message, bodies = stage.serve_raw(handle, b"", b"", b"")
+
+    first, second, third = message.results
+    assert bodies == [b"one", b"two", b"whole"]
+    assert [(result.error, result.status) for result in message.results] == [(None, 200)] * 3
+    assert first.thrown.type == "ValueError"
+    assert 0 < len(first.thrown.message) < 100_000
+    assert "ValueError: xxx" in first.thrown.traceback
+    assert (second.thrown, third.thrown) == (None, None)
 
 
 # ------------------------------------------------------------------------------------------- checks

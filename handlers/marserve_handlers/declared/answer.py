@@ -1,4 +1,4 @@
-"""An answer that is JSON text already. On its own, so that the worker's loop can know it at no cost."""
+"""Answers that the worker's loop knows by their class. On their own, so that it can do so at no cost."""
 
 from __future__ import annotations
 
@@ -13,3 +13,19 @@ class JsonAnswer:
 
     def __repr__(self) -> str:
         return f"JsonAnswer({self.body!r})"
+
+
+class FailedEvent(bytes):
+    """The last event of a stream that failed, as its bytes; `error` is what was raised, for the settings to expose.
+
+    Its data is one line with a JSON object.
+    """
+
+    error: BaseException
+
+    @classmethod
+    def of(cls, frame: bytes, error: BaseException) -> FailedEvent:
+        """The event with this frame."""
+        event = cls(frame)
+        event.error = error
+        return event

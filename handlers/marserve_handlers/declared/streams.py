@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from marserve_handlers.context import Context, send_intermediate_predict_response
-from marserve_handlers.declared.answer import JsonAnswer
+from marserve_handlers.declared.answer import FailedEvent, JsonAnswer
 from marserve_handlers.declared.events import END, EVENT_STREAM, Event, error_frame
 from marserve_handlers.declared.item_context import accepts
 from marserve_handlers.declared.items import encode_item
@@ -178,7 +178,7 @@ class _Stream:
         if not is_for_client:
             request = self._context.get_request_id(self.place)
             log.error("the stream of request %s failed after %d events", request, self._count, exc_info=error)
-        return error_frame(failure.code if is_for_client else 500, failure.message)
+        return FailedEvent.of(error_frame(failure.code if is_for_client else 500, failure.message), error)
 
 
 def _send(pieces: list[Any], context: Context) -> None:

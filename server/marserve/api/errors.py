@@ -390,11 +390,11 @@ def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open
     if is_open_inference and not rules.as_recorded:
         document["error"] = document["message"]
     if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:
-        document["exception"] = _exposed(error.thrown, rules)
+        document["exception"] = exposed(error.thrown, rules)
     return msgspec.json.format(_encoder.encode(document), indent=2) + b"\n"
 
 
-def _exposed(thrown: Thrown, rules: ErrorRules) -> dict[str, Any]:
+def exposed(thrown: Thrown, rules: ErrorRules) -> dict[str, Any]:
     """What was raised, for the body of an answer; `traceback` has its lines, or none."""
     lines = thrown.traceback.rstrip().splitlines() if rules.exposes == "traceback" else []
     texts = [rules.with_own_paths(text) for text in (thrown.type, thrown.message, *lines)]

@@ -849,8 +849,9 @@ class Life:
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,
         "off",
-        "What the body of a handler's failure says of the exception, under the key `exception`: type and message, or "
-        "the traceback too. Only for clients that may read the model's code.",
+        "What the body of a handler's failure, or the last Server-Sent Event of its stream, says of the exception, "
+        "under the key `exception`: type and message, or the traceback too. Only for clients that may read the "
+        "model's code.",
         choices=("off", "message", "traceback"),
     )
     handler_error_status: Literal[503, 500] = _own(

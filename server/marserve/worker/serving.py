@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from marserve.errors import Thrown
 from marserve.messages import (
     MAX_WARNINGS,
     AskLengths,
@@ -62,6 +63,7 @@ from marserve.worker.rank import Leader
 from marserve.worker.rows import DistinctIds, InvalidJson, begin_unwatched, decode_value
 from marserve_handlers.calling import ModelAnswer
 from marserve_handlers.context import Context
+from marserve_handlers.declared.answer import FailedEvent
 from marserve_handlers.declared.open_inference.marking import has_raw_tensors
 from marserve_handlers.errors import (
     BAD_HEADER,
@@ -353,6 +355,7 @@ class ServedModel:
             answer = answers[index]
             is_json = False
             body: bytes = b""
+            thrown: Thrown | None = None
             response: tuple[int, str, list[tuple[str, str]]] | None = None
             try:
                 response = response_of(index)
@@ -367,6 +370,9 @@ class ServedModel:
                     continue
                 else:
                     body, is_json = encode_value(answer)
+                    if isinstance(answer, FailedEvent):
+                        self.failed.append(loss_told_by(answer.error))
+                        thrown = thrown_by(answer.error)
             except BadResponse as error:
                 with about(context.batch_items[index : index + 1]):
                     log.error("the answer to request %s cannot be sent: %s", context.get_request_id(index), error)
@@ -393,13 +399,15 @@ class ServedModel:
                     text = f"The answer has {len(body)} bytes, more than max_response_size, {most}."
                     results.append(Result(503, text, [], TOO_LARGE))
                     body = b""
+                elif response is None and thrown is not None:
+                    results.append(Result(200, "", [], None, thrown))
                 elif response is None:
                     results.append(UNTOUCHED_JSON if is_json else UNTOUCHED)
                 else:
                     status, reason, headers = response
                     if is_json and not any(name.lower() == "content-type" for name, _ in headers):
                         headers = [*headers, ("content-type", "application/json")]
-                    results.append(Result(status, reason, headers))
+                    results.append(Result(status, reason, headers, None, thrown))
             bodies.append(body)
             index += 1
         return results, bodies

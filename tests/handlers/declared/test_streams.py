@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from marserve_handlers import BadInput, Event, model
+from marserve_handlers.declared.answer import FailedEvent
 from marserve_handlers.declared.declaration import DeclarationError
 from marserve_handlers.errors import NobodyWaits
 from marserve_handlers.support.line_owner import of_this_task
@@ -170,6 +171,8 @@ def test_a_failed_stream_of_events_ends_with_an_error(
     sending = Sending(events, request_, accept=SSE)
 
     assert sending.last == [b"event: error\ndata: %b\n\n" % data]
+    assert isinstance(sending.last[0], FailedEvent)
+    assert type(sending.last[0].error).__name__ == ("BadInput" if request_ == b"bad" else "RuntimeError")
     assert ("secret" in caplog.text) is (request_ == b"worse")
 
 

@@ -23,6 +23,7 @@ from marserve.errors import (
     NoWorker,
     OutOfMemory,
     QueueFull,
+    Thrown,
     WorkerDied,
 )
 from marserve.messages import Answer, Part, Raised, Request, Result
@@ -1119,6 +1120,24 @@ def test_a_stream_that_raises_is_not_split() -> None:
 
     assert all(isinstance(client.end, HandlerFailed) for client in clients)
     assert len(stage.sent) == 1
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_what_was_raised_goes_on_with_the_last_event_of_a_failed_stream(is_last: bool) -> None:
+    """At the end of its batch, or before, where mates go on; the surface decides who sees it."""
+    thrown = Thrown("ValueError", "no", "trace")
+    failed = Result(200, "", [], None, thrown)
+    stage = Stage(batch_size=1)
+    client = stage.submit(b"1")
+    stage.open("w")
+
+    stage.dispatcher.piece("w", 1, [OK], [b"first"], 0.0)
+    if is_last:
+        stage.dispatcher.finished("w", 1, 0.1, [failed], [b"error"], 1.0)
+    else:
+        stage.dispatcher.piece("w", 1, [failed], [b"error"], 0.0)
+
+    assert [(piece.body, piece.thrown) for piece in client.pieces] == [(b"first", None), (b"error", thrown)]
 
 
 def test_a_cancelled_stream_gets_no_more_pieces() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.errors import HandlerFailed, MarserveError
+from marserve.errors import HandlerFailed, MarserveError, Thrown
 from marserve.messages import Answer
 from marserve.registry.catalogue.named_answers import NamedReceiver
 from marserve.registry.catalogue.traffic import VERSION_HEADER
@@ -34,12 +34,13 @@ class Told:
 @pytest.mark.parametrize("headers", [[], [("content-type", "text/plain"), ("X-Marserve-Version", "7")]])
 def test_an_answer_names_its_version_once_whatever_the_handler_says(headers: list[tuple[str, str]]) -> None:
     """All else of it stays; the handler's own answer is not changed."""
-    own = Answer(b"body", 201, "Made", list(headers))
+    thrown = Thrown("ValueError", "no", "trace")
+    own = Answer(b"body", 201, "Made", list(headers), thrown)
     told = Told()
 
     NamedReceiver(told, HEADER).on_answer(own)
 
-    assert told.told == [Answer(b"body", 201, "Made", [*headers[:1], HEADER])]
+    assert told.told == [Answer(b"body", 201, "Made", [*headers[:1], HEADER], thrown)]
     assert own.headers == headers
 
 

@@ -21,7 +21,7 @@ from marserve.api.http.request_body import is_quick, read_parts
 from marserve.api.http.request_head import Head
 from marserve.api.http.response_headers import phrase_of
 from marserve.api.http.slowness import WrittenConnection
-from marserve.api.http.stream_errors import error_frame
+from marserve.api.http.stream_errors import error_frame, with_exception
 from marserve.api.open_inference.request_parameters import (
     NOTHING,
     QUICK_BYTES,
@@ -307,6 +307,8 @@ class Exchange:
                 self.on_error(error)
                 return
         body = piece.body
+        if piece.thrown is not None:
+            body = with_exception(body, piece.thrown, connection.listener.error_rules)
         if body and not self.is_bodiless:
             was_full = connection.flow.write_paused
             if self.head.is_http10:

@@ -438,7 +438,7 @@ class Dispatcher:
             if job.request.names_version:
                 named_s.append(total_s)
             metrics.answers[result.status] += 1
-            answer = Answer(body, result.status, result.reason, result.headers)
+            answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
             if job.has_sent_pieces:
                 job.receiver.on_piece(answer, True)
             else:
@@ -467,7 +467,8 @@ class Dispatcher:
                 continue
             if result.error is None:
                 job.has_sent_pieces = True
-                job.receiver.on_piece(Answer(body, result.status, result.reason, result.headers), False)
+                answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
+                job.receiver.on_piece(answer, False)
                 continue
             self._actions.mark_cancelled(key, number, index)
             self._fail_as_told(job, result, now)

@@ -43,4 +43,4 @@ class NamedReceiver:
         header, headers = self._header, answer.headers
         if headers:
             headers = [line for line in headers if line[0].lower() != header[0]]
-        return Answer(answer.body, answer.status, answer.reason, [*headers, header])
+        return Answer(answer.body, answer.status, answer.reason, [*headers, header], answer.thrown)
