@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,8 @@ def test_the_pages_commands_get_the_pages_answers(server: Server) -> None:
     assert [answer.json() for answer in answers] == json.loads(block("docs/open-inference.md", "answers"))
 
 
-def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> None:
-    """Typed and raw; a handler of rows gets the protocol's JSON."""
+def asking(channel: grpc.Channel) -> Callable[..., Any]:
+    """Makes calls of the protocol's service: `ask(word, **fields)` is the answer."""
     schema = Schema()
 
     def ask(word: str, /, **fields: Any) -> Any:
@@ -129,7 +129,13 @@ def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> 
         )
         return call(schema.message(method.input_type.full_name)(**fields), timeout=30)
 
+    return ask
+
+
+def test_over_grpc_the_same_tensors_are_told_taken_and_given(server: Server) -> None:
+    """Typed and raw; a handler of rows gets the protocol's JSON."""
     with grpc.insecure_channel(server.grpc_inference) as channel:
+        ask = asking(channel)
         told = ask("ModelMetadata", name="sums")
         ready = [ask("ModelReady", name=name, version=version).ready for name, version in ASKED_IF_READY]
         typed = ask("ModelInfer", model_name="sums", inputs=[{**PAIR, "contents": {"fp32_contents": [1, 2, 3, 4]}}])
@@ -238,6 +244,31 @@ def test_the_server_tells_of_itself_and_its_versions(server: Server) -> None:
     before = server.client.get(f"{at}/models/sums/stats").json()["model_stats"][0]["inference_count"]
     server.client.post(f"{at}/models/sums/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}).raise_for_status()
     assert server.client.get(f"{at}/models/sums/stats").json()["model_stats"][0]["inference_count"] == before + 1
+
+
+def test_what_a_worker_refuses_counts_as_a_failure(server: Server) -> None:
+    """Over REST and gRPC, in both documents; it is no inference."""
+    at = f"{server.inference}/v2/models/sums"
+
+    def counted() -> tuple[int, int, int]:
+        stats = server.client.get(f"{at}/stats").json()["model_stats"][0]
+        each = stats["inference_stats"]
+        return stats["inference_count"], each["success"]["count"], each["fail"]["count"]
+
+    before = counted()
+    refused = server.client.post(f"{at}/infer", json={"inputs": [{**PAIR, "data": [1, 2, 3]}]})
+    between = counted()
+    with grpc.insecure_channel(server.grpc_inference) as channel:
+        ask = asking(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            ask("ModelInfer", model_name="sums", inputs=[{**PAIR, "contents": {"fp32_contents": [1, 2, 3]}}])
+        [after] = ask("ModelStatistics", name="sums").model_stats
+
+    assert refused.status_code == 400
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert between == (before[0], before[1], before[2] + 1)
+    assert (after.inference_count, after.inference_stats.fail.count) == (before[0], before[2] + 2)
+    assert after.inference_stats.fail.ns > 0
 
 
 def test_a_handler_of_rows_gets_the_body_as_ever(server: Server) -> None:

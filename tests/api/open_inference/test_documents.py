@@ -139,12 +139,15 @@ def test_the_index_has_every_version_or_those_that_answer() -> None:
 
 
 def test_statistics_are_the_versions_counts() -> None:
-    """In nanoseconds; failures are counted apart."""
+    """In nanoseconds; failures are counted apart, of the handler's choosing or not; not what was never accepted."""
     metrics = VersionMetrics("m", "1.0")
     metrics.answers[200] += 3
     metrics.answers[400] += 1
+    metrics.errors["bad_input"] += 2
+    metrics.errors["handler"] += 1
+    metrics.refused["queue_full"] += 5
     metrics.batch_sizes.observe(4)
-    for _ in range(4):
+    for _ in range(7):
         metrics.total_seconds.observe(0.5)
     metrics.queue_seconds.observe(0.25, times=4)
     metrics.handler_seconds.observe(0.125, times=4)
@@ -154,7 +157,7 @@ def test_statistics_are_the_versions_counts() -> None:
     stats = document["inference_stats"]
     assert (document["inference_count"], document["execution_count"]) == (3, 1)
     assert stats["success"] == {"count": 3, "ns": 1_500_000_000}
-    assert stats["fail"] == {"count": 1, "ns": 500_000_000}
+    assert stats["fail"] == {"count": 4, "ns": 2_000_000_000}
     assert stats["queue"] == {"count": 4, "ns": 1_000_000_000}
     assert stats["compute_infer"] == {"count": 4, "ns": 500_000_000}
     assert stats["compute_input"] == stats["compute_output"] == {"count": 4, "ns": 0}

@@ -112,11 +112,12 @@ def index_document(versions: Iterable[tuple[str, str, bool, str]], *, only_ready
 def statistics_document(metrics: VersionMetrics) -> Document:
     """What a version has answered since it was registered; times in nanoseconds.
 
-    An inference is a request. Reading and writing tensors are part of the handler's time, `compute_infer`; their own
-    have its count all the same, as perf_analyzer ends itself where the three counts differ.
+    An inference is a request. One that was accepted and ended with an error counts as failed, whatever its cause.
+    Reading and writing tensors are part of the handler's time, `compute_infer`; their own have its count all the same,
+    as perf_analyzer ends itself where the three counts differ.
     """
     succeeded = sum(count for status, count in metrics.answers.items() if status < 400)
-    failed = sum(count for status, count in metrics.answers.items() if status >= 400)
+    failed = sum(count for status, count in metrics.answers.items() if status >= 400) + sum(metrics.errors.values())
     total = metrics.total_seconds
     mean_s = total.sum / total.count if total.count else 0.0
     nothing = {"count": 0, "ns": 0}
