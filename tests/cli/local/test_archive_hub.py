@@ -106,6 +106,7 @@ def left_behind(folder: Path) -> list[Path]:
         (["hf://org/code@main"], "org/code has no config.json; archive packs models of transformers"),
         (["hf://org/gated@main"], "org/gated is gated: ask for access at the hub, and set a token (HF_TOKEN)"),
         (["hf://org/film@main", "--task", "sentiment"], "--task takes text-classification, "),
+        (["hf://org/film@main", "--handler", "transformers"], "leave out --handler and --model-file."),
         (["hf://org/film@main/config.json"], "hf://org/film@main/config.json names one file of a repository"),
         (["hf://org/archive@main"], "org/archive is an archive already (a/m.mar); archive packs models of"),
         (["hf://org/unpacked@main"], "org/unpacked is an archive already (MAR-INF/MANIFEST.json); archive packs"),

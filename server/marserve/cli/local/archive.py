@@ -147,6 +147,8 @@ def archive(
                 source, origin = _find(what, wishes, output, held)
                 plan = plan_source(source, wishes).plan
             else:
+                if is_hub_address(what):
+                    raise WrongArguments(f"{what} is packed for its own handler; leave out --handler and --model-file.")
                 if name is not None:
                     raise WrongArguments(f"--name is for a source, such as model.py; the model's name is {what} here.")
                 spec = ArchiveSpec(
