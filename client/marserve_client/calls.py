@@ -34,7 +34,7 @@ Api = Literal["inference", "management"]
 
 TIMEOUT_HEADER: Final = "x-marserve-timeout-ms"
 MOST_TIMEOUT_MS: Final = 2**31 - 1
-# The server is told the time that is left, and its answer that it is over (504, with a request id) is waited for a
+# The server gets the time that is left, and its answer that it is over (504, with a request id) is waited for a
 # little longer.
 GRACE_S: Final = 0.25
 MOST_KNOWN_URLS: Final = 512

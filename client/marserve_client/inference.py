@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The body as UTF-8, with a replacement sign for what is none."""
+        """The body as UTF-8, with a replacement sign for bytes that are not UTF-8."""
         return self.content.decode("utf-8", "replace")
 
     @property
@@ -144,7 +144,7 @@ def predict(
     of its other fields, texts or JSON. `content_type` takes the place of the type found. `version` is a version or a
     label, `priority` 0 (most urgent) to 9, `headers` are sent as they are.
 
-    `timeout` in seconds bounds the whole call with its retries, and the server is told it. Raises CallFailed.
+    `timeout` in seconds bounds the whole call with its retries, and is sent to the server. Raises CallFailed.
     """
     return _predict("predictions", Answering(), model, data, version, files, content_type, headers, priority, timeout)
 
@@ -328,7 +328,7 @@ def stream(
     """As `predict`, and the answer comes in pieces: an iterator of chunks of bytes.
 
     Errors before the first piece are raised by this call, later ones by the iterator. `silence` in seconds is the
-    longest time without a byte, `timeout` that of the whole stream, which the server is told. Close the iterator, or
+    longest time without a byte, `timeout` that of the whole stream, sent to the server. Close the iterator, or
     use it by `with`, to end the work early.
     """
     answering = Answering(streams=True, silence_s=silence)

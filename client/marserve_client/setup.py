@@ -50,7 +50,7 @@ def key_file(path: Path | str) -> Callable[[Api], str | None]:
 
 
 def read_address(api: str, address: str) -> str:
-    """The address without a slash at its end. Raises BadInput for what is none."""
+    """The address without a slash at its end. Raises BadInput for what is no address."""
     try:
         parts = urlsplit(address)
         is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -284,7 +284,7 @@ def _listed(words: Iterable[object]) -> str:
 
 
 def read_answer(body: bytes, header_length: str | None, request_id: str | None = None) -> Tensors:
-    """The outputs of an answer. Raises BadAnswer for a body that is none.
+    """The outputs of an answer. Raises BadAnswer for another body.
 
     `header_length` is its header `Inference-Header-Content-Length`: how many bytes of JSON stand before raw tensors.
     Arrays are writable, and have memory of their own.

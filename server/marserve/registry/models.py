@@ -569,7 +569,7 @@ class Registry:
 
     @property
     def states(self) -> StateChanges:
-        """Told of each change of what `readiness` and `is_serving` say."""
+        """Called at each change of what `readiness` and `is_serving` say."""
         return self._versions.states
 
     def is_serving(self, model: str) -> bool:

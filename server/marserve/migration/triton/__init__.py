@@ -6,7 +6,7 @@ model         one model: what its configuration asks for, as an archive's config
 tensors       its inputs and outputs as a signature
 serving       its batching, instances and other ways to be served as options of marserve
 onnx_graph    the inputs and outputs of an ONNX file, read without its weights
-config_text   `config.pbtxt` as a tree that knows lines, and which fields nobody asked for
+config_text   `config.pbtxt` as a tree that knows lines, and which fields were not read
 notes         the findings about one file
 
 Nothing of the repository is run, and protobuf and ONNX Runtime are not needed.

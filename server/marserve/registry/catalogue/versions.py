@@ -195,7 +195,7 @@ class Versions:
 
     `leaving` are versions off the list, or not on it yet, whose workers have not ended. `held` are names,
     (model, version), of versions that may come back to the list: no other version may take such a name. `states` is
-    told of each change of what is listed and of what its workers do.
+    called at each change of what is listed and of what its workers do.
     """
 
     def __init__(self, sequence_header: str | None = None) -> None:

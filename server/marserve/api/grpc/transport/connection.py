@@ -495,7 +495,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def _write_go_away(self, last_stream: int, code: ErrorCodes = ErrorCodes.NO_ERROR, reason: bytes = b"") -> None:
-        # h2 takes a connection that has sent GOAWAY for closed, so it is not told.
+        # h2 takes a connection that has sent GOAWAY for closed, so it does not hear of it.
         frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=code, additional_data=reason)
         self._flush()
         if self._transport is not None:
