@@ -180,10 +180,18 @@ class RouteNotFound(ClientError):
 
 
 class MethodNotAllowed(ClientError):
-    """The route exists, the method does not. The text is TorchServe's without another one."""
+    """The route exists, the method does not. The text is TorchServe's without another one.
 
-    def __init__(self, text: str = "Requested method is not allowed, please refer to API document.") -> None:
+    `methods` are those of the route, where they are known.
+    """
+
+    def __init__(
+        self,
+        text: str = "Requested method is not allowed, please refer to API document.",
+        methods: Sequence[str] = (),
+    ) -> None:
         super().__init__(text)
+        self.methods = methods
 
 
 class InvalidToken(ClientError):

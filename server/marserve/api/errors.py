@@ -404,7 +404,7 @@ def exposed(thrown: Thrown, rules: ErrorRules) -> dict[str, Any]:
 
 def error_headers(error: BaseException) -> list[tuple[str, str]]:
     """Headers of an error beside its content type: `retry-after` (whole seconds), `x-marserve-cause`,
-    `www-authenticate`."""
+    `www-authenticate`, `allow`."""
     headers = []
     if isinstance(error, Unavailable) and error.retry_after_s is not None:
         headers.append(("retry-after", str(come_back_in(error.retry_after_s, spread_s=error.retry_spread_s))))
@@ -414,6 +414,8 @@ def error_headers(error: BaseException) -> list[tuple[str, str]]:
         headers.append(error.version_header)
     if isinstance(error, InvalidToken):
         headers.append(("www-authenticate", "Bearer"))
+    if isinstance(error, MethodNotAllowed) and error.methods:
+        headers.append(("allow", ", ".join(error.methods)))
     return headers
 
 

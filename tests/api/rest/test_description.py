@@ -112,6 +112,23 @@ async def test_every_described_inference_path_is_a_route(tmp_path: Path) -> None
         assert read_route(path.replace("{", "").replace("}", "").encode()) is not None
 
 
+async def test_where_open_inference_is_spoken_in_full_its_versions_and_bodies_are_described(tmp_path: Path) -> None:
+    """As the connection reads them: a version in the path, tensors and instances as JSON."""
+    routers = [description_router(House(tmp_path).registry, has_inference=True, has_open_inference=True)]
+
+    document = await ask(build_app(routers, title="all"))
+
+    check_references(document)
+    path = "/v2/models/{model_name}/versions/{model_version}/infer"
+    route = read_route(path.replace("{", "").replace("}", "").encode(), marks_open_inference=True)
+    assert route is not None
+    assert (route.model, route.version) == ("model_name", "model_version")
+    tensors = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert tensors["required"] == ["inputs"]
+    instances = document["paths"]["/v1/models/{model_name}:predict"]["post"]["requestBody"]["content"]
+    assert instances["application/json"]["schema"]["required"] == ["instances"]
+
+
 @pytest.mark.parametrize(
     "path",
     [

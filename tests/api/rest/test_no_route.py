@@ -80,6 +80,7 @@ async def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it
 
     assert answer.status_code == 405
     assert answer.json()["message"] == f"/models/digits takes DELETE, GET, OPTIONS, PUT, not PATCH. {ALL}"
+    assert answer.headers["allow"] == "DELETE, GET, OPTIONS, PUT"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from marserve import __version__
 from marserve.answers.management import ErrorBody
+from marserve.api.http.instances import MAX_INSTANCES
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import LateRoute, endpoints, new_router
 from marserve.api.rest.schemas import Name
@@ -92,9 +93,15 @@ class WrittenOnce:
             log.error("The API description could not be written", exc_info=error, extra=caused_by(""))
 
 
-def describe_once(*, has_inference: bool = False, has_management: bool = False) -> WrittenOnce:
-    """The descriptions of a listener that serves these APIs."""
-    return WrittenOnce(lambda app: _write(app, has_inference=has_inference, has_management=has_management))
+def describe_once(
+    *, has_inference: bool = False, has_management: bool = False, has_open_inference: bool = False
+) -> WrittenOnce:
+    """The descriptions of a listener that serves these APIs.
+
+    `has_open_inference`: inference speaks the Open Inference Protocol in full.
+    """
+    inference = _inference_calls(has_open_inference) if has_inference else ()
+    return WrittenOnce(lambda app: _write(app, inference, has_management=has_management))
 
 
 def description_router(
@@ -102,6 +109,7 @@ def description_router(
     *,
     has_inference: bool = False,
     has_management: bool = False,
+    has_open_inference: bool = False,
     written: WrittenOnce | None = None,
 ) -> APIRouter:
     """`OPTIONS /`, `/api-description` and the descriptions of one model, for a listener that serves these APIs.
@@ -111,7 +119,9 @@ def description_router(
     """
     router = new_router(PrettyJson)
     if written is None:
-        written = describe_once(has_inference=has_inference, has_management=has_management)
+        written = describe_once(
+            has_inference=has_inference, has_management=has_management, has_open_inference=has_open_inference
+        )
 
     @router.options("/", operation_id="apiDescription", summary="This document")
     async def describe(request: Request) -> Response:
@@ -124,7 +134,7 @@ def description_router(
     # An empty list means every method.
     router.add_route("/api-description", describe, methods=[], include_in_schema=False)
     if has_inference:
-        _add_inference_models(router, registry, written)
+        _add_inference_models(router, registry, written, _inference_calls(has_open_inference))
     if has_management:
         _add_management_models(router, registry, written)
     return router
@@ -140,12 +150,12 @@ def _fill(document: bytes, title: str, name: str = "") -> bytes:
     return document.replace(NAME.encode(), quote(name, safe="").encode()).replace(TITLE.encode(), text)
 
 
-def _write(app: FastAPI, *, has_inference: bool, has_management: bool) -> Descriptions:
-    """Write all documents of a listener. Takes seconds."""
-    whole = _describe_listener(app, has_inference)
+def _write(app: FastAPI, inference: Sequence[InferenceCall], *, has_management: bool) -> Descriptions:
+    """Write all documents of a listener; `inference` are its inference calls. Takes seconds."""
+    whole = _describe_listener(app, inference)
     inference_model = workflow = management_model = b""
-    if has_inference:
-        inference_model = _render(_model_document(TITLE, _inference_paths(NAME)))
+    if inference:
+        inference_model = _render(_model_document(TITLE, _inference_paths(inference, NAME)))
         path = f"/wfpredict/{NAME}"
         operation = _inference_operation(path, "workflow_predictions", "Run a workflow", False)
         workflow = _render(_model_document(TITLE, {path: {"post": operation}}))
@@ -162,7 +172,7 @@ def _render(document: Document) -> bytes:
     return bytes(PrettyJson(document).body)
 
 
-def _describe_listener(app: FastAPI, has_inference: bool) -> Document:
+def _describe_listener(app: FastAPI, inference: Sequence[InferenceCall]) -> Document:
     document: Document = get_openapi(
         title=app.title,
         version=__version__,
@@ -172,8 +182,8 @@ def _describe_listener(app: FastAPI, has_inference: bool) -> Document:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for route in app.routes:
         schemas |= route.components if isinstance(route, LateRoute) else {}
-    if has_inference:
-        document["paths"] |= _inference_paths()
+    if inference:
+        document["paths"] |= _inference_paths(inference)
         schemas |= _ERROR
     return document
 
@@ -181,7 +191,9 @@ def _describe_listener(app: FastAPI, has_inference: bool) -> Document:
 # ------------------------------------------------------------------------------------------- inference
 
 # Path, operation id, summary, whether the query is input too.
-_INFERENCE = (
+InferenceCall = tuple[str, str, str, bool]
+
+_INFERENCE: Final[tuple[InferenceCall, ...]] = (
     ("/predictions/{model_name}", "predictions", "Predict with a model's default version", False),
     ("/predictions/{model_name}/{model_version}", "version_predictions", "Predict with a version", False),
     ("/explanations/{model_name}", "explanations", "Explain a prediction of the default version", False),
@@ -198,10 +210,21 @@ _INFERENCE = (
 )
 
 
-def _inference_paths(model: str | None = None) -> Document:
+_V2: Final = "/v2/models/{model_name}/versions/{model_version}"
+_OPEN_INFERENCE: Final[tuple[InferenceCall, ...]] = (
+    (f"{_V2}/infer", "kserve_v2_infer_version", "Predict with a version (KServe V2)", False),
+    (f"{_V2}/explain", "kserve_v2_explain_version", "Explain a prediction of a version (KServe V2)", False),
+)
+
+
+def _inference_calls(has_open_inference: bool) -> tuple[InferenceCall, ...]:
+    return (*_INFERENCE, *_OPEN_INFERENCE) if has_open_inference else _INFERENCE
+
+
+def _inference_paths(calls: Sequence[InferenceCall], model: str | None = None) -> Document:
     """The inference paths; for one model those that name a model, with its name in them."""
     paths: Document = {}
-    for path, operation, summary, takes_query in _INFERENCE:
+    for path, operation, summary, takes_query in calls:
         if model is not None and "{model_name}" not in path:
             continue
         named = path if model is None else path.replace("{model_name}", quote(model, safe=""))
@@ -231,6 +254,50 @@ _WISHES: list[Document] = [
 ]
 
 
+_TENSORS: Final = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {"type": "object"},
+        "inputs": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "minLength": 1},
+                    "datatype": {"type": "string", "examples": ["FP32"]},
+                    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                    "data": {"type": "array"},
+                    "parameters": {"type": "object"},
+                },
+                "required": ["name", "datatype", "shape"],
+            },
+        },
+        "outputs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+                "required": ["name"],
+            },
+        },
+    },
+    "required": ["inputs"],
+}
+_INSTANCES: Final = {
+    "type": "object",
+    "properties": {"instances": {"type": "array", "items": {}, "maxItems": MAX_INSTANCES}},
+    "required": ["instances"],
+}
+
+
+def _documents_of(path: str) -> Document:
+    """What a body of JSON holds, on routes whose protocol says so."""
+    schema = _TENSORS if path.startswith("/v2/") else _INSTANCES if path.startswith("/v1/") else None
+    return {} if schema is None else {"application/json": {"schema": schema}}
+
+
 def _inference_operation(path: str, operation: str, summary: str, takes_query: bool) -> Document:
     parameters: list[Document] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -256,6 +323,7 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
         "parameters": parameters,
         "requestBody": {
             "content": {
+                **_documents_of(path),
                 "*/*": {"schema": {"type": "string", "format": "binary"}},
                 "multipart/form-data": {"schema": {"type": "object"}},
             }
@@ -265,6 +333,7 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
                 "description": "What the handler answered; it may choose another status and any content type.",
                 "content": {"*/*": {"schema": {}}},
             },
+            "400": {"description": "The request, or what the handler's input is made of, cannot be read.", **error},
             "404": {"description": "No such model, version or workflow.", **error},
             "413": {"description": "The body is too large.", **error},
             "500": {"description": "The handler raised, or the worker died or took too long.", **error},
@@ -278,7 +347,9 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
     }
 
 
-def _add_inference_models(router: APIRouter, registry: Registry, written: WrittenOnce) -> None:
+def _add_inference_models(
+    router: APIRouter, registry: Registry, written: WrittenOnce, calls: Sequence[InferenceCall]
+) -> None:
     """`OPTIONS` on every inference route that names a model: the document of that model."""
 
     async def describe(request: Request, model_name: str, model_version: str | None) -> Response:
@@ -293,7 +364,7 @@ def _add_inference_models(router: APIRouter, registry: Registry, written: Writte
         document = (await written.get(request.app)).workflow
         return _answer(_fill(document, f"RESTful API for: {workflow_name}", workflow_name))
 
-    for path, operation, _, _ in _INFERENCE:
+    for path, operation, _, _ in calls:
         if "{model_name}" in path:
             endpoint = of_version if "{model_version}" in path else of_default
             router.add_api_route(

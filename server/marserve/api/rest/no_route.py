@@ -33,8 +33,8 @@ class Routes:
         method, path = str(scope["method"]), str(scope["path"])
         shown = path if len(path) <= MOST_COMPARED_CHARACTERS else f"{path[: MOST_COMPARED_CHARACTERS - 1]}…"
         if status == 405:
-            takes = ", ".join(self._methods_of(scope))
-            return MethodNotAllowed(f"{shown} takes {takes}, not {method}. {self._where_all_are}")
+            methods = self._methods_of(scope)
+            return MethodNotAllowed(f"{shown} takes {', '.join(methods)}, not {method}. {self._where_all_are}", methods)
         if status != 404:
             return None
         near = self.nearest(path)

@@ -6,7 +6,7 @@ takes a tenth of a second of a start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
@@ -30,6 +30,15 @@ def error_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """What a route's description says of a body that it reads itself; `LateRoute` writes the schema of `model`."""
     return {"requestBody": {"required": True, "model": model}}
+
+
+def body_like(properties: Mapping[str, Any], *, required: Sequence[str] = ()) -> dict[str, Any]:
+    """What a route's description says of a body that is a JSON object with these members, by their schemas.
+
+    Without `required` members it may be left out.
+    """
+    schema = {"type": "object", "properties": dict(properties), "required": list(required)}
+    return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}
 
 
 def takes(parameters: Mapping[str, Parameter], *, in_body: bool = False) -> dict[str, Any]:

@@ -55,8 +55,9 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     has_inference, has_management = "Inference" in names, "Management" in names
     own = own_access(names)
     apis = {"has_inference": has_inference, "has_management": has_management}
-    written = describe_once(**apis)
-    routers: Routers = [(description_router(registry, **apis, written=written), own)]
+    described = {**apis, "has_open_inference": speaks_all_open_inference(settings)}
+    written = describe_once(**described)
+    routers: Routers = [(description_router(registry, **described, written=written), own)]
     if settings.enable_docs:
         # First, so that `GET /` needs no key.
         routers.insert(0, (pages_router(links_of(**apis, has_metrics="Metrics" in names), written), "open"))

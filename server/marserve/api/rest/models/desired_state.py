@@ -38,7 +38,14 @@ _BODY: dict[str, Any] = {
         "description": "the document, YAML or JSON; none: the one that the server was started with, as it is now",
         "content": {
             "application/yaml": {"schema": {"type": "string"}},
-            "application/json": {"schema": {"type": "object"}},
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "description": "GET /desired-state/schema has all of it",
+                    "properties": {"models": {"type": ["object", "null"]}},
+                    "required": ["models"],
+                }
+            },
         },
     }
 }

@@ -146,7 +146,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}",
         operation_id="describeModel",
         summary="Describe a model's default version",
-        responses={200: {"model": list[ModelDescription]}, **error_answers(500, 503, 504), **_NOT_THERE},
+        responses={200: {"model": list[ModelDescription]}, **error_answers(400, 500, 503, 504), **_NOT_THERE},
     )
     async def describe(
         request: Request,
@@ -160,7 +160,7 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         "/models/{model_name}/{model_version}",
         operation_id="version_describeModel",
         summary="Describe a version, or `all`",
-        responses={200: {"model": list[ModelDescription]}, **error_answers(500, 503, 504), **_NOT_THERE},
+        responses={200: {"model": list[ModelDescription]}, **error_answers(400, 500, 503, 504), **_NOT_THERE},
     )
     async def describe_version(
         request: Request, model_name: Name, model_version: Name, customized: Customized = None
@@ -269,7 +269,7 @@ def _add_default(router: APIRouter, registry: Registry, changes: Changes, dry_ru
         "/models/{model_name}/{model_version}/set-default",
         operation_id="setDefault",
         summary="Let a version answer requests that name none",
-        responses={**said(200), **error_answers(404, 409)},
+        responses={**said(200), **error_answers(400, 404, 409)},
     )
     async def set_default(request: Request, model_name: Name, model_version: Name, dry_run: Dry = None) -> Response:
         if is_dry(request):
@@ -345,6 +345,6 @@ def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> N
     _add_pair(
         *(router, "DELETE", "", unregister, "unregisterModel", "Unregister a model's only version"),
         "Unregister a version",
-        responses={**said(200), **error_answers(403, 404, 408, 409)},
+        responses={**said(200), **error_answers(400, 403, 404, 408, 409)},
         openapi_extra=takes(UNREGISTER_PARAMETERS),
     )

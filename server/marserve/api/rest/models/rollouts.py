@@ -66,7 +66,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
         path,
         operation_id="deleteShadow",
         summary="Mirror a model's requests no more",
-        responses={200: {"model": ShadowStatus}, **error_answers(404, 409)},
+        responses={200: {"model": ShadowStatus}, **error_answers(400, 404, 409)},
     )
     async def remove(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         return PrettyJson(await changes.put_shadow(model_name, None, dry_run=is_dry(request)))
@@ -111,7 +111,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         path + "/{order}",
         operation_id="orderRollout",
         summary="`pause`, `resume`, `abort` or `promote` a roll-out",
-        responses={200: {"model": RolloutStatus}, **error_answers(404, 409)},
+        responses={200: {"model": RolloutStatus}, **error_answers(400, 404, 409)},
     )
     async def order(request: Request, model_name: Name, order: str, dry_run: Dry = None) -> Response:
         is_tried = is_dry(request)
@@ -125,7 +125,7 @@ def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], N
         path,
         operation_id="abortRollout",
         summary="Abort a roll-out: the version that served before serves again",
-        responses={200: {"model": RolloutStatus}, **error_answers(404, 409)},
+        responses={200: {"model": RolloutStatus}, **error_answers(400, 404, 409)},
     )
     async def abort(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         if is_dry(request):

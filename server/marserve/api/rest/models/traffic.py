@@ -71,7 +71,7 @@ def _add_weights(router: APIRouter, registry: Registry, changes: Changes) -> Non
         path,
         operation_id="deleteTraffic",
         summary="Let the default version answer requests that name none",
-        responses={200: {"model": TrafficStatus}, **error_answers(404, 409)},
+        responses={200: {"model": TrafficStatus}, **error_answers(400, 404, 409)},
     )
     async def reset(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         return PrettyJson(await changes.put_traffic(model_name, None, dry_run=is_dry(request)))
@@ -107,7 +107,7 @@ def _add_labels(router: APIRouter, registry: Registry, changes: Changes) -> None
         path + "/{label}",
         operation_id="deleteLabel",
         summary="Let a label name nothing any more",
-        responses={200: {"model": StatusMessage}, **error_answers(404, 409)},
+        responses={200: {"model": StatusMessage}, **error_answers(400, 404, 409)},
     )
     async def remove(request: Request, model_name: Name, label: Name, dry_run: Dry = None) -> Response:
         dry = is_dry(request)

@@ -18,11 +18,22 @@ from marserve.api.open_inference.repository import Repository
 from marserve.api.open_inference.server_settings import LogSettings, check_trace, trace_document
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import Name, error_answers
+from marserve.api.rest.schemas import Name, body_like, error_answers
 from marserve.api.rest.short_body import read_short_body
 from marserve.errors import BadInput, ControlClosed
 
 MAX_BODY: Final = 16 * 1024
+
+# What the API description says of bodies.
+LOG_SETTINGS: Final = {
+    "log_verbose_level": {"type": "integer", "minimum": 0},
+    **{name: {"type": "boolean"} for name in ("log_info", "log_warnings", "log_errors")},
+    **{name: {"type": "string"} for name in ("log_file", "log_format")},
+}
+TRACE_SETTINGS: Final = {
+    "trace_level": {"type": "array", "items": {"type": "string"}, "examples": [["OFF"]]},
+    **{name: {"type": "string"} for name in ("trace_rate", "trace_count", "log_frequency", "trace_file")},
+}
 
 
 def open_inference_control_router(
@@ -47,6 +58,7 @@ def _add_repository(router: APIRouter, repository: Repository, check_open: Calla
         operation_id="oip_load",
         summary="Register a model of the model store, or make it ready (Open Inference)",
         responses=error_answers(400, 403, 404, 409, 500, 503, 507),
+        openapi_extra=body_like({"parameters": {"type": "object", "maxProperties": 0}}),
     )
     async def load(request: Request, model_name: Name) -> Response:
         check_open("A load")
@@ -58,6 +70,9 @@ def _add_repository(router: APIRouter, repository: Repository, check_open: Calla
         operation_id="oip_unload",
         summary="Unregister all versions of a model (Open Inference)",
         responses=error_answers(400, 403, 404, 408, 409),
+        openapi_extra=body_like(
+            {"parameters": {"type": "object", "properties": {"unload_dependents": {"type": "boolean"}}}}
+        ),
     )
     async def unload(request: Request, model_name: Name) -> Response:
         check_open("An unload")
@@ -75,6 +90,7 @@ def _add_log(router: APIRouter, log_settings: LogSettings, check_open: Callable[
         operation_id="oip_set_log",
         summary="Change the level of the log (Open Inference)",
         responses=error_answers(400, 403),
+        openapi_extra=body_like(LOG_SETTINGS),
     )
     async def change(request: Request) -> Response:
         check_open("Another setting of the log")
@@ -121,6 +137,7 @@ def _add_trace(router: APIRouter, check_exists: Callable[[str], None], check_ope
             operation_id=f"oip_set_trace{of}",
             summary="Refuse settings of traces other than those in force (Open Inference)",
             responses=error_answers(400, 403, *statuses),
+            openapi_extra=body_like(TRACE_SETTINGS),
         )
 
 

@@ -6,7 +6,7 @@ document says is made in `api/open_inference`; for users it is in docs/open-infe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter
@@ -23,14 +23,16 @@ from marserve.api.open_inference.documents import (
 )
 from marserve.api.open_inference.repository import Repository
 from marserve.api.rest.application import PrettyJson
-from marserve.api.rest.late_routes import new_router
-from marserve.api.rest.schemas import error_answers
+from marserve.api.rest.late_routes import endpoints, new_router
+from marserve.api.rest.schemas import body_like, error_answers
 from marserve.api.rest.short_body import read_short_body
 from marserve.errors import BadInput
 from marserve.registry.models import Registry
 
 # The body of `/v2/repository/index`, which says `{"ready": true}` or nothing.
 MAX_INDEX_BODY = 1024
+
+NOT_READY: Final[dict[int | str, dict[str, Any]]] = {503: {"description": "Not ready."}}
 
 
 def open_inference_models_router(
@@ -53,7 +55,12 @@ def _add_server(router: APIRouter, registry: Registry, *, shares_memory: bool) -
     async def live(request: Request) -> Response:
         return PrettyJson({"live": True})
 
-    @router.get("/v2/health/ready", operation_id="oip_ready", summary="Whether to send requests here (Open Inference)")
+    @router.get(
+        "/v2/health/ready",
+        operation_id="oip_ready",
+        summary="Whether to send requests here (Open Inference)",
+        responses=NOT_READY,
+    )
     async def ready(request: Request) -> Response:
         return _ready({}, is_ready=registry.readiness().is_ready)
 
@@ -76,6 +83,7 @@ def add_index(router: APIRouter, registry: Registry, repository: Repository | No
         operation_id="oip_index",
         summary='All versions and their states; {"ready": true} asks for those that answer (Open Inference)',
         responses=error_answers(400),
+        openapi_extra=body_like({"ready": {"type": "boolean"}}),
     )
     async def index(request: Request) -> Response:
         only_ready = await _wants_ready(request)
@@ -85,36 +93,37 @@ def add_index(router: APIRouter, registry: Registry, repository: Repository | No
 
 
 def _add_models(router: APIRouter, registry: Registry) -> None:
-    async def metadata(request: Request, model_name: str, model_version: str | None = None) -> Response:
+    async def metadata(request: Request, model_name: str, model_version: str | None) -> Response:
         declaration = registry.declaration_of(model_name, model_version)
         versions = registry.data_plane.version_names(model_name)
         return PrettyJson(metadata_document(model_name, versions, declaration))
 
-    async def ready(request: Request, model_name: str, model_version: str | None = None) -> Response:
+    async def ready(request: Request, model_name: str, model_version: str | None) -> Response:
         is_ready = registry.data_plane.is_model_ready(model_name, model_version)
         return _ready({"name": model_name}, is_ready=is_ready)
 
-    async def config(request: Request, model_name: str, model_version: str | None = None) -> Response:
+    async def config(request: Request, model_name: str, model_version: str | None) -> Response:
         return PrettyJson(config_document(registry.describe(model_name, model_version)))
 
-    async def statistics(request: Request, model_name: str, model_version: str | None = None) -> Response:
+    async def statistics(request: Request, model_name: str, model_version: str | None) -> Response:
         metrics = registry.version_metrics(model_name, model_version)
         return PrettyJson({"model_stats": [statistics_document(each) for each in metrics]})
 
-    for end, endpoint, word, summary in (
+    for end, answer, word, summary in (
         ("", metadata, "metadata", "A model's versions, inputs and outputs"),
         ("/ready", ready, "model_ready", "Whether a model can answer"),
         ("/config", config, "config", "A model's configuration"),
         ("/stats", statistics, "statistics", "What a model answered"),
     ):
-        for middle, of in (("", ""), ("/versions/{model_version}", "_of_version")):
+        of_default, of_version = endpoints(answer)
+        for middle, of, endpoint in (("", "", of_default), ("/versions/{model_version}", "_of_version", of_version)):
             router.add_api_route(
                 f"/v2/models/{{model_name}}{middle}{end}",
                 endpoint,
                 methods=["GET"],
                 operation_id=f"oip_{word}{of}",
                 summary=f"{summary} (Open Inference)",
-                responses=error_answers(404),
+                responses=error_answers(404) | (NOT_READY if answer is ready else {}),
             )
 
 

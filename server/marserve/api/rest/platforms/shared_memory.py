@@ -17,7 +17,7 @@ from marserve.api.open_inference.regions import NO_CUDA, Regions, no_cuda_region
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.platforms.open_inference_control import read_settings
-from marserve.api.rest.schemas import Name, error_answers
+from marserve.api.rest.schemas import Name, body_like, error_answers
 from marserve.errors import BadInput, ControlClosed
 
 # A region's name may have slashes: tritonclient leaves them as they are.
@@ -28,6 +28,16 @@ ROUTES: Final = (
     ("POST", f"{ONE}/register", "register_region", "Register a region"),
     ("POST", "/unregister", "unregister_regions", "Unregister all regions"),
     ("POST", f"{ONE}/unregister", "unregister_region", "Unregister a region"),
+)
+
+# What the API description says of a registration.
+REGION: Final = body_like(
+    {
+        "key": {"type": "string"},
+        "offset": {"type": "integer", "minimum": 0},
+        "byte_size": {"type": "integer", "minimum": 1},
+    },
+    required=("key", "byte_size"),
 )
 
 # Of each route, in their order.
@@ -92,5 +102,6 @@ def shared_memory_router(regions: Regions, *, is_open: bool) -> APIRouter:
                 operation_id=f"oip_{word}{of}",
                 summary=f"{summary} of {at} shared memory (Open Inference)",
                 responses=error_answers(400) if method == "GET" else error_answers(400, 403),
+                openapi_extra=REGION if word == "register_region" else None,
             )
     return router
