@@ -3,7 +3,7 @@
 MarserveError
   ClientError                            the client asked for something that is not there, or sent something unusable
     BadInput                             its message says what was wrong
-      BodyTooLarge, BadName
+      BodyTooLarge, UnknownEncoding, BadName
       BadDesiredState                    a desired state that cannot be used; names each line
     RouteNotFound, MethodNotAllowed
     InvalidToken                         no key, a wrong one, or one that has expired, in TorchServe's words
@@ -101,6 +101,10 @@ class BodyTooLarge(BadInput):
 
     def __init__(self, limit_bytes: int, setting: str = "max_request_size") -> None:
         super().__init__(f"The request body is larger than {setting}, {limit_bytes} bytes.")
+
+
+class UnknownEncoding(BadInput):
+    """A request body is compressed in a way that cannot be read, or where it is not taken compressed."""
 
 
 def without_stop(text: object) -> str:

@@ -63,6 +63,10 @@ SHARED_TENSORS = "open_inference_shared_tensors"
 """The server's header that says where in shared memory a request's tensors lie; its worker looks for it."""
 
 
+PACKED_BODY = "open_inference_packed_body"
+"""The server's header that says how a request's body is compressed, and how long it may be; its worker looks for it."""
+
+
 class Part(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One named input of a request: a raw body (named `body`), a form field, a file, a query parameter.
 

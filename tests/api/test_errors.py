@@ -26,6 +26,7 @@ from marserve.api.errors import (
 TABLE = [
     (errors.BadInput("what"), 400, "BadRequestException"),
     (errors.BodyTooLarge(10), 413, "RequestEntityTooLargeException"),
+    (errors.UnknownEncoding("br"), 415, "UnsupportedMediaTypeException"),
     (errors.RouteNotFound(), 404, "ResourceNotFoundException"),
     (errors.MethodNotAllowed(), 405, "MethodNotAllowedException"),
     (errors.ModelNotFound("m"), 404, "ModelNotFoundException"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,37 @@ def test_a_models_tensors_are_told_taken_and_given(server: Server) -> None:
         "model_version": "1.0",
         "outputs": [{"name": "sum", "datatype": "FP32", "shape": [2], "data": [3, 7]}],
     }
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_compressed_body_is_answered_and_bounded(
+    server: Server, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    """With the content type of JSON and raw; a bomb, damage and another encoding are refused, and no worker dies."""
+    url = f"{server.inference}/v2/models/sums/infer"
+    workers = server.worker_pids("sums")
+    document = json.dumps({"inputs": [{**PAIR, "data": [1, 2, 3, 4]}]}).encode()
+    head = json.dumps({"inputs": [{**PAIR, "parameters": {"binary_data_size": 16}}]}).encode()
+    json_type = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    raw_type = {"Content-Encoding": encoding, "Inference-Header-Content-Length": str(len(head))}
+
+    plain = server.client.post(url, content=pack(document), headers=json_type)
+    raw = server.client.post(url, content=pack(head + struct.pack("<4f", 1, 2, 3, 4)), headers=raw_type)
+    bomb = server.client.post(url, content=pack(bytes(100_000_000)), headers=json_type)
+    cut = server.client.post(url, content=pack(document)[:-3], headers=json_type)
+    other = server.client.post(url, content=document, headers={**json_type, "Content-Encoding": "br"})
+    asking = pack(json.dumps({"inputs": [], "parameters": {"priority": 1}}).encode())
+    of_rows = server.client.post(f"{server.inference}/v2/models/plain/infer", content=asking, headers=json_type)
+
+    assert [each.json()["outputs"][0]["data"] for each in (plain, raw)] == [[3, 7], [3, 7]]
+    assert (bomb.status_code, bomb.json()["error"]) == (
+        400,
+        "the body is larger than max_request_size, 6553500 bytes, when it is decompressed",
+    )
+    assert (cut.status_code, f"cannot be read as {encoding}" in cut.json()["error"]) == (400, True)
+    assert (other.status_code, "Content-Encoding: 'br'" in other.json()["error"]) == (415, True)
+    assert (of_rows.status_code, "the model 'plain' takes none" in of_rows.json()["error"]) == (415, True)
+    assert server.worker_pids("sums") == workers
 
 
 def test_the_pages_commands_get_the_pages_answers(server: Server) -> None:

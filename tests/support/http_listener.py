@@ -22,6 +22,7 @@ from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.inference import InferenceSurface
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.open_inference.packed_bodies import PackedBodies
 from marserve.api.tokens import Tokens
 from support.fake_data_plane import FakeDataPlane
 from support.http_client import RawClient, connect
@@ -106,6 +107,7 @@ async def listening(
     ledger: ByteLedger | None = None,
     marks_open_inference: bool = False,
     splits_instances: bool = False,
+    packed_bodies: PackedBodies | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -115,7 +117,12 @@ async def listening(
     limits = limits or HttpLimits()
     table = ConnectionTable(limits, ledger)
     protocol = bind_connection(
-        InferenceSurface(plane, marks_open_inference=marks_open_inference, splits_instances=splits_instances)
+        InferenceSurface(
+            plane,
+            marks_open_inference=marks_open_inference,
+            splits_instances=splits_instances,
+            packed_bodies=packed_bodies,
+        )
         if has_inference
         else None,
         limits,

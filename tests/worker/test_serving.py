@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from marserve.messages import (
+    PACKED_BODY,
     AskLengths,
     Batch,
     Batches,
@@ -609,6 +610,18 @@ def test_an_item_that_is_not_json_fails_alone_where_such_bodies_are_refused(stag
     assert message.results[1].status == 400
     assert message.results[1].reason == "the body is not JSON: Expecting ',' delimiter at line 1, column 3"
     assert [json.loads(body) for body in (bodies[0], bodies[2])] == [[1], [2]]
+
+
+def test_a_body_of_open_inference_that_is_more_than_json_or_compressed_is_not_decoded(stage: Stage) -> None:
+    """Whatever its content type says; without the server's marks it is."""
+    head = (b"Inference-Header-Content-Length", b"1")
+    mark, packed = ("open_inference", "v2"), (PACKED_BODY, "gzip 1000")
+    given = [([head], [mark]), ([], [mark, packed]), ([head], [packed]), ([], [mark])]
+    items = [Item("id", [("body", "application/json")], pack_head(lines, marks), None) for lines, marks in given]
+
+    stage.serve(lambda rows, _: [b"" for _ in rows], items, [b"1"] * 4)
+
+    assert stage.seen == [[{"body": b"1"}, {"body": b"1"}, {"body": 1}, {"body": 1}]]
 
 
 def test_a_batch_without_a_readable_item_does_not_reach_the_handler(stage: Stage) -> None:

@@ -27,6 +27,7 @@ from uvicorn.server import ServerState
 from marserve.api.http.connection import HttpConnection, bind_connection
 from marserve.api.http.inference import InferenceSurface
 from marserve.api.http.response_headers import ResponseHeaders
+from marserve.api.open_inference.packed_bodies import PackedBodies
 from marserve.api.preflights import Preflights
 from marserve.api.rest.application import build_app
 from marserve.api.rest.only_here import is_here as is_loopback
@@ -192,15 +193,17 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
     settings, access = parts.settings, parts.access
     routers = build_routes(names, parts)
     is_here = reaches_this_machine_alone(address)
+    speaks_all = speaks_all_open_inference(settings)
     predictions_rules = access.browser_rules(address, ["Inference"], is_here=is_here)
     surface = InferenceSurface(
         parts.registry.data_plane,
         parts.workflows,
         settings.predict_route,
-        marks_open_inference=speaks_all_open_inference(settings),
+        marks_open_inference=speaks_all,
         splits_instances=settings.entry == "marserve",
         sequence=sequence_headers(settings),
         shared_tensors=parts.shared_tensors,
+        packed_bodies=PackedBodies(parts.registry, settings.max_request_size) if speaks_all else None,
     )
     connection = bind_connection(
         surface if "Inference" in names else None,

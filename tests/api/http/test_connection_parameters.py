@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import zlib
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from marserve.api.errors import ErrorRules
+from marserve.api.open_inference.packed_bodies import PackedBodies
 from marserve.api.open_inference.request_parameters import QUICK_BYTES, SEARCHED_BYTES
-from marserve.messages import Part
+from marserve.messages import PACKED_BODY, Part
 from support.http_listener import listening
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +50,44 @@ async def test_parameters_become_deadline_priority_and_sequence(size: int) -> No
         (b"ts_request_sequence_id", b"7"),
         (b"ts_request_sequence_end", b"true"),
     ]
+
+
+class Declaring:
+    """All models declare their tensors."""
+
+    def takes_tensors(self, model: str, version: str | None = None) -> bool:
+        """Whether one does."""
+        return True
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_compressed_body_is_its_workers_to_read(size: int) -> None:
+    """Though it spells out what it asks for: it goes on as it came, with the server's word for how to read it."""
+    body = zlib.compress(asking(size, priority=3), 0)
+    assert b'"priority"' in body
+    async with (
+        listening(marks_open_inference=True, packed_bodies=PackedBodies(Declaring(), 1000)) as listener,
+        listener.connect() as client,
+    ):
+        await client.send(post(body, "Content-Encoding: Deflate", "open_inference_packed_body: gzip 1"))
+        request = (await listener.plane.wait_for(1)).request
+
+    assert (request.priority, request.parts) == (None, [Part("body", body)])
+    assert [each for each in request.server_headers if each[0] == PACKED_BODY] == [(PACKED_BODY, "deflate 1000")]
+
+
+async def test_an_encoding_that_is_not_known_reaches_no_model() -> None:
+    """415 with its name, and the connection goes on."""
+    async with (
+        listening(marks_open_inference=True, packed_bodies=PackedBodies(Declaring(), 1000)) as listener,
+        listener.connect() as client,
+    ):
+        answer = await client.ask(post(b"x", "Content-Encoding: gzip", "Content-Encoding: gzip"))
+        next_one = await client.ask(post(b"{}", target="/v2/models/echo/infer"))
+
+    assert (answer.status, "Content-Encoding: 'gzip, gzip'" in json.loads(answer.body)["message"]) == (415, True)
+    assert next_one.status == 200
+    assert len(listener.plane.submitted) == 1
 
 
 async def test_headers_have_precedence_where_they_ask_for_more() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.api.http.inference import MAX_KNOWN_TARGETS, InferenceSurface, Route, read_route
 from marserve.api.open_inference.mark import MARK
-from marserve.errors import BadInput
-from marserve.messages import Answer, Part
+from marserve.api.open_inference.packed_bodies import PackedBodies
+from marserve.api.open_inference.shared_tensors import SharedTensors
+from marserve.errors import BadInput, UnknownEncoding
+from marserve.messages import PACKED_BODY, Answer, Part
 from support.fake_data_plane import FakeDataPlane
 
 PREDICTIONS = [("url_path", ""), ("explain", "False")]
@@ -179,6 +183,36 @@ def test_the_data_plane_is_told_what_was_asked_for(target: str, is_explain: bool
 
     request = plane.submitted[0].request
     assert (request.is_explain, request.names_version) == (is_explain, names_version)
+
+
+class AllDeclare:
+    """All models declare their tensors; no server header comes of shared memory."""
+
+    def takes_tensors(self, model: str, version: str | None = None) -> bool:
+        """Whether one does."""
+        return (model, version) == ("m", "canary")
+
+    def header(self, *_: Any) -> None:
+        """Where tensors lie: read in bodies that came as they are."""
+        raise BadInput("was read")
+
+
+def test_in_a_compressed_body_no_shared_memory_is_looked_for() -> None:
+    """Its version may be asked for by a header; the client's header of that name is not the server's."""
+    plane, shared = FakeDataPlane(), cast(SharedTensors, AllDeclare())
+    surface = InferenceSurface(
+        plane, marks_open_inference=True, shared_tensors=shared, packed_bodies=PackedBodies(AllDeclare(), 9)
+    )
+    found = surface.match(b"/v2/models/m/infer")
+    assert found is not None
+    lines = [(b"Content-Encoding", b"gzip")]
+
+    surface.predict(found, "id", lines, None, b"x", Waiting(), asked_version="canary")
+
+    assert plane.submitted[0].request.server_headers == [*found.server_headers, (PACKED_BODY, "gzip 9")]
+    for refused, header in ((UnknownEncoding, lines), (BadInput, [(PACKED_BODY.encode(), b"gzip 9")])):
+        with pytest.raises(refused):
+            surface.predict(found, "id", header, None, b"x", Waiting())
 
 
 def test_fields_of_the_body_win_over_the_query() -> None:

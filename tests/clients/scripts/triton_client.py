@@ -119,6 +119,8 @@ async def ask(client):
         asked["texts_json"] = lambda: infer("shout", inputs(text, binary=False), [output("output", binary=False)])
         asked["json"] = lambda: infer("sums", inputs(pair, binary=False), [output("sum", binary=False)])
         asked["gzip"] = lambda: infer("sums", inputs(pair), request_compression_algorithm="gzip")
+        both = {"request_compression_algorithm": "deflate", "response_compression_algorithm": "gzip"}
+        asked["deflate"] = lambda: infer("sums", inputs(pair, binary=False), **both)
     elif way == "grpc":
         asked["gzip"] = lambda: infer("sums", inputs(pair), compression_algorithm="gzip")
     if not way.endswith("aio"):

@@ -5,6 +5,7 @@
 `answer`      arrays to a body: JSON, raw tensors behind it, classifications
 `elements`      all of it for a model of one text, of bytes or of a picture
 `shared_memory`  tensors in files that clients share with the server
+`unpacking`     a body that came compressed
 `marking`     which requests of a batch came by that route
 `inferring`   all of it for a model of named tensors
 

@@ -13,6 +13,7 @@ from marserve_handlers.declared.open_inference.datatypes import datatype_of
 from marserve_handlers.declared.open_inference.marking import ANSWER_HEADER_LENGTH, RAW_TYPE, header_length
 from marserve_handlers.declared.open_inference.request import InferRequest, read_request
 from marserve_handlers.declared.open_inference.shared_memory import shared_tensors
+from marserve_handlers.declared.open_inference.unpacking import check_unread, packing_of, unpack
 from marserve_handlers.declared.stacking import Inputs, Rows
 from marserve_handlers.errors import BadInput
 from marserve_handlers.support.shown import shown
@@ -56,10 +57,16 @@ def read_infer(row: Mapping[str, Any], context: Context, place: int) -> InferReq
     """The request at a place of the batch, which is one of the protocol. Raises BadInput."""
     item = context.batch_items[place]
     headers = item.headers
+    body = row.get("body") or b""
+    packing = packing_of(item.server_headers)
+    if packing is not None:
+        infer = read_request(unpack(body, packing), header_length(headers))
+        check_unread(infer.parameters)
+        return infer
     for name, value in headers:
         if name.lower() == b"content-encoding" and value.strip().lower() != b"identity":
             raise BadInput(f"the body came with Content-Encoding: {shown(value.decode('latin-1'))}; send it as it is")
-    return read_request(row.get("body") or b"", header_length(headers), shared_tensors(item.server_headers))
+    return read_request(body, header_length(headers), shared_tensors(item.server_headers))
 
 
 def version_of(context: Context) -> str | None:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from marserve_handlers.context import Context, RequestView
 
 MARK: Final = ("open_inference", "v2")
+PACKED_BODY: Final = "open_inference_packed_body"
+"""The server's header that says how a body is compressed, and how long it may become."""
 HEADER_LENGTH: Final = b"inference-header-content-length"
 """Of a request with raw tensors: how many bytes of JSON stand before them."""
 ANSWER_HEADER_LENGTH: Final = "Inference-Header-Content-Length"
@@ -23,8 +25,11 @@ def is_marked(context: Context, place: int) -> bool:
 
 
 def has_raw_tensors(item: RequestView) -> bool:
-    """Whether the body of a request is more than JSON, whatever its content type says."""
-    return MARK in item.server_headers and header_length(item.headers) is not None
+    """Whether the body of a request is more than JSON, or compressed, whatever its content type says."""
+    server_headers = item.server_headers
+    return MARK in server_headers and (
+        header_length(item.headers) is not None or any(name == PACKED_BODY for name, _ in server_headers)
+    )
 
 
 def header_length(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

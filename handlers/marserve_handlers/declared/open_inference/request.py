@@ -239,7 +239,7 @@ def _span(spans: Mapping[str, Span], name: str) -> Span:
     if span is None:
         raise BadInput(
             f"has {REGION}, and this server takes no shared memory for it: it has none (system_shared_memory_folder), "
-            "or the request's JSON is longer than 32 KiB",
+            "the request's JSON is longer than 32 KiB, or it came compressed",
             name,
         )
     return span

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from marserve.api.http.instances import Instances
 from marserve.api.http.request_body import is_form, read_fields, read_parts
 from marserve.api.open_inference.mark import MARK
+from marserve.api.open_inference.packed_bodies import PackedBodies, encoding_of
 from marserve.api.open_inference.request_parameters import json_bytes
 from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.errors import BadInput, WorkflowNotFound
@@ -70,6 +71,7 @@ class InferenceSurface:
         splits_instances: bool = False,
         sequence: SequenceHeaderNames = PLAIN_NAMES,
         shared_tensors: SharedTensors | None = None,
+        packed_bodies: PackedBodies | None = None,
     ) -> None:
         self._data_plane = data_plane
         self._workflows = workflows
@@ -78,6 +80,7 @@ class InferenceSurface:
         self._splits_instances = splits_instances
         self.sequence = sequence
         self._shared_tensors = shared_tensors
+        self._packed_bodies = packed_bodies
         self._known: dict[bytes, Route | None] = {}
 
     def match(self, target: bytes) -> Route | None:
@@ -130,6 +133,7 @@ class InferenceSurface:
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
+        added = self._packed(route, headers, asked_version) if route.protocol == "v2" else None
         if parts is not None:
             pass
         elif content_type is None or not is_form(content_type):
@@ -140,12 +144,12 @@ class InferenceSurface:
             request = Request(request_id, parts, headers, [], deadline, priority=priority, key=key, client_id=client_id)
             return self._run_workflow(route.model or "", request, receiver)
         server_headers = route.server_headers
-        if self._shared_tensors is not None and route.protocol == "v2" and len(parts) == 1:
+        if added is None and self._shared_tensors is not None and route.protocol == "v2" and len(parts) == 1:
             body = parts[0].body
             end = json_bytes(headers, len(body))
-            header = self._shared_tensors.header(route.model or "", route.version or asked_version, body, end)
-            if header is not None:
-                server_headers = [*server_headers, header]
+            added = self._shared_tensors.header(route.model or "", route.version or asked_version, body, end)
+        if added is not None:
+            server_headers = [*server_headers, added]
         if route.query_parts:
             parts = route.query_parts + parts
         model, version = route.model or self._find_model(parts), route.version
@@ -170,6 +174,15 @@ class InferenceSurface:
 
         word = "explanations" if route.is_explain else "predictions"
         return Instances(submit, request, instances, receiver, word).begin()
+
+    def _packed(
+        self, route: Route, headers: list[tuple[bytes, bytes]], asked_version: str | None
+    ) -> tuple[str, str] | None:
+        """The server's header for a compressed body; None for one that came as it is."""
+        encoding = None if self._packed_bodies is None else encoding_of(headers)
+        if encoding is None or self._packed_bodies is None:
+            return None
+        return self._packed_bodies.header(route.model or "", route.version or asked_version, encoding)
 
     def _run_workflow(self, workflow: str, request: Request, receiver: Receiver) -> Accepted:
         if self._workflows is None:

@@ -7,6 +7,7 @@
 `repository`          loads, unloads and lists models
 `regions`             the regions of shared memory that clients have registered
 `shared_tensors`      which tensors of a request lie in them
+`packed_bodies`       compressed requests
 `shown`               clients' values in sentences
 
 Knows neither HTTP nor gRPC. Tensors are read and written in the worker

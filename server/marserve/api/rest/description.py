@@ -254,6 +254,7 @@ _WISHES: list[Document] = [
 ]
 
 
+_NOT_TAKEN: Final = "The body is compressed, and not by gzip or deflate, or the model does not declare its tensors."
 _TENSORS: Final = {
     "type": "object",
     "properties": {
@@ -336,6 +337,7 @@ def _inference_operation(path: str, operation: str, summary: str, takes_query: b
             "400": {"description": "The request, or what the handler's input is made of, cannot be read.", **error},
             "404": {"description": "No such model, version or workflow.", **error},
             "413": {"description": "The body is too large.", **error},
+            **({"415": {"description": _NOT_TAKEN, **error}} if path.startswith("/v2/") else {}),
             "500": {"description": "The handler raised, or the worker died or took too long.", **error},
             "503": {
                 "description": "No worker, a full queue, a deadline too near; or `handler_error_status`.",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from typing import Any
 
 import numpy as np
+import pytest
 
 from marserve_handlers import BadInput, Tensor, model
 from support.declared_models import Opening
@@ -50,6 +53,22 @@ def marked(count: int = 1, length: int | None = None) -> list[FakeItem]:
     return [FakeItem(f"id-{place}", headers, list(MARKED)) for place in range(count)]
 
 
+def packed_items(encoding: str, length: int | None = None) -> list[FakeItem]:
+    """One request whose body came compressed, as the server marks it."""
+    [item] = marked(length=length)
+    item.server_headers.append(("open_inference_packed_body", f"{encoding} 10000"))
+    item.headers.append((b"Content-Encoding", encoding.encode()))
+    return [item]
+
+
+IN_MEMORY = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+
+
+def x_of_memory() -> dict[str, Any]:
+    """The input, in shared memory."""
+    return {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": IN_MEMORY}
+
+
 def test_what_the_model_does_not_take_is_said_with_its_name() -> None:
     """The batch axis belongs to the tensor; an output that is not there is found before the model is run."""
     opened = Opening(Sums)
@@ -68,7 +87,46 @@ def test_what_the_model_does_not_take_is_said_with_its_name() -> None:
     assert CALLS == [1, 1, 1, 1]
 
 
-def test_a_compressed_body_is_refused_as_such() -> None:
+def test_a_compressed_body_is_answered_as_it_would_be_without() -> None:
+    """With raw tensors behind its JSON, too; what does not fit is refused as ever."""
+    head = json.dumps(infer({"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}))
+    raw = head.encode() + np.array([1, 2], "<f4").tobytes()
+    [plain] = packed_items("gzip")
+    [with_tensors] = packed_items("deflate", length=len(head))
+
+    answers = Opening(Sums).answer(
+        gzip.compress(json.dumps(infer(x([1, 2]))).encode()),
+        zlib.compress(raw),
+        gzip.compress(b"{}"),
+        items=[plain, with_tensors, plain],
+    )
+
+    assert [each["outputs"][0]["data"] for each in answers[:2]] == [[3], [3]]
+    assert str(answers[2].message).startswith("inputs: expected a list")
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"parameters": {"priority": 1}}, "parameters.priority: the server reads it in no compressed body"),
+        ({"inputs": [{**x_of_memory()}]}, "x: has shared_memory_region, and this server takes no shared memory for it"),
+        ({"outputs": [{"name": "sums", "parameters": IN_MEMORY}]}, "sums: has shared_memory_region"),
+    ],
+)
+def test_what_only_the_server_can_read_is_refused_in_a_compressed_body(members: dict[str, Any], words: str) -> None:
+    """By its name, before the model is called."""
+    opened = Opening(Sums)
+
+    packed = gzip.compress(json.dumps({**infer(x([1, 2])), **members}).encode())
+    refused, plain = opened.answer(packed, {"x": [1, 2]}, items=[*packed_items("gzip"), FakeItem("plain")])
+
+    assert isinstance(refused, BadInput)
+    assert str(refused.message).startswith(words)
+    assert plain["sums"] == 3
+    assert CALLS == [1]
+
+
+def test_a_body_is_refused_whose_compression_the_server_did_not_look_at() -> None:
     """Not as a body of a wrong length."""
     items = [
         FakeItem("a", [(b"Content-Encoding", b"gzip")], MARKED),
