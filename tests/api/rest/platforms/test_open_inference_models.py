@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,17 @@ async def test_metadata_and_configuration_are_of_the_version_that_is_named(house
     status, document = await ask(house, "GET", "/v2/models/m/versions/2.0/config")
     assert (status, document["parameters"]["version"]) == (200, {"string_value": "2.0"})
     assert (await ask(house, "GET", "/v2/models/m/config"))[1]["parameters"]["version"] == {"string_value": "1.0"}
+
+
+@pytest.mark.parametrize("end", ["", "/ready", "/config", "/stats"])
+async def test_a_model_is_named_by_the_path_alone(house: House, end: str) -> None:
+    """Encoded where it must be; a version in the query is not read."""
+    await house.registry.register(RegisterParameters(house.put("n", "1.0"), model_name="\u00e4 n"))
+
+    status, document = await ask(house, "GET", f"/v2/models/%C3%A4%20n{end}?model_version=7.0")
+
+    assert status == (503 if end == "/ready" else 200)
+    assert "\u00e4 n" in json.dumps(document, ensure_ascii=False)
 
 
 async def test_the_index_has_all_versions_or_those_that_answer(house: House) -> None:
