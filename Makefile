@@ -71,7 +71,7 @@ test-contract: $(STAMPS)/test  ## play all that a real TorchServe answered again
 	$(PYTEST) tests/contract --numprocesses 2 --dist load
 
 .PHONY: test-long
-test-long: $(STAMPS)/test  ## run the long suites: exact time bounds, soak, big models, many drawn examples
+test-long: $(STAMPS)/long  ## run the long suites: exact time bounds, soak, big models, many drawn examples
 	$(PYTEST) -m long --timeout 1800
 	$(PYTEST) -m "hypothesis and not long" --hypothesis-profile long --timeout 1800
 
@@ -231,6 +231,11 @@ $(STAMPS)/test: $(STAMPS)/serve
 $(STAMPS)/browser: $(STAMPS)/test
 	@echo "Installing what drives a browser ..."
 	@$(PIP) --group browser
+	@touch $@
+
+$(STAMPS)/long: $(STAMPS)/test
+	@echo "Installing what draws requests from the API description ..."
+	@$(PIP) --group long
 	@touch $@
 
 # torch is there already, and nothing of the group asks for another one.
