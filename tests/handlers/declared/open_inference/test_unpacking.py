@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import tracemalloc
 import zlib
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marserve_handlers import BadInput
 from marserve_handlers.declared.open_inference.unpacking import Packing, check_unread, packing_of, unpack
@@ -79,6 +82,18 @@ def test_what_is_behind_the_end_is_not_gathered() -> None:
 def test_a_stream_that_is_packed_twice_is_unpacked_once() -> None:
     """What comes of it is no JSON, and is refused as such."""
     assert unpack(gzip.compress(gzip.compress(b"x")), Packing("gzip", 1000)) == gzip.compress(b"x")
+
+
+@given(
+    st.sampled_from(PACKED), st.binary(max_size=300), st.integers(0, 400), st.binary(max_size=8), st.integers(0, 400)
+)
+def test_damage_is_refused_or_harmless(way: tuple[str, Pack], body: bytes, at: int, other: bytes, limit: int) -> None:
+    """Bytes changed or put in anywhere: another body within the limit, or BadInput."""
+    encoding, pack = way
+    packed = pack(body)
+    for damaged in (packed[:at] + other + packed[at + len(other) :], packed[:at] + other + packed[at:], other):
+        with contextlib.suppress(BadInput):
+            assert len(unpack(damaged, Packing(encoding, limit))) <= limit
 
 
 @pytest.mark.parametrize("raw", [-15, 15, 31])
