@@ -16,8 +16,9 @@ from marserve_handlers.errors import BadInput
 
 # zlib's window, and the kind of the stream's head: gzip's, or zlib's own, which HTTP calls deflate.
 _WINDOWS: Final = {"gzip": 31, "deflate": 15}
-# What is decompressed at a time: at most a thousandfold of it is held beside the body.
+# What is read, and what is made of it, at a time: this much is held beside the body that comes of it.
 _STEP_BYTES: Final = 64 * 1024
+_MADE_BYTES: Final = 1024 * 1024
 # Parameters of a request that the server reads where it can.
 _SERVERS: Final = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
 
@@ -47,12 +48,17 @@ def unpack(body: Body, packing: Packing) -> bytearray:
     for at in range(0, len(view), _STEP_BYTES):
         if reader.eof:  # zlib would gather all that is left
             raise _unreadable(encoding, "it goes on behind its end")
-        try:
-            made += reader.decompress(view[at : at + _STEP_BYTES], most + 1 - len(made))
-        except zlib.error as error:
-            raise _unreadable(encoding, str(error)) from None
-        if len(made) > most:
-            raise BadInput(f"the body is larger than max_request_size, {most} bytes, when it is decompressed")
+        left: Body | memoryview = view[at : at + _STEP_BYTES]
+        is_full = True
+        while left or is_full:  # a full step may have left some of it in zlib
+            try:
+                piece = reader.decompress(left, _MADE_BYTES)
+            except zlib.error as error:
+                raise _unreadable(encoding, str(error)) from None
+            if len(made) + len(piece) > most:
+                raise BadInput(f"the body is larger than max_request_size, {most} bytes, when it is decompressed")
+            made += piece
+            left, is_full = reader.unconsumed_tail, len(piece) == _MADE_BYTES
     if reader.unused_data:
         raise _unreadable(encoding, "it goes on behind its end")
     if not reader.eof:

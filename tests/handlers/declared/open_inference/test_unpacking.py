@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import random
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -20,7 +21,9 @@ Pack = Callable[[bytes], bytes]
 
 
 @pytest.mark.parametrize(("encoding", "pack"), PACKED)
-@pytest.mark.parametrize("body", [b"", b"x", b"abc" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"x", b"abc" * 100_000, bytes(1 << 20), bytes(3 << 20), random.Random(1).randbytes(3_000_000)]
+)
 def test_a_body_is_decompressed_up_to_the_limit(encoding: str, pack: Pack, body: bytes) -> None:
     """One of exactly so many bytes is taken, one byte more is refused with the setting's name."""
     assert unpack(pack(body), Packing(encoding, len(body))) == body
@@ -40,7 +43,7 @@ def test_a_bomb_is_given_up_at_the_limit(encoding: str, pack: Pack) -> None:
     finally:
         tracemalloc.stop()
 
-    assert most < 4_000_000
+    assert most < 3_500_000  # two steps beside a body of the limit
 
 
 @pytest.mark.parametrize(("encoding", "pack"), PACKED)
