@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -622,6 +624,30 @@ def test_a_body_of_open_inference_that_is_more_than_json_or_compressed_is_not_de
     stage.serve(lambda rows, _: [b"" for _ in rows], items, [b"1"] * 4)
 
     assert stage.seen == [[{"body": b"1"}, {"body": b"1"}, {"body": 1}, {"body": 1}]]
+
+
+class Sent(bytearray):
+    """A body that can be watched."""
+
+
+def test_the_body_of_an_item_that_is_not_json_is_kept_by_nothing(stage: Stage) -> None:
+    """Nor by a cycle of its refusal and a frame: clients choose how large it is, and how many come."""
+    model = LoadedModel(echo, make_context(), msgspec.structs.replace(LOAD, refuses_bad_json=True))
+    served = ServedModel(stage, stage.page, model)  # type: ignore[arg-type]
+    watched: list[weakref.ref[Sent]] = []
+
+    def refuse() -> None:
+        bodies = [Sent(b"[1"), Sent(b"{")]
+        watched.extend(weakref.ref(each) for each in bodies)
+        served.serve_batch(Batch(1, [item(("body", "application/json"))] * 2), [*bodies])
+
+    gc.collect()
+    gc.disable()
+    try:
+        refuse()
+        assert [each() for each in watched] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_batch_without_a_readable_item_does_not_reach_the_handler(stage: Stage) -> None:

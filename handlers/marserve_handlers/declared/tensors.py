@@ -191,10 +191,11 @@ class TensorModel:
                 except (ValueError, BadInput) as error:
                     # Its rows ran in several calls, with results of unequal shapes; or its memory is too small.
                     batch.failed[place] = error
-        for place, failure in batch.failed.items():
-            if len(answers) == 1:
-                raise failure
-            answers[place] = failure
+        # No frame of its traceback may keep a failure: the cycle would hold the batch's bodies until it is collected.
+        if batch.failed and len(answers) == 1:
+            raise batch.failed.popitem()[1]
+        for place in list(batch.failed):
+            answers[place] = batch.failed.pop(place)
         return answers
 
     def _answer(self, parts: Mapping[str, list[Array]], rows: Rows, context: Context, place: int) -> Any:
@@ -233,7 +234,10 @@ class _Batch:
         """
         place = spans[0].place
         if any(span.place != place for span in spans) or is_out_of_memory(error):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # the traceback has this frame
         self.failed[place] = error
 
 

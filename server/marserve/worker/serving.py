@@ -319,7 +319,7 @@ class ServedModel:
                 outcome.append(WAS_CANCELLED)
             else:
                 row: dict[str, Any] = {}
-                refusal: InvalidJson | None = None
+                refusal: Result | None = None
                 for (name, content_type), body in zip(item.parts, bodies[at:end], strict=True):
                     if not (content_type and decode_input) or has_raw_tensors(item):
                         row[name] = body
@@ -327,14 +327,15 @@ class ServedModel:
                     try:
                         row[name] = decode_value(body, content_type, name=name, refuses_bad_json=refuses_bad_json)
                     except InvalidJson as error:
-                        refusal = error
+                        # Not the error, whose traceback has this frame: the cycle would keep the batch's bodies.
+                        refusal = Result(error.error_code, cut(error.message, MAX_MESSAGE), [], BAD_INPUT)
                         break
                 if refusal is None:
                     outcome.append(None)
                     live.append(item)
                     rows.append(row)
                 else:
-                    outcome.append(Result(refusal.error_code, cut(refusal.message, MAX_MESSAGE), [], BAD_INPUT))
+                    outcome.append(refusal)
             at = end
         return live, rows, outcome
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import json
 import re
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -265,6 +268,43 @@ def test_a_bad_row_fails_its_request_alone() -> None:
     assert str(guilty) == "13"
     assert other == {"sums": [1.0] * 4}
     assert served.opened.instance.calls == [4, 4]
+
+
+class Sent(bytearray):
+    """A body that can be watched."""
+
+
+@model(inputs={"x": Tensor("float32", ["batch", 2])}, outputs={"sums": Tensor("float32", ["batch"])})
+class Raising:
+    """Has a defect that large numbers show."""
+
+    def predict(self, x: Any) -> Any:
+        """Sums, of small numbers."""
+        if x.max() > 100:
+            raise ArithmeticError("too large")
+        return {"sums": x.sum(axis=1)}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("text", [b'{"x": [1, 2]', b'{"x": [1, 2, 3]}', b'{"x": [1000, 1]}'])
+def test_the_body_of_a_request_that_fails_is_kept_by_nothing(text: bytes, count: int) -> None:
+    """Nor by a cycle of its exception and a frame: clients choose how large it is, and how many come."""
+    opened = Opening(Raising)
+    watched: list[weakref.ref[Sent]] = []
+
+    def fail() -> None:
+        bodies = [Sent(text) for _ in range(count)]
+        watched.extend(weakref.ref(each) for each in bodies)
+        with contextlib.suppress(BadInput, ArithmeticError):
+            opened.answer(*({"body": each} for each in bodies))
+
+    gc.collect()
+    gc.disable()
+    try:
+        fail()
+        assert [each() for each in watched] == [None] * count
+    finally:
+        gc.enable()
 
 
 def test_a_call_of_several_requests_that_raises_is_the_batchs() -> None:
