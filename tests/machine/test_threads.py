@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import wait
 
 import pytest
@@ -32,6 +34,34 @@ def test_calls_run_side_by_side_up_to_the_bound() -> None:
     assert [future.result(10) for future in futures] == [0, 1, 2, 3]
     executor.shutdown()
     assert executor.hanging == 0
+
+
+class Given(bytearray):
+    """What a call is given, and can be watched."""
+
+
+def test_what_a_call_was_given_that_raised_is_kept_by_nothing() -> None:
+    """Nor by a cycle of its exception and a frame: it may be a large body of a client's."""
+    executor = DaemonThreads(1, "t")
+
+    def fail(given: Given) -> None:
+        raise ValueError(len(given))
+
+    def watched() -> weakref.ref[Given]:
+        given = Given(b"body")
+        with pytest.raises(ValueError):
+            executor.submit(fail, given).result(10)
+        return weakref.ref(given)
+
+    gc.collect()
+    gc.disable()
+    try:
+        seen = watched()
+        executor.submit(int).result(10)  # the thread has let go of the call before
+        assert seen() is None
+    finally:
+        gc.enable()
+        executor.shutdown()
 
 
 def test_a_thread_that_is_free_takes_the_next_call() -> None:

@@ -50,6 +50,7 @@ class _Call:
         except BaseException as error:
             with contextlib.suppress(InvalidStateError):  # it was given up
                 self.future.set_exception(error)
+            del self  # the traceback has this frame: the cycle would keep what the call was given
         else:
             with contextlib.suppress(InvalidStateError):
                 self.future.set_result(result)
