@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,8 +24,25 @@ class Runner:
             import asyncio  # here for a quicker start: few workers need asyncio
 
             loop = self._loop = asyncio.new_event_loop()
-        return loop.run_until_complete(coroutine)
+        result, error = loop.run_until_complete(_caught(coroutine))
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # the traceback has this frame
+        return cast("Result", result)
 
     def __del__(self) -> None:
         if self._loop is not None and not self._loop.is_running():
             self._loop.close()
+
+
+async def _caught(coroutine: Coroutine[Any, Any, Result]) -> tuple[Result | None, Exception | None]:
+    """Its result, or its exception. The loop would raise that from a frame that has the task, which keeps it: a cycle.
+
+    That would hold the request's body until it is collected.
+    """
+    try:
+        return await coroutine, None
+    except Exception as error:
+        return None, error

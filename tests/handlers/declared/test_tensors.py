@@ -285,11 +285,21 @@ class Raising:
         return {"sums": x.sum(axis=1)}
 
 
+@model(inputs={"x": Tensor("float32", ["batch", 2])}, outputs={"sums": Tensor("float32", ["batch"])})
+class AwaitedRaising(Raising):
+    """The same as a coroutine."""
+
+    async def predict(self, x: Any) -> Any:
+        """Sums, of small numbers."""
+        return super().predict(x)
+
+
+@pytest.mark.parametrize("target", [Raising, AwaitedRaising])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("text", [b'{"x": [1, 2]', b'{"x": [1, 2, 3]}', b'{"x": [1000, 1]}'])
-def test_the_body_of_a_request_that_fails_is_kept_by_nothing(text: bytes, count: int) -> None:
+def test_the_body_of_a_request_that_fails_is_kept_by_nothing(text: bytes, count: int, target: Any) -> None:
     """Nor by a cycle of its exception and a frame: clients choose how large it is, and how many come."""
-    opened = Opening(Raising)
+    opened = Opening(target)
     watched: list[weakref.ref[Sent]] = []
 
     def fail() -> None:
