@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -159,6 +161,29 @@ def test_line_breaks_in_names_stay_in_names() -> None:
     body = part(disposition('name="a%0D%0AX: y"')) + b"--q--"
 
     assert read_parts(body, MULTIPART) == [Part("a\r\nX: y", b"abc")]
+
+
+@pytest.mark.parametrize("tail", [b"", b"\r\n--x" * 2000])
+def test_a_multipart_body_that_is_refused_is_kept_by_nothing(tail: bytes) -> None:
+    """Nor by a cycle of the parser's error and its frames: clients choose how large it is, and how many come."""
+
+    def refuse() -> None:
+        head = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n'
+        with pytest.raises(BadInput):
+            read_parts(head + bytes(5_000_000) + tail, "multipart/form-data; boundary=x")
+
+    refuse()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        refuse()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+    assert kept < 1_000_000
 
 
 @given(st.binary(), st.sampled_from([FORM, MULTIPART, "multipart/form-data", None]))

@@ -154,14 +154,21 @@ def _read_multipart(body: bytes, content_type: str) -> list[Part]:
                 if event.filename is not None:
                     part_type = event.header("Content-Type") or "application/octet-stream"
         parser.close()
-    except ParserLimitReached:
+    except ParserLimitReached as error:
+        _let_go(error)
         raise BadInput(
             f"The multipart body is over a limit: at most {MAX_PARTS} parts, {MAX_PART_HEADERS} header lines a part, "
             f"{MAX_PART_HEADER_BYTES} bytes a line."
         ) from None
     except MultipartError as error:
+        _let_go(error)
         raise BadInput(f"The multipart body cannot be read: {without_stop(error.args[0])}.") from None
     return parts
+
+
+def _let_go(error: MultipartError) -> None:
+    """The parser and its frames keep the error, and its traceback them: a cycle that would keep the body."""
+    error.with_traceback(None)
 
 
 def _events(parser: PushMultipartParser, body: bytes) -> Iterator[MultipartSegment | bytes | bytearray | None]:
