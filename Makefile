@@ -168,6 +168,7 @@ format: $(STAMPS)/lint  ## let ruff mend style and formatting
 .PHONY: types
 types: $(STAMPS)/lint $(STAMPS)/test  ## check types with mypy, strictly
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 server/marserve/worker handlers/marserve_handlers
 
 .PHONY: floors
 floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house rules of tests/test_house.py

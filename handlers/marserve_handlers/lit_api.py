@@ -45,7 +45,7 @@ class LitApiHandler:
         try:
             self.api = api_class(*arguments, **(keywords or {}))
         except TypeError as error:
-            error.add_note(
+            error.__dict__.setdefault("__notes__", []).append(  # `add_note`, which Python 3.10 lacks
                 "The API is made with the arguments that its file gives it in literals; any other must have a default."
             )
             raise

@@ -65,7 +65,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # Python 3.10, which workers may run under, has no such name
+    from typing import Self
 
 
 class MarserveError(Exception):

@@ -298,7 +298,8 @@ def _pad(parts: Sequence[Array], slot: Slot) -> Array:
     padded = np.full((sum(len(part) for part in parts), *shape), slot.tensor.pad, slot.dtype)
     at = 0
     for part in parts:
-        padded[(slice(at, at + len(part)), *(slice(0, size) for size in part.shape[1:]))] = part
+        place = (slice(at, at + len(part)), *(slice(0, size) for size in part.shape[1:]))
+        padded[place] = part
         at += len(part)
     return padded
 

@@ -140,7 +140,7 @@ def open_function(
             begun.close()  # as TorchServe, which never awaits it
     except Exception as error:
         name = f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__name__', '?')}"
-        error.add_note(
+        error.__dict__.setdefault("__notes__", []).append(  # `add_note`, which Python 3.10 lacks
             f"{name} was called with data=None, once, to load the model, as TorchServe does: a handler that is a "
             "function must return at once when data is None."
         )

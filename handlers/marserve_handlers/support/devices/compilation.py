@@ -16,7 +16,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-class PT2Backend(enum.StrEnum):
+class PT2Backend(str, enum.Enum):  # a StrEnum, which Python 3.10 lacks
     """The compiler backends that a model's configuration may name."""
 
     EAGER = "eager"
@@ -33,6 +33,8 @@ class PT2Backend(enum.StrEnum):
     OPENVINO = "openvino"
     TENSORRT = "tensorrt"
     HPU_BACKEND = "hpu_backend"
+
+    __str__ = str.__str__
 
 
 def check_valid_pt2_backend(backend: object) -> bool:

@@ -59,6 +59,7 @@ def test_backends_are_those_of_the_contract() -> None:
     assert check_valid_pt2_backend(PT2Backend.EAGER)
     assert not check_valid_pt2_backend(["inductor"][0].upper())
     assert len(PT2Backend) == 14
+    assert f"{PT2Backend.EAGER}" == str(PT2Backend.EAGER) == "eager"
 
 
 @pytest.mark.parametrize(
