@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from marserve.machine.vendors.tools import MOST_BYTES, Tools, each_within
+from support.processes import living, until_blocking
 
 
 def test_a_tool_that_succeeds_has_no_complaint() -> None:
@@ -52,6 +53,17 @@ def test_a_tool_that_is_over_its_time_is_ended(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_what_a_tool_started_ends_with_it_where_it_leads_a_group(tmp_path: Path) -> None:
+    """A script may have started the program that hangs."""
+    pid_file = tmp_path / "pids"
+    run = Tools(0.5, {"NUMBER": "60"}, ends_groups=True)
+
+    run(["/bin/sh", "-c", f"/bin/sleep $NUMBER & echo $$ $! > {pid_file}; wait"])
+
+    pids = [int(pid) for pid in pid_file.read_text().split()]
+    until_blocking(lambda: not living(pids), "that both have ended")
 
 
 @pytest.mark.parametrize("where", ["", ">&2"])

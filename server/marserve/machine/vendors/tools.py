@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 # How long a tool that was killed may take to go, before it is left behind.
@@ -55,10 +56,18 @@ class _TooMuch(Exception):
 
 
 class Tools:
-    """Runs tools, which together may take `total_s`. Thread-safe; blocks, so do not call it on the event loop."""
+    """Runs tools, which together may take `total_s`. Thread-safe; blocks, so do not call it on the event loop.
 
-    def __init__(self, total_s: float = 10.0) -> None:
+    They have this `environment`, None for the server's. With `ends_groups` each leads a process group, and what it
+    started ends with it.
+    """
+
+    def __init__(
+        self, total_s: float = 10.0, environment: Mapping[str, str] | None = None, *, ends_groups: bool = False
+    ) -> None:
         self._total_s = total_s
+        self._environment = environment
+        self._ends_groups = ends_groups
         self._deadline: float | None = None
         self._lock = threading.Lock()
         self._is_cancelled = False
@@ -83,6 +92,8 @@ class Tools:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
+                    env=self._environment,
+                    start_new_session=self._ends_groups,
                 )
                 self._running.add(process)
         except (OSError, ValueError) as error:
@@ -119,12 +130,18 @@ class Tools:
             self._is_cancelled = True
             running = list(self._running)
         for process in running:
-            with contextlib.suppress(OSError):
+            self._kill(process)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            if self._ends_groups and process.returncode is None:  # not reaped: its number is not another group's
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
                 process.kill()
 
     def _leave(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a tool, and wait only a moment: one that waits for its driver does not end."""
-        process.kill()
+        self._kill(process)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GONE_S)
         for pipe in (process.stdout, process.stderr):
