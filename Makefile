@@ -116,6 +116,10 @@ test-lowest test-newest:
 test-beside: $(STAMPS)/test $(STAMPS)/uv  ## install clients' packages beside the server, before it and after it (PYTHON=python3.12: there)
 	MARSERVE_BESIDE_PYTHON="$(PYTHON)" $(PYTEST) tests/packaging/test_beside.py --timeout 1800 -rs
 
+.PHONY: test-interpreters
+test-interpreters: $(STAMPS)/test  ## serve models under other Pythons: those of PATH and pyenv, or PYTHONS=/a/python,/b/python
+	MARSERVE_OTHER_PYTHONS="$(PYTHONS)" $(PYTEST) tests/end_to_end/test_interpreters.py -m "long or not long" -rs
+
 .PHONY: image-test
 image-test: $(STAMPS)/images  ## build the cpu image, look into it and run it, without a Docker engine (minutes, as root)
 	$(PYTEST) tests/images -m "long or not long" --timeout 1800 -rP

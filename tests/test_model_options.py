@@ -82,6 +82,8 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("asyncCommunication", "is_concurrent", False, True, True, "da"),
     ("maxConcurrentRequests", "most_concurrent", 1000, 8, 8, "da"),
     ("useVenv", "use_venv", False, True, True, "da"),
+    ("python", "interpreter_path", None, "/opt/p/bin/python", "/opt/p/bin/python", "da"),
+    ("environment", "interpreter_name", None, "torch-1", "torch-1", "da"),
 )
 
 

@@ -52,7 +52,7 @@ MarserveError
   DownloadFailed                         an archive could not be fetched
     DigestMismatch
   BadArchive                             found while reading an archive; names it and the member
-    UnsafeArchive, DependencyFailed
+    UnsafeArchive, InterpreterRefused, DependencyFailed
       RequirementsRefused, VenvNotMade
     BadWorkflow                          a workflow's archive or spec cannot be used
       BadDag
@@ -966,6 +966,12 @@ class UnsafeArchive(BadArchive):
     def __init__(self, member: str, reason: str) -> None:
         self.member, self.reason = member, reason
         super().__init__(f"Refused archive member {member!r}: {reason}")
+
+
+class InterpreterRefused(BadArchive):
+    """The interpreter that a model's configuration names is not allowed, or workers cannot run under it."""
+
+    cause = "interpreter_refused"
 
 
 class DependencyFailed(BadArchive):

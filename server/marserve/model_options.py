@@ -28,6 +28,7 @@ from marserve.option_values import (
     POSITIVE_SIZE,
     SHARE,
     SIZE,
+    TEXT,
     Kind,
     Sample,
     Tolerance,
@@ -395,6 +396,12 @@ class ModelOptions:
     )
     use_venv: bool = _option(
         "useVenv", FLAG, "Whether the model's requirements get an environment of their own.", False
+    )
+    interpreter_path: str | None = _option(
+        "python", TEXT, "The interpreter of its workers, by a path of the server's allowed_interpreters."
+    )
+    interpreter_name: str | None = _option(
+        "environment", TEXT, "The interpreter of its workers, by a name of the server's allowed_interpreters."
     )
 
 

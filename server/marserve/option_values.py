@@ -218,6 +218,13 @@ def _read_amounts(value: object) -> dict[str, float]:
     return amounts
 
 
+def _read_text(value: object) -> str:
+    """A text; a number, as YAML reads `3.10`, is one too, so that it is refused where it names nothing."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise Unusable("a text")
+    return str(value).strip()
+
+
 _SHARE_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 _SIZE_SCHEMA = {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9.]+ *[A-Za-z]*$"}]}
 
@@ -229,6 +236,7 @@ PART = Kind(_number(1, is_within=False, right="a number from 0 to below 1"), _SH
 SIZE = Kind(_read_size, _SIZE_SCHEMA)
 POSITIVE_SIZE = Kind(_read_positive_size, _SIZE_SCHEMA)
 LENGTH_RULE = Kind(_read_length_rule, {"type": "string", "minLength": 1})
+TEXT = Kind(_read_text, {"type": "string", "minLength": 1})
 DEVICE_IDS = Kind(_read_device_ids, {"type": "array", "items": {"type": "integer", "minimum": 0}}, list)
 EXIT_CODES = Kind(_read_exit_codes, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, list)
 MAP = Kind(_read_map, {"type": "object"})

@@ -131,6 +131,7 @@ TABLE = {
     "memory/learned_memory.py:read": NO_BODY,
     "registry/catalogue/snapshot.py:lies_as": NO_BODY,
     "registry/catalogue/snapshot.py:read_models": NO_BODY,
+    "environments/interpreter_probe.py:judge": NO_BODY,
     "environments/environments.py:_read_hashes": NO_BODY,
     "environments/environments.py:_read_record": NO_BODY,
     "environments/environments.py:_bytes_of": NO_BODY,

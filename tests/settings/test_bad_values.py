@@ -23,6 +23,7 @@ BY_KIND = {
     "hosts, comma-separated": "https://models.example.com",
     "regular expression": "(",
     "regular expressions, comma-separated": "(",
+    "`path` or `name=path`, comma-separated": "old=",
     "JSON": "{",
     "`off`, `ignore`, `load`, `load-and-default` or `canary`": "sometimes",
 }

@@ -175,6 +175,14 @@ class CheckReport(Document):
     tolerance: UsedTolerance | None = None
 
 
+class DescribedInterpreter(Document):
+    """The interpreter that a version's workers run under, if it is not the server's."""
+
+    path: str
+    version: Annotated[str, Meta(description="of Python")]
+    name: Annotated[str | None, Meta(description="the operator's, in allowed_interpreters")] = None
+
+
 class Requirements(Document):
     """What became of an archive's own requirements."""
 
@@ -274,6 +282,9 @@ class ModelDescription(Document, kw_only=True):
     ] = None
     arriving: Annotated[
         list[Arriving] | None, Meta(description="what is fetched for the model, or the version, now")
+    ] = None
+    interpreter: Annotated[
+        DescribedInterpreter | None, Meta(description="where workers do not run under the server's")
     ] = None
     requirements: Requirements | None = None
     declaration: Annotated[

@@ -247,7 +247,9 @@ class HostMemory:
         return version
 
     def _need(self, options: PoolOptions) -> Need:
-        shares_weights = options.worker_start != "fresh" and not (options.gpu_ids or options.ranks or options.python)
+        shares_weights = options.worker_start != "fresh" and not (
+            options.gpu_ids or options.ranks or options.has_own_python
+        )
         return need_of(
             declared_bytes=options.memory_bytes,
             learned=self._learned.get(key_of(options)),

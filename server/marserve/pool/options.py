@@ -9,6 +9,7 @@ from typing import Literal
 from marserve.agent_link import ArchiveRef
 from marserve.model_options import ModelOptions
 from marserve.option_values import Sample
+from marserve.pool.interpreter import Interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class PoolOptions(ModelOptions):
     is called again with the same requests until each has ended, and others join them. With `is_concurrent` a worker
     has up to `most_concurrent` requests at once and ends them in any order.
 
-    `python` is the interpreter of the model's own virtual environment, empty for the server's. Without
+    `python` is the interpreter of the model's own virtual environment, empty for the server's; `interpreter` is another
+    than the server's that the model names. Without
     `may_share_imports` its workers are not forked from a template that imported packages for several models.
 
     `memory_bytes` is None if no layer sets it; `weight_bytes` is the size of the version's weights as files. With
@@ -91,6 +93,7 @@ class PoolOptions(ModelOptions):
     weight_bytes: int = 0
     stays_near: bool = False
     python: str = ""
+    interpreter: Interpreter | None = None
     may_share_imports: bool = True
     sequences: SequenceOptions | None = None
     ray: RayOptions | None = None
@@ -100,6 +103,11 @@ class PoolOptions(ModelOptions):
     def inputs_to_try(self) -> tuple[Sample, ...]:
         """The inputs to warm up and to check with: the samples, else what was drawn from the declaration."""
         return self.samples or self.drawn_samples
+
+    @property
+    def has_own_python(self) -> bool:
+        """Whether its workers run in an environment or under an interpreter of their own, so that none is forked."""
+        return bool(self.python) or self.interpreter is not None
 
     @property
     def ranks(self) -> int:

@@ -9,6 +9,7 @@
     snapshot_files   snapshots as files of settings
     stores           the setting `stores`: options of object stores
     watches          the settings `watches` and `event_secrets`
+    interpreters     the setting `allowed_interpreters`: what workers may run under
     vertex           settings from Vertex AI's variables
     open_management  keeps unprotected management on this machine
     shown_address    addresses without parts that may be a key

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from marserve.settings.interpreters import INTERPRETERS, AllowedInterpreter
 from marserve.settings.shown_address import hide_each, hide_query
 from marserve.settings.stores import NO_STORES, STORES, Secret, Stores
 from marserve.settings.values import (
@@ -413,6 +414,12 @@ class ModelsAndWorkers:
         None,
         "Requirements file of models without a manifest: where it is there it is installed, into an environment of the "
         "model's own.",
+    )
+    allowed_interpreters: tuple[AllowedInterpreter, ...] = _own(
+        INTERPRETERS,
+        (),
+        "Interpreters (CPython 3.10 to 3.13, with msgspec) that a model's configuration may name for its workers: by "
+        "`python: PATH`, or by `environment: NAME`; none if not given.",
     )
     watch_model_store: NewVersionPolicy | None = _own(
         STORE_POLICY,

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from marserve.environments.environments import Environments
+from marserve.environments.interpreters import Interpreters
 from marserve.environments.requirements import Requirements
 from marserve.errors import LoadFailed, WorkerDied
+from marserve.model_options import ModelOptions
+from marserve.pool.interpreter import Interpreter
 from marserve.pool.launchers.forked import END_GRACE_S
 from marserve.pool.launchers.fresh import launch_fresh
 from marserve.pool.launchers.launcher import MAX_REASONS, Launchers, StartFailed, WorkerEnds
@@ -24,6 +28,8 @@ from marserve.pool.launchers.process import WorkerProcess
 from marserve.pool.pool import Pool
 from marserve.pool.slots.life import STOP_GRACE_S
 from marserve.pool.worker_end.cause_of_death import Cause
+from marserve.settings.interpreters import AllowedInterpreter
+from support.other_python import make_environment
 from support.processes import living, until
 from support.running_pool import RunningPool, worker_environment
 from support.worker_logs import KeptLines
@@ -849,3 +855,92 @@ async def test_packages_that_were_imported_for_many_are_not_met(tmp_path: Path) 
         await running.start()
 
         assert [view.how_started for view in running.pool.workers()] == ["fresh"]
+
+
+# ------------------------------------------------------------------------------------------- other interpreters
+
+SAYS_WHAT_IT_HAS = """
+import json
+import os
+import subprocess
+import sys
+
+import marserve_handlers
+from ts.torch_handler.base_handler import BaseHandler
+
+THERE = "import json, sys; print(json.dumps([sys.prefix, __import__('marserve_handlers').__file__]))"
+
+class Handler(BaseHandler):
+    def initialize(self, context):
+        self.child = subprocess.run([sys.executable, "-c", THERE], capture_output=True, text=True, check=True).stdout
+
+    def handle(self, data, context):
+        said = {"prefix": sys.prefix, "path": sys.path, "packages": marserve_handlers.__file__}
+        said["absent"] = [name for name in ("fastapi", "uvicorn", "numpy", "torch") if not self.has(name)]
+        said["child"] = json.loads(self.child)
+        return [said] * len(data)
+
+    def has(self, name):
+        from importlib.util import find_spec
+        return find_spec(name) is not None
+"""
+
+
+def look_at(folder: Path) -> Interpreter:
+    """An environment with msgspec alone, as a model that names it gets it."""
+    python = make_environment(folder / "e", "msgspec")
+    allowed = [AllowedInterpreter(python, "other")]
+    options = ModelOptions("m", "1.0", interpreter_name="other")
+    found = Interpreters(allowed, worker_environment(), folder / "packages").find(options)
+    assert found is not None
+    return found
+
+
+async def test_workers_of_another_interpreter_have_its_packages_and_ours_alone(tmp_path: Path) -> None:
+    """Nothing of the server's environment, neither in a worker nor in the programs that its handler starts."""
+    other = look_at(tmp_path)
+    environment = {**worker_environment(), "PYTHONPATH": str(tmp_path)}
+    async with RunningPool(
+        tmp_path, SAYS_WHAT_IT_HAS, interpreter=other, workers=2, environment=environment
+    ) as running:
+        await running.start()
+
+        said = json.loads(await running.ask_body(b"x"))
+
+        assert said["prefix"] == str(tmp_path / "e")
+        assert said["packages"] == f"{other.packages}/marserve_handlers/__init__.py"
+        assert said["absent"] == ["fastapi", "uvicorn", "numpy", "torch"]
+        assert said["child"] == [said["prefix"], said["packages"]]
+        assert "" not in said["path"]
+        assert not {str(tmp_path), os.getcwd()} & set(said["path"])
+        assert [view.how_started for view in running.pool.workers()] == ["fresh"] * 2
+        assert running.pool.template_pids == []
+
+
+async def test_another_interpreter_cannot_be_forked_into(tmp_path: Path) -> None:
+    """`workerStart: fork` refuses to load instead, with the reason."""
+    async with RunningPool(tmp_path, SAYS_WHERE, interpreter=look_at(tmp_path), start="fork") as running:
+        with pytest.raises(LoadFailed) as failed:
+            await running.start()
+
+    assert f"its workers run under an interpreter of their own, Python {platform.python_version()} (" in (
+        failed.value.reason
+    )
+
+
+async def test_a_changed_interpreter_starts_no_worker_and_the_others_go_on(tmp_path: Path) -> None:
+    """A further worker of the version is refused with the reason; the one that runs answers."""
+    other = look_at(tmp_path)
+    async with RunningPool(tmp_path, SAYS_WHERE, interpreter=other, most=2) as running:
+        await running.start()
+        os.utime(tmp_path / "e" / "pyvenv.cfg", ns=(1, 1))
+
+        running.pool.scale(2, 2)
+        await until(lambda: running.pool.last_death is not None, "a start that was refused")
+
+        death = running.pool.last_death
+        assert death is not None
+        assert death.cause == "load_failed"
+        assert f"Python {other.version} ({other.path}), has changed since the version was loaded" in death.detail
+        assert f"{tmp_path}/e/pyvenv.cfg was replaced. Load the version anew" in death.detail
+        assert (await running.ask_body(b"x")).decode().split()[0] == str(tmp_path / "e")

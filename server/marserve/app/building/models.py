@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from marserve.app.building.tasks import keep
 from marserve.app.building.watching import watched_folders
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.environments.environments import Environments
+from marserve.environments.interpreters import Interpreters
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.devices import Assigner
@@ -211,6 +213,8 @@ def build_registry(
         archives,
     )
     options = registry_options(settings, machine, devices)
+    interpreters = Interpreters(settings.allowed_interpreters, worker_environment(settings), scratch / "interpreters")
+    options = replace(options, interpreters=interpreters)
     return Registry(options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks)
 
 

@@ -23,6 +23,7 @@ from marserve.machine.describe import count_cores
 from marserve.machine.devices import Assigner, View, view_of
 from marserve.machine.numa import cpus_near
 from marserve.messages import HEAVY_MODULES, Load, Preload
+from marserve.pool.interpreter import find_change
 from marserve.pool.launchers.cgroups import WorkerCgroups
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.forked import StartFailed, Template
@@ -237,13 +238,17 @@ class Launcher:
             self._why_not_first = "its workers are groups of processes"
         elif options.gpu_ids:
             self._why_not_first = "its workers use devices"
+        elif options.interpreter is not None:
+            self._why_not_first = f"its workers run under an interpreter of their own, {options.interpreter.shown}"
         elif options.python:
             self._why_not_first = "its workers run in a virtual environment (useVenv)"
         if sys.platform != "linux":
             self._why_not_first = "this system does not show what is safe"
         may_fork = options.worker_start != "fresh"
         self._may_load_first = may_fork and not self._why_not_first
-        self._may_fork = may_fork and sys.platform == "linux" and options.may_share_imports and not options.python
+        self._may_fork = (
+            may_fork and sys.platform == "linux" and options.may_share_imports and not options.has_own_python
+        )
         self._preload: tuple[str, ...] = ("torch",) if options.gpu_ids or options.ranks else ()
         self._template: Template | None = None
         self._loading: Template | None = None
@@ -278,6 +283,7 @@ class Launcher:
         """
         if self._options.worker_start == "fork" and self._why_not_first:
             raise _fork_refused(self._why_not_first)
+        await self._check_interpreter()
         await self._restore_folder()
         if self._options.ranks:
             return await self._launch_group(worker_id, ends, threads, output, devices)
@@ -292,10 +298,25 @@ class Launcher:
             if shared is not None:
                 process = await self._fork(shared, worker_id, ends, threads)
                 return Launched(process, needs_load=True, how="forked before loading", view=view, cpus=cpus)
-        launchers = self._launchers
-        lineage = launchers.leftovers.child("fresh")
-        process = launch_fresh(ends, launchers.environment, threads, lineage=lineage, python=self._options.python)
+        process = self._launch_fresh(ends, threads)
         return Launched(process, needs_load=True, how="fresh", view=view, cpus=cpus)
+
+    def _launch_fresh(self, ends: WorkerEnds, threads: int, more: Sequence[int] = ()) -> WorkerProcess:
+        return launch_fresh(
+            ends,
+            self._launchers.environment,
+            threads,
+            more,
+            lineage=self._launchers.leftovers.child("fresh"),
+            python=self._options.python,
+            interpreter=self._options.interpreter,
+        )
+
+    async def _check_interpreter(self) -> None:
+        """Raise StartFailed if the interpreter of the workers is not what it was when the version was planned."""
+        interpreter = self._options.interpreter
+        if interpreter is not None and (change := await asyncio.to_thread(find_change, interpreter)):
+            raise StartFailed(Death(Cause.LOAD_FAILED, change))
 
     async def _restore_folder(self) -> None:
         """Have deleted files of the model's folder unpacked again. Raises StartFailed if the load needs them."""
@@ -377,9 +398,7 @@ class Launcher:
 
         async def start(rank: int, own: WorkerEnds, more: Sequence[int], seed: int) -> WorkerProcess:
             if shared is None:
-                lineage = self._launchers.leftovers.child("fresh")
-                environment = self._launchers.environment
-                return launch_fresh(own, environment, threads, more, lineage=lineage, python=self._options.python)
+                return self._launch_fresh(own, threads, more)
             return await self._fork(shared, f"{worker_id}.{rank}", own, threads, more=more, seed=seed)
 
         view = self._launchers.view(devices[0] if devices else None, devices)

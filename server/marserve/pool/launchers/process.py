@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from marserve.lineage import VARIABLE
 from marserve.messages import Load
+from marserve.pool.interpreter import program_of
 from marserve.pool.worker_end.cause_of_death import Death
 
 log = logging.getLogger("marserve.pool.launchers")
@@ -121,16 +121,15 @@ def spawn(
     err: int,
     *,
     lineage: str = "",
-    python: str = "",
+    program: Sequence[str] = (),
 ) -> WorkerProcess:
     """Start `python -m marserve.worker …` in a session of its own, on the event loop's thread.
 
-    `python` is the interpreter, empty for the server's own. (The thread matters: the kernel ties `PR_SET_PDEATHSIG` to
-    the thread that started the process.)
+    `program` are the words that start it, without any the server's own interpreter. (The thread matters: the kernel
+    ties `PR_SET_PDEATHSIG` to the thread that started the process.)
     """
     popen = subprocess.Popen(
-        # -P: nothing is imported from the server's working directory.
-        [python or sys.executable, "-P", "-m", "marserve.worker", *arguments],
+        [*(program or program_of(None)), *arguments],
         env={**environment, VARIABLE: lineage} if lineage else dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=out,

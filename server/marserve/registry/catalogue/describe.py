@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from marserve.answers.management import Death, LastMinute, Worker, WorkerRank
+from marserve.answers.management import Death, DescribedInterpreter, LastMinute, Worker, WorkerRank
 from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
 from marserve.store.addresses.fetch_guard import hide_query
@@ -121,6 +121,12 @@ def describe_version(
         described["resolvedUrl"] = hide_query(facts.resolved_url)
     if facts.declared is not None:
         described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
+    if options.interpreter is not None:
+        described["interpreter"] = to_builtins(
+            DescribedInterpreter(
+                options.interpreter.path, options.interpreter.version, options.interpreter.name or None
+            )
+        )
     if facts.requirements is not None:
         described["requirements"] = dict(facts.requirements)
     declaration = declared_by(facts, pool)

@@ -26,6 +26,7 @@ from marserve.registry.intake.registration import RegisterParameters, RegistryOp
 from marserve.settings.values import ModelDefaults
 
 RUNTIMES = ("python", "python3")
+_INTERPRETER = frozenset({"interpreter_path", "interpreter_name"})
 # With `batchPolicy: goal` the policy finds the size; this is only a bound.
 DEFAULT_GOAL_BATCH_SIZE = 64
 
@@ -126,10 +127,14 @@ def layers_of(
     parameters: RegisterParameters, archive: ModelConfig, configured: ModelDefaults, declared: Mapping[str, Any]
 ) -> Layers:
     """What each layer says of a version: `configured` is its entry of `models`, `declared` the desired state's keys."""
+    desired = read_declared(declared)
+    of_archive = archive.said
+    if not _INTERPRETER.isdisjoint(desired):  # one word of the document stands for both of the archive's
+        of_archive = Said({name: value for name, value in of_archive.items() if name not in _INTERPRETER})
     layers: dict[Layer, Said] = {
         "registration": parameters.said,
-        "desired": read_declared(declared),
-        "archive": archive.said,
+        "desired": desired,
+        "archive": of_archive,
         "models": configured.options,
     }
     if parameters.restored is not None:

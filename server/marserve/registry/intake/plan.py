@@ -18,7 +18,7 @@ from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements, read_requirements
-from marserve.errors import BadArchive, BadInput, LoadFailed, RequirementsRefused
+from marserve.errors import BadArchive, BadInput, InterpreterRefused, LoadFailed, RequirementsRefused
 from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
@@ -59,7 +59,7 @@ def make_plan(parameters: RegisterParameters, unpacked: Unpacked, options: Regis
 
     Raises BadArchive if the archive says too little or its handler cannot be found; for the handler LoadFailed in its
     place if the caller would have waited for workers; NotEnoughDevices; RequirementsRefused for requirements that are
-    not allowed.
+    not allowed; InterpreterRefused for an interpreter that is not allowed or not fit.
     """
     model, version = _name(parameters, unpacked)
     odd = _odd_names(model, version)
@@ -71,9 +71,11 @@ def make_plan(parameters: RegisterParameters, unpacked: Unpacked, options: Regis
     if (warning := hides_pythons_own(handler)) is not None:
         facts = replace(facts, warnings=(*facts.warnings, warning))
     facts, wanted = _read_wanted(facts, unpacked, options)
-    defect = find_defect(
-        handler, unpacked.folder, installs_requirements=wanted is not None and wanted.requirements.asks_for_something
+    facts = _with_interpreter(facts, wanted, options)
+    may_be_elsewhere = facts.options.interpreter is not None or (
+        wanted is not None and wanted.requirements.asks_for_something
     )
+    defect = find_defect(handler, unpacked.folder, installs_requirements=may_be_elsewhere)
     if defect is not None:
         raise _unloadable(facts, defect, parameters.synchronous)
     return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked, wanted)
@@ -148,6 +150,27 @@ def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> t
     if is_default and not requirements.asks_for_something:
         return facts, None
     return facts, Wanted(requirements, kind)
+
+
+def _with_interpreter(facts: Facts, wanted: Wanted | None, server: RegistryOptions) -> Facts:
+    """The facts with the interpreter that the model names. Raises InterpreterRefused."""
+    interpreter = server.interpreters.find(facts.options)
+    if interpreter is None:
+        return facts
+    model = facts.options.model
+    if facts.options.ray is not None:
+        raise InterpreterRefused(
+            f"Model {model} cannot be loaded: it has launcher: ray and names the interpreter {interpreter.path} of "
+            "this machine; on a cluster the nodes choose. Remove one of the two."
+        )
+    if wanted is not None:
+        file = wanted.requirements.file
+        raise InterpreterRefused(
+            f"Model {model} cannot be loaded: it names the interpreter {interpreter.path}, and the server installs "
+            f"{file or 'an environment of its own (useVenv)'} for its own interpreter alone. Install what the model "
+            f"needs by {interpreter.path} -m pip, and remove {file or 'useVenv'} from the archive."
+        )
+    return replace(facts, options=replace(facts.options, interpreter=interpreter))
 
 
 def _has_default_requirements(unpacked: Unpacked, server: RegistryOptions) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from marserve.environments.interpreters import Interpreters
 from marserve.errors import BadInput, without_stop
 from marserve.model_options import NOTHING, Said
 from marserve.registry.catalogue.snapshot import SnapshotVersion
@@ -37,6 +38,7 @@ class RegistryOptions:
     may name addresses that match a pattern of `allowed_urls`. Versions that a desired state has replaced stay loaded
     for `undo_window_s`. `mig_instances` are those of the devices that are a part of a GPU. `as_torchserve`:
     describe has TorchServe's members for what models declare (none) and for workers without a process (-1).
+    `interpreters` finds the interpreter that a model names.
     """
 
     workers_by_api: int = 0
@@ -60,6 +62,7 @@ class RegistryOptions:
     installs_requirements: bool = False
     default_requirements: str | None = None
     allowed_urls: tuple[str, ...] = ()
+    interpreters: Interpreters = field(default_factory=Interpreters)
 
 
 @dataclass(frozen=True, slots=True)
