@@ -16,6 +16,7 @@ from marserve.pool.interpreter import (
     program_of,
     stamp_files,
 )
+from marserve_handlers.support.distributions import OTHER_INTERPRETER
 
 
 def test_the_servers_own_interpreter_is_started_without_its_working_directory() -> None:
@@ -38,7 +39,12 @@ def test_another_one_gets_our_packages_and_none_of_the_servers_variables_for_pyt
     other = Interpreter("/opt/bin/python", "3.10.1", "/packages")
 
     assert environment_of(None, environment) == environment
-    assert environment_of(other, environment) == {"PYTHONPATH": "/packages", "PYTHONNOUSERSITE": "1", "A": "b"}
+    assert environment_of(other, environment) == {
+        "PYTHONPATH": "/packages",
+        "PYTHONNOUSERSITE": "1",
+        OTHER_INTERPRETER: "/opt/bin/python",
+        "A": "b",
+    }
 
 
 def test_our_packages_are_linked_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -526,6 +527,27 @@ def test_without_torch_there_is_no_store_and_the_handler_may_do_without(
     with pytest.raises(OSError):
         os.fstat(descriptor)
     assert "No module named 'torch.distributed'" in caplog.text
+
+
+def test_a_torch_that_cannot_take_the_socket_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store that it would open by itself listens on all addresses; the sentence says what to do."""
+
+    class OldStore:
+        def __init__(self, host: str, port: int, size: int, *, is_master: bool, wait_for_workers: bool) -> None:
+            raise AssertionError("it would listen on all addresses")
+
+    old = SimpleNamespace(TCPStore=OldStore, __version__="1.12.1")
+    monkeypatch.setattr(rank_module.importlib, "import_module", lambda name: old)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        descriptor = os.dup(sock.fileno())
+
+        with pytest.raises(RuntimeError, match=r"torch 1\.12\.1 is too old for a worker of several ranks"):
+            open_store(Rank(0, 2, True, sock.getsockname()[1]), descriptor)
+
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
 
 
 def listening() -> set[tuple[str, int]]:

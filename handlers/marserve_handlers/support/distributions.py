@@ -1,9 +1,14 @@
-"""Which package brings a module, and how a model gets it: the advice after an import that found nothing. Pure."""
+"""Which package brings a module, and how a model gets it: the advice after an import that found nothing."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from typing import Final
+
+# Set for workers of an interpreter other than the server's (`allowed_interpreters`): its path.
+OTHER_INTERPRETER: Final = "MARSERVE_INTERPRETER"
 
 # Packages that models need, and the extra of marserve that installs each.
 EXTRAS: Final = {"torch": "torch", "onnxruntime": "onnx", "huggingface_hub": "hf"}
@@ -69,6 +74,8 @@ def package_of(module: str) -> str | None:
 def advice_for(module: str) -> str:
     """What to do about a module that is not found, as a sentence without a full stop; empty for an odd name."""
     root = module.partition(".")[0]
+    if python := os.environ.get(OTHER_INTERPRETER):
+        return _advice_for_another(root, package_of(module) or (root if root in EXTRAS else None), python)
     if root in EXTRAS:
         extra = EXTRAS[root]
         return f"The extra {extra} of marserve brings it: pip install 'marserve[{extra}]'"
@@ -83,4 +90,16 @@ def advice_for(module: str) -> str:
     return (
         f"If it is a file of yours, pack it with --extra-files {root}.py; if a package brings it, name that in the "
         "archive's requirements.txt, which the server installs with install_py_dep_per_model=true"
+    )
+
+
+def _advice_for_another(root: str, package: str | None, python: str) -> str:
+    """The same under another interpreter than the server's, into which the server installs nothing."""
+    if package is not None:
+        return f"The package {package} brings it: {shlex.quote(python)} -m pip install {package}"
+    if _NAME.fullmatch(root) is None:
+        return ""
+    return (
+        f"If it is a file of yours, pack it with --extra-files {root}.py; if a package brings it, install that with "
+        f"{shlex.quote(python)} -m pip"
     )

@@ -25,6 +25,8 @@ if sys.path and sys.path[0] == "":
 import runpy
 runpy.run_module("marserve.worker", run_name="__main__", alter_sys=True)
 """
+# By it a worker knows what to advise when a module is missing (`marserve_handlers.support.distributions`).
+INTERPRETER_VARIABLE = "MARSERVE_INTERPRETER"
 # They lead an interpreter to packages of another one, or to another one.
 _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
@@ -73,7 +75,8 @@ def environment_of(interpreter: Interpreter | None, environment: Mapping[str, st
     if interpreter is None:
         return dict(environment)
     kept = {name: value for name, value in environment.items() if name not in _NOT_FOR_OTHERS}
-    return {**kept, "PYTHONPATH": interpreter.packages, "PYTHONNOUSERSITE": "1"}
+    own = {"PYTHONPATH": interpreter.packages, "PYTHONNOUSERSITE": "1", INTERPRETER_VARIABLE: interpreter.path}
+    return {**kept, **own}
 
 
 def stamp_files(paths: Iterable[str]) -> tuple[Stamp, ...]:

@@ -368,6 +368,7 @@ def open_store(place: Rank, descriptor: int) -> object | None:
 
     Handlers' `init_process_group` uses it as the store of torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE`). A store
     that torch opens by itself would listen on all addresses. None without torch; handlers then use something else.
+    Raises RuntimeError for a torch that is too old to take the socket.
     """
     try:
         distributed = importlib.import_module("torch.distributed")
@@ -378,6 +379,13 @@ def open_store(place: Rank, descriptor: int) -> object | None:
         os.close(descriptor)
         log.warning("the ranks of this worker have no store to find each other by: torch.distributed: %s", error)
         return None
+    except TypeError:
+        os.close(descriptor)
+        raise RuntimeError(
+            f"torch {importlib.import_module('torch').__version__} is too old for a worker of several ranks "
+            "(parallelType): it cannot open its store on a socket that is there (master_listen_fd), and a store of its "
+            "own listens on all addresses. Use a newer torch, or parallelType: custom"
+        ) from None
     return store
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve_handlers.support.distributions import advice_for, package_of
+from marserve_handlers.support.distributions import OTHER_INTERPRETER, advice_for, package_of
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,29 @@ def test_an_unknown_module_may_be_a_file_that_was_not_packed() -> None:
 
     assert "--extra-files my_helpers.py" in said
     assert "pip install" not in said
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("torch.nn", "The package torch brings it: '/opt/old 1/bin/python' -m pip install torch"),
+        ("cv2", "The package opencv-python-headless brings it: '/opt/old 1/bin/python' -m pip install opencv-"),
+        (
+            "mine",
+            "If it is a file of yours, pack it with --extra-files mine.py; if a package brings it, install that with "
+            "'/opt/old 1/bin/python' -m pip",
+        ),
+        ("a b", ""),
+    ],
+)
+def test_under_another_interpreter_packages_are_installed_there(
+    monkeypatch: pytest.MonkeyPatch, module: str, advice: str
+) -> None:
+    """Neither an extra of marserve nor the archive's requirements would get there."""
+    monkeypatch.setenv(OTHER_INTERPRETER, "/opt/old 1/bin/python")
+
+    assert advice_for(module).startswith(advice)
+    assert bool(advice_for(module)) == bool(advice)
 
 
 @pytest.mark.parametrize("odd", ["", "a b", "x" * 100, "; rm -rf", "ä"])
