@@ -28,6 +28,9 @@ PARALLEL  := --numprocesses $(JOBS) --maxprocesses 5 --dist loadgroup --by-file 
              -o console_output_style=classic
 # Of `make test-lowest` and `make test-newest`: files or folders of tests; none: all.
 TESTS     ?=
+# What a worker imports, also under the oldest Python of `allowed_interpreters`: mypy reports only on files that it is given.
+OLDEST    := $(wildcard server/marserve/*.py) server/marserve/worker server/marserve/archive/writing/python_source.py \
+             handlers/marserve_handlers
 # What `make test` runs.
 QUICK     := not long and not system and not browser and not ready and not clients
 
@@ -172,7 +175,7 @@ format: $(STAMPS)/lint  ## let ruff mend style and formatting
 .PHONY: types
 types: $(STAMPS)/lint $(STAMPS)/test  ## check types with mypy, strictly
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 server/marserve/worker handlers/marserve_handlers
+	$(BIN)/mypy --python-version 3.10 $(OLDEST)
 
 .PHONY: floors
 floors: $(STAMPS)/lint $(STAMPS)/test  ## check who imports whom, and the house rules of tests/test_house.py

@@ -65,10 +65,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:  # Python 3.10, which workers may run under, has no such name
-    from typing import Self
+from typing import NamedTuple, TypeVar
 
 
 class MarserveError(Exception):
@@ -850,6 +847,9 @@ class WorkflowFailed(MarserveError):
         super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
 
 
+_NoMemory = TypeVar("_NoMemory", bound="NotEnoughMemory")  # Python 3.10, which workers may run under, has no `Self`
+
+
 class NotEnoughMemory(MarserveError):
     """A version, or one more worker of it, would not fit beside what stays; nothing was started. Sizes in bytes.
 
@@ -885,7 +885,7 @@ class NotEnoughMemory(MarserveError):
         way_out = _way_out(self.holders, would_fit_alone=self.budget_bytes >= self.needed_bytes)
         return f"{text}{_held_by(self.holders)} {way_out}"
 
-    def for_clients(self) -> Self:
+    def for_clients(self: _NoMemory) -> _NoMemory:
         """The same for clients of inference: without the other models, and without advice for an operator."""
         shown = type(self).__new__(type(self))
         shown.__dict__.update(self.__dict__, holders=None)
