@@ -163,6 +163,17 @@ def test_marserve_starts_with_no_store_where_none_was_named(here: Path) -> None:
     )
 
 
+def test_an_interpreter_that_is_not_there_is_a_warning(here: Path) -> None:
+    """It may be mounted or made later, and other models need none."""
+    (here / "python").touch()
+
+    warnings = load(here, allowed_interpreters=f"old=/nowhere/python,{here}/python").warnings
+
+    assert warnings == (
+        "allowed_interpreters has old=/nowhere/python, and there is no such file: models that name it are refused",
+    )
+
+
 def test_a_temporary_folder_that_is_not_there_is_named(here: Path) -> None:
     """In TorchServe's words."""
     with pytest.raises(BadSettings) as error:

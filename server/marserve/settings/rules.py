@@ -53,6 +53,9 @@ def _check_folders(settings: Settings) -> Iterator[str]:
         if not root.is_dir():
             # It may be mounted or made later.
             yield f"model_roots has {str(root)!r}, and there is no such folder: nothing is found below it"
+    for interpreter in settings.allowed_interpreters:
+        if not interpreter.path.exists():
+            yield f"allowed_interpreters has {interpreter}, and there is no such file: models that name it are refused"
     folder = settings.temporary_folder
     if folder is not None and not folder.is_dir():
         raise BadSettings(
