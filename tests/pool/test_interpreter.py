@@ -78,6 +78,19 @@ def replace_base(folder: Path) -> None:
     os.replace(folder / "new", folder / "base")
 
 
+def restore_base(folder: Path) -> None:
+    """The same, by a tool that keeps the file's time."""
+    before = (folder / "base").stat().st_mtime_ns
+    replace_base(folder)
+    os.utime(folder / "base", ns=(before, before))
+
+
+def link_again(folder: Path) -> None:
+    """The environment is made again by the same interpreter: its link is another one."""
+    (folder / "other").symlink_to(folder / "base")
+    os.replace(folder / "other", folder / "python")
+
+
 def touch_base(folder: Path) -> None:
     """Its bytes are written anew."""
     os.utime(folder / "base", ns=(1, 1))
@@ -103,6 +116,8 @@ def add_config(folder: Path) -> None:
     ("change", "file", "what"),
     [
         (replace_base, "python", "was replaced"),
+        (restore_base, "python", "was replaced"),
+        (link_again, "python", "was replaced"),
         (touch_base, "python", "was replaced"),
         (link_elsewhere, "python", "was replaced"),
         (make_again, "pyvenv.cfg", "was replaced"),

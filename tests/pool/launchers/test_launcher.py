@@ -896,9 +896,15 @@ def look_at(folder: Path) -> Interpreter:
     return found
 
 
-async def test_workers_of_another_interpreter_have_its_packages_and_ours_alone(tmp_path: Path) -> None:
-    """Nothing of the server's environment, neither in a worker nor in the programs that its handler starts."""
+async def test_workers_of_another_interpreter_have_its_packages_and_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the server's environment or working directory, nor in the programs that its handler starts."""
     other = look_at(tmp_path)
+    (tmp_path / "here").mkdir()
+    for name in ("runpy", "msgspec", "marserve"):
+        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
+    monkeypatch.chdir(tmp_path / "here")
     environment = {**worker_environment(), "PYTHONPATH": str(tmp_path)}
     async with RunningPool(
         tmp_path, SAYS_WHAT_IT_HAS, interpreter=other, workers=2, environment=environment
