@@ -40,6 +40,13 @@ class Interpreters:
         self._folder = folder
         self._limit_s = limit_s
 
+    def is_handlers_own(self, options: ModelOptions) -> bool:
+        """Whether `environment` is a key that the model's own handler reads: no interpreter has a name here.
+
+        Handlers for TorchServe may have one of that name.
+        """
+        return not self._allowed and options.interpreter_name is not None and options.interpreter_path is None
+
     def find(self, options: ModelOptions) -> Interpreter | None:
         """The interpreter that a version's options name, None for the server's. Blocks: it runs that interpreter.
 

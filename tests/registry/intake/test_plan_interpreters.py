@@ -93,6 +93,25 @@ async def test_one_that_is_not_allowed_or_not_fit_is_refused(house: House) -> No
     )
 
 
+async def test_a_server_that_allows_none_leaves_the_word_environment_to_the_handler(tmp_path: Path) -> None:
+    """An archive for TorchServe may have a key of that name: it is served, with a warning. A path is refused."""
+    house = ManagementHouse(tmp_path)
+    try:
+        for name, line in (("own", "environment: production"), ("path", "python: /opt/x/bin/python")):
+            write_mar(house.store / f"{name}.mar", manifest(name, "1.0"), config=f"{line}\n")
+
+        await house.registry.register(RegisterParameters("own.mar", initial_workers=1))
+        with pytest.raises(InterpreterRefused, match="python: /opt/x/bin/python, which is none of"):
+            await house.registry.register(RegisterParameters("path.mar", initial_workers=1))
+
+        assert house.pools.of("own").options.interpreter is None
+        [warning] = house.registry.describe("own")["warnings"]
+        assert "environment: production is left to the handler" in warning
+        assert "allowed_interpreters=production=/path/to/bin/python" in warning
+    finally:
+        await house.registry.stop()
+
+
 async def test_one_word_of_a_document_stands_for_both_of_the_archive(house: House) -> None:
     """A desired state moves a model to another interpreter, by whichever key."""
     archive = house.put_with("environment: bare\n")

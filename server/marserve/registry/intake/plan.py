@@ -153,12 +153,22 @@ def _read_wanted(facts: Facts, unpacked: Unpacked, server: RegistryOptions) -> t
 
 
 def _with_interpreter(facts: Facts, wanted: Wanted | None, server: RegistryOptions) -> Facts:
-    """The facts with the interpreter that the model names. Raises InterpreterRefused."""
-    interpreter = server.interpreters.find(facts.options)
+    """The facts with the interpreter that the model names. Raises InterpreterRefused.
+
+    A server that allows none leaves `environment` to the handler, with a warning.
+    """
+    options = facts.options
+    if server.interpreters.is_handlers_own(options):
+        warning = (
+            f"environment: {options.interpreter_name} is left to the handler, and workers run under the server's "
+            f"interpreter; allowed_interpreters={options.interpreter_name}=/path/to/bin/python would give it another"
+        )
+        return replace(facts, warnings=(*facts.warnings, warning))
+    interpreter = server.interpreters.find(options)
     if interpreter is None:
         return facts
-    model = facts.options.model
-    if facts.options.ray is not None:
+    model = options.model
+    if options.ray is not None:
         raise InterpreterRefused(
             f"Model {model} cannot be loaded: it has launcher: ray and names the interpreter {interpreter.path} of "
             "this machine; on a cluster the nodes choose. Remove one of the two."
@@ -170,7 +180,7 @@ def _with_interpreter(facts: Facts, wanted: Wanted | None, server: RegistryOptio
             f"{file or 'an environment of its own (useVenv)'} for its own interpreter alone. Install what the model "
             f"needs by {interpreter.path} -m pip, and remove {file or 'useVenv'} from the archive."
         )
-    return replace(facts, options=replace(facts.options, interpreter=interpreter))
+    return replace(facts, options=replace(options, interpreter=interpreter))
 
 
 def _has_default_requirements(unpacked: Unpacked, server: RegistryOptions) -> bool:
