@@ -36,6 +36,8 @@ PNG: Final = "image/png"
 _UNNAMED: Final = ("", "application/octet-stream")
 # Of what a library says, which may repeat a value of the client's.
 _MAX_MESSAGE: Final = 300
+# How many of a body's faults are named.
+_MAX_FAULTS: Final = 3
 
 _PLACE = re.compile(r" - at `(.*)`$")
 
@@ -241,15 +243,21 @@ def _pydantic_fault(error: ValueError, row: Mapping[str, Any]) -> Exception:
         except BadInput as fault:
             return fault
         return BadInput(f"the body is not JSON: {first['msg']}")
-    message = short(first["msg"], _MAX_MESSAGE)
+    further = [f"; {_place_of(each)}: {_pydantic_message(each)}" for each in found[1:_MAX_FAULTS]]
+    left = len(found) - _MAX_FAULTS
+    more = f" (and {left} more)" if left > 0 else ""
+    return BadInput("".join([_pydantic_message(first), *further, more]), _place_of(first) or None)
+
+
+def _pydantic_message(fault: Mapping[str, Any]) -> str:
+    message = short(fault["msg"], _MAX_MESSAGE)
     message = message[:1].lower() + message[1:]
-    if first["type"] != "missing":
-        message += f", got {shown(first.get('input'))}"
-    return BadInput(message + _more(len(found) - 1), ".".join(map(str, first["loc"])) or None)
+    return message if fault["type"] == "missing" else f"{message}, got {shown(fault.get('input'))}"
 
 
-def _more(count: int) -> str:
-    return f" (and {count} more)" if count else ""
+def _place_of(fault: Mapping[str, Any]) -> str:
+    """The field's name; empty where the whole is meant."""
+    return ".".join(map(str, fault["loc"]))
 
 
 def _json_reader(annotation: Any) -> Decode:

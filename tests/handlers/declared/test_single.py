@@ -85,7 +85,7 @@ def turned(picture: Image.Image) -> Image.Image:
     [
         (greet, {"name": "Ada", "age": "x"}, "age: input should be a valid integer, unable to parse"),
         (greet, {"name": "Ada"}, "age: field required"),
-        (greet, {}, "name: field required (and 1 more)"),
+        (greet, {}, "name: field required; age: field required"),
         (greet, b'{"name":', "the body is not JSON: Expecting value at line 1, column 9"),
         (greet, [], "input should be an object, got []"),
         (double, {"x": "far"}, "x: expected float, got str"),
@@ -124,6 +124,36 @@ class Strict(BaseModel):
     """Without further fields."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Box(BaseModel):
+    """With four sizes."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+
+
+@model
+def fit(box: Box) -> int:
+    """How much goes in."""
+    return box.a
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"b": 1, "c": "x", "d": 1}, "a: field required; c: input should be a valid integer, unable to parse string"),
+        ({}, "a: field required; b: field required; c: field required (and 1 more)"),
+    ],
+)
+def test_the_first_three_faults_of_a_body_are_named(body: Any, message: str) -> None:
+    """So one request shows what all is to be mended, as a rule."""
+    with pytest.raises(BadInput) as caught:
+        Opening(fit).only(body)
+
+    assert str(caught.value.message).startswith(message)
 
 
 def test_what_a_client_wrote_is_cut_in_its_message() -> None:
