@@ -108,7 +108,7 @@ test-lowest test-newest:
 	        torch==$$(sed -n 's/^torch==//p' constraints.txt); \
 	else echo "Without torch, which is tested with Python 3.11: its tests are skipped."; fi
 	echo "torch; python_version < '3'" > $(LIKE)/without-torch.txt
-	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --resolution $(RESOLUTION) --only-binary :all: \
+	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --resolution $(RESOLUTION) --only-binary :all: --no-binary marserve-client \
 	    --override $(LIKE)/without-torch.txt -r pyproject.toml --group test \
 	    $(foreach extra,onnx grpc cloud hf security gpu export examples,--extra $(extra))
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --no-deps --editable .
