@@ -11,7 +11,7 @@ def test_the_report_has_torchserves_labels(tmp_path: Path) -> None:
     """Tools look for these; absent values are N/A."""
     (tmp_path / "config.properties").write_text("load_models=a.mar,b=c.mar\nallowed_urls=http://h/.*\n")
     (tmp_path / "model_store").mkdir()
-    settings = load_settings("marserve", {}, {}, tmp_path)
+    settings = load_settings("torchserve", {"model_store": str(tmp_path / "model_store")}, {}, tmp_path)
 
     lines = startup_report(settings, version="1.2.3", cores=4, accelerators=0)
 
@@ -23,7 +23,7 @@ def test_the_report_has_torchserves_labels(tmp_path: Path) -> None:
         "Inference address: http://127.0.0.1:8080",
         f"Model Store: {tmp_path / 'model_store'}",
         "Initial Models: a.mar,b=c.mar",
-        "Log dir: standard output only",
+        f"Log dir: {tmp_path / 'logs'}",
         "Default workers per model: 4",
         "Blacklist Regex: N/A",
         "Allowed Urls: http://h/.*",
@@ -32,6 +32,17 @@ def test_the_report_has_torchserves_labels(tmp_path: Path) -> None:
     ):
         assert line in lines
     assert len(lines) == 35
+
+
+def test_under_marserve_the_report_has_no_labels_of_a_jvm(tmp_path: Path) -> None:
+    """What its server has no part of is left out, and it has its own name."""
+    (tmp_path / "model_store").mkdir()
+
+    lines = startup_report(load_settings("marserve", {}, {}, tmp_path), version="1.2.3", cores=4, accelerators=0)
+
+    assert lines[0] == "marserve version: 1.2.3"
+    assert "Number of CPUs: 4" in lines
+    assert [line for line in lines if "heap" in line or "Netty" in line or "TS Home" in line] == []
 
 
 def test_default_workers_are_one_an_accelerator(tmp_path: Path) -> None:

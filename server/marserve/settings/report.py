@@ -1,4 +1,7 @@
-"""The block of lines that the server log begins with, under the labels that TorchServe prints."""
+"""The block of lines that the server log begins with, under the labels that TorchServe prints.
+
+Tools of its users look for them under `torchserve`. Under `marserve` the labels of a JVM are left out.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ import tempfile
 
 from marserve.settings.table import KEYS, Settings
 from marserve.settings.values import OPTIONAL_TEXT, TEXT
+
+_OF_TORCHSERVE = frozenset(
+    {
+        *("TS Home", "Max heap size", "Netty threads", "Netty client threads"),
+        *("Prefer direct buffer", "CPP log config"),
+    }
+)
 
 
 def startup_report(settings: Settings, *, version: str, cores: int, accelerators: int) -> list[str]:
@@ -17,8 +27,9 @@ def startup_report(settings: Settings, *, version: str, cores: int, accelerators
         return "N/A" if getattr(settings, name) is None else _show(settings, name) or "N/A"
 
     log_folder = settings.log_location or "standard output only"
+    is_torchserve = settings.entry == "torchserve"
     facts: dict[str, object] = {
-        "Torchserve version": version,
+        "Torchserve version" if is_torchserve else "marserve version": version,
         "TS Home": "built in",
         "Current directory": settings.working_directory,
         "Temp directory": settings.temporary_folder or tempfile.gettempdir(),
@@ -54,7 +65,7 @@ def startup_report(settings: Settings, *, version: str, cores: int, accelerators
         "System metrics command": show("system_metrics_cmd"),
         "Model API enabled": show("enable_model_api"),
     }
-    return [f"{label}: {fact}" for label, fact in facts.items()]
+    return [f"{label}: {fact}" for label, fact in facts.items() if is_torchserve or label not in _OF_TORCHSERVE]
 
 
 def sources_report(settings: Settings) -> list[str]:
