@@ -27,8 +27,8 @@ def test_the_report_has_torchserves_labels(tmp_path: Path) -> None:
         "Default workers per model: 4",
         "Blacklist Regex: N/A",
         "Allowed Urls: http://h/.*",
-        "Metrics mode: prometheus",
-        "Model API enabled: true",
+        "Metrics mode: log",
+        "Model API enabled: false",
     ):
         assert line in lines
     assert len(lines) == 35
