@@ -196,7 +196,7 @@ def test_tensors_that_cannot_be_sent_are_named(kind: str) -> None:
         ({"x": np.array(["2020-01-01"], "datetime64[D]")}, {}, "x: an array of datetime64"),
         ({"x": np.zeros(1, [("a", "i4")])}, {}, "x: an array of "),
         ({"x": np.array([1, None], object)}, {}, "x: has an element of type int"),
-        ({"x": np.zeros((1,) * 33)}, {}, "x: has 33 dimensions"),
+        *([({"x": np.zeros((1,) * 33)}, {}, "x: has 33 dimensions")] if np.__version__ >= "2" else ()),  # 32 before
         ({"x": np.zeros(2)}, {"datatypes": {"x": "FP32"}}, r"x: datatypes says FP32, .* \.astype\('float32'\)"),
         ({"x": np.zeros(2)}, {"datatypes": {"x": "FP8"}}, "x: 'FP8' is no data type"),
         ({"x": np.zeros(2)}, {"datatypes": {"y": "FP32"}}, "datatypes: names 'y', which is no input; there are x"),

@@ -89,9 +89,8 @@ class GrpcOpenInferenceControl:
             )
         fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
         shown = self._log_settings.document()
-        return self._responses["LogSettings"](
-            settings={name: {fields[type(value)]: value} for name, value in shown.items()}
-        )
+        settings = {name: {fields[type(value)]: value} for name, value in shown.items()}
+        return ParseDict({"settings": settings}, self._responses["LogSettings"]())
 
     async def _trace(self, message: Any, call: Call) -> Any:
         if message.settings:
@@ -99,12 +98,10 @@ class GrpcOpenInferenceControl:
         if message.model_name:
             self._check_exists(message.model_name)
         check_trace({name: list(value.value) for name, value in message.settings.items()})
-        return self._responses["TraceSetting"](
-            settings={
-                name: {"value": value if isinstance(value, list) else [value]}
-                for name, value in trace_document().items()
-            }
-        )
+        settings = {
+            name: {"value": value if isinstance(value, list) else [value]} for name, value in trace_document().items()
+        }
+        return ParseDict({"settings": settings}, self._responses["TraceSetting"]())
 
     async def _regions_status(self, message: Any, call: Call) -> Any:
         found = {region.name: region.document() for region in self._regions.status(message.name)}
