@@ -12,6 +12,7 @@ from marserve_handlers.declared.decorator import Definition
 from marserve_handlers.declared.items import converter, input_type, output_type
 from marserve_handlers.declared.predicting import (
     Predicting,
+    check_load,
     check_tensor_parameters,
     item_parameter,
     read_predict,
@@ -40,6 +41,7 @@ def declare(definition: Definition) -> Declaration:
 
 
 def _declare(definition: Definition, predicting: Predicting) -> Declaration:
+    check_load(definition)
     if definition.inputs is not None:
         declaration = Declaration(dict(definition.inputs), dict(definition.outputs or {}), name=definition.name)
         padded = tuple(size for tensor in definition.inputs.values() if tensor.pad is not None for size in tensor.names)

@@ -70,6 +70,36 @@ def read_predict(definition: Definition) -> Predicting:
     return Predicting(words, named, hints, returns, takes_context, takes_any, is_async, is_generator)
 
 
+def check_load(definition: Definition) -> None:
+    """Raise DeclarationError if a class has a `load` that cannot be called with the context alone."""
+    target = definition.target
+    load = getattr(target, "load", None)
+    if not isinstance(target, type) or not callable(load):
+        return
+    static = inspect.getattr_static(target, "load")
+    if isinstance(static, (staticmethod, classmethod)):
+        given: tuple[None, ...] = (None,)
+    elif inspect.isfunction(static):
+        given = (None, None)
+    else:  # an object that is callable: its class says what it takes
+        return
+    signature = inspect.signature(load)
+    try:
+        signature.bind(*given)
+        return
+    except TypeError:
+        pass
+    needed = [
+        name
+        for name, each in list(signature.parameters.items())[len(given) :]
+        if each.default is inspect.Parameter.empty
+        and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    ]
+    if needed:
+        raise DeclarationError(f"{target.__name__}.load gets the context alone, and needs {', '.join(needed)}, too.")
+    raise DeclarationError(f"{target.__name__}.load needs a parameter for the context: def load(self, context).")
+
+
 def check_tensor_parameters(predicting: Predicting, definition: Definition, padded: tuple[str, ...]) -> None:
     """Raise DeclarationError if `predict` does not take the declared inputs, or asks for something else."""
     inputs = definition.inputs or {}

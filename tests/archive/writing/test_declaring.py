@@ -42,6 +42,11 @@ def find_declaration(files: dict[str, Path], handler: str) -> Declaring:
     ("source", "words"),
     [
         (DECLARED.replace("-> KIND", "-> object()"), "up.py: What up returns is annotated with"),
+        (
+            "from marserve_handlers import model\n@model\nclass Up:\n  def load(self): ...\n"
+            "  def predict(self, x: str): ...",
+            "up.py: Up.load needs a parameter for the context: def load(self, context).",
+        ),
         (DECLARED + "\n@model\ndef other(text: str): ...\n", "defines several models, up and other"),
         (DECLARED + "\n1 / 0\n", "up.py, line 10: ZeroDivisionError: division by zero."),
         (DECLARED + "\ndef (\n", "up.py, line 10: invalid syntax"),

@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from marserve_handlers import BadInput, model
 from marserve_handlers.declared.declaration import DeclarationError
+from marserve_handlers.declared.decorator import Definition
 from marserve_handlers.declared.item_context import ItemContext
+from marserve_handlers.declared.opening import declare
 from marserve_handlers.support.line_owner import of_this_task
 from support.declared_models import Opening
 from support.model_context import FakeItem
@@ -485,6 +487,46 @@ def test_a_signature_that_cannot_be_served_is_refused(function: Any, words: str)
         Opening(model(function))
 
     assert words in str(caught.value)
+
+
+class _NoContext:
+    def load(self) -> None: ...
+
+    def predict(self, item: str) -> str: ...  # type: ignore[empty-body]
+
+
+class _TooMuch(_NoContext):
+    def load(self, context: Any, device: str) -> None: ...  # type: ignore[override]
+
+
+class _Static(_NoContext):
+    @staticmethod
+    def load(context: Any, device: str = "cpu") -> None: ...  # type: ignore[override]
+
+
+class _OfClass(_NoContext):
+    @classmethod
+    def load(cls, *given: Any) -> None: ...  # type: ignore[override]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (_NoContext, "_NoContext.load needs a parameter for the context: def load(self, context)."),
+        (_TooMuch, "_TooMuch.load gets the context alone, and needs device, too."),
+    ],
+)
+def test_a_load_that_cannot_be_called_is_refused(target: Any, words: str) -> None:
+    """Before an object is made, so that `marserve archive` says it, too."""
+    with pytest.raises(DeclarationError) as caught:
+        declare(Definition(target))
+
+    assert str(caught.value) == words
+
+
+def test_a_load_may_be_of_the_class_or_static() -> None:
+    """Whatever can be called with the context."""
+    assert [declare(Definition(each)).output for each in (_Static, _OfClass)]
 
 
 def test_only_classes_and_functions_are_marked() -> None:
