@@ -242,6 +242,21 @@ def test_notes_of_a_failed_load_are_told() -> None:
     assert not_loaded(error).message == "ValueError: bad and why"
 
 
+def test_notes_of_a_failure_are_exposed_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by Python 3.10, whose tracebacks leave them out; what is no text is left out."""
+    error = TypeError("bad")
+    error.__dict__["__notes__"] = ["and why", 5]
+
+    with monkeypatch.context() as older:
+        older.setattr("traceback.format_exception", lambda _: ["TypeError: bad\n"])
+        by_older = raised(4, 0.25, error)
+    failure = raised(4, 0.25, error)
+
+    assert by_older.traceback == "TypeError: bad\nand why\n"
+    assert failure.traceback.count("and why") == 1
+    assert (failure.message, failure.error_text) == ("Prediction failed", "bad and why")
+
+
 def test_only_tensors_are_saved_where_torch_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything else is what it was without it."""
 

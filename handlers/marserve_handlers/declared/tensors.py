@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,7 @@ class TensorModel:
             try:
                 returned = self._predict(**self._arguments(spans, context))
             except Exception as error:
+                self._add_hint(error)
                 batch.fail(spans, error)
             else:
                 self._take(batch, spans, returned)
@@ -86,6 +88,7 @@ class TensorModel:
             try:
                 returned = await self._predict(**self._arguments(spans, context))
             except Exception as error:
+                self._add_hint(error)
                 batch.fail(spans, error)
             else:
                 self._take(batch, spans, returned)
@@ -126,6 +129,17 @@ class TensorModel:
         if self._takes_context:
             arguments[CONTEXT] = context
         return arguments
+
+    def _add_hint(self, error: Exception) -> None:
+        """Note how to get tensors, on a TypeError of torch about an array that `predict` was given."""
+        of_torch = {name for name, _ in self._as_torch}
+        name = next((name for name in self._inputs.slots if name not in of_torch), None)
+        if name is None or "torch" not in sys.modules or not isinstance(error, TypeError):
+            return
+        if "numpy.ndarray" in str(error):
+            error.__dict__.setdefault("__notes__", []).append(  # `add_note`, which Python 3.10 lacks
+                f"predict gets numpy arrays; annotate {name}: torch.Tensor to get tensors"
+            )
 
     # ------------------------------------------------------------------------------------------- its result
 

@@ -97,9 +97,17 @@ def loss_told_by(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """The traceback of an author's exception, at most about `MAX_TRACEBACK` characters."""
     try:
-        return cut("".join(traceback.format_exception(error)), MAX_TRACEBACK)
+        text = "".join(traceback.format_exception(error))
+        text += "".join(f"{note}\n" for note in _notes_of(error) if note not in text)  # Python 3.10 leaves them out
+        return cut(text, MAX_TRACEBACK)
     except BaseException:
         return f"{name_of(error)}, whose traceback cannot be shown"
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    """The texts among the notes of an exception, which Python 3.10 neither adds nor shows."""
+    notes = getattr(error, "__notes__", None)
+    return [exact(note) for note in notes if isinstance(note, str)] if isinstance(notes, list | tuple) else []
 
 
 def say(level: int, message: str, *values: object, error: BaseException | None = None) -> None:
@@ -185,7 +193,7 @@ def raised(number: int, handler_s: float, error: BaseException) -> Raised:
     try:
         failure = describe_failure(error)
         message = cut(failure.message, MAX_MESSAGE)
-        name, said = name_of(error), cut(words_of(error), MAX_SAID)
+        name, said = name_of(error), cut(" ".join([words_of(error), *_notes_of(error)]), MAX_SAID)
         return Raised(number, handler_s, failure.kind, message, failure.code, traceback_of(error), name, said)
     except BaseException as worse:
         text = f"{name_of(error)}, which cannot be shown:\n{traceback_of(worse)}"

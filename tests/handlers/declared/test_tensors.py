@@ -508,6 +508,30 @@ def test_torch_is_given_where_it_is_annotated() -> None:
     assert opened(twice).answer(1, [2, 3]) == [{"y": 2.0}, {"y": [4.0, 6.0]}]
 
 
+def test_an_array_where_torch_wants_a_tensor_is_explained() -> None:
+    """With the annotation that is missing; other errors are the author's own words alone."""
+    torch = pytest.importorskip("torch")
+
+    @model(inputs={"x": Tensor("float32", ["batch", 4])}, outputs={"y": Tensor("float32", ["batch", 2])})
+    class Net:
+        def load(self, context: Any) -> None:
+            self.net = torch.nn.Linear(4, 2)
+
+        def predict(self, x: Any) -> Any:
+            if x[0, 0] == 13:
+                raise TypeError("unlucky")
+            return self.net(x)
+
+    served = opened(Net)
+    with pytest.raises(TypeError, match=r"not numpy\.ndarray") as caught:
+        served.only([1, 2, 3, 4])
+    with pytest.raises(TypeError, match="unlucky") as other:
+        served.only([13, 2, 3, 4])
+
+    assert caught.value.__notes__ == ["predict gets numpy arrays; annotate x: torch.Tensor to get tensors"]
+    assert not hasattr(other.value, "__notes__")
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
