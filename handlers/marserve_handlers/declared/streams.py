@@ -177,7 +177,8 @@ class _Stream:
         is_for_client = failure.kind in (PREDICTION, BAD_INPUT)
         if not is_for_client:
             request = self._context.get_request_id(self.place)
-            log.error("the stream of request %s failed after %d events", request, self._count, exc_info=error)
+            events = f"{self._count} event{'s' if self._count != 1 else ''}"
+            log.error("Request %s: its stream failed after %s", request, events, exc_info=error)
         return FailedEvent.of(error_frame(failure.code if is_for_client else 500, failure.message), error)
 
 

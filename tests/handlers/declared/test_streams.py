@@ -174,6 +174,7 @@ def test_a_failed_stream_of_events_ends_with_an_error(
     assert isinstance(sending.last[0], FailedEvent)
     assert type(sending.last[0].error).__name__ == ("BadInput" if request_ == b"bad" else "RuntimeError")
     assert ("secret" in caplog.text) is (request_ == b"worse")
+    assert ("Request 0: its stream failed after 1 event\n" in caplog.text) is (request_ == b"worse")
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/event-stream;q=0", "text/event-stream;q=0.4, text/plain"])
