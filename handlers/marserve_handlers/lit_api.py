@@ -247,7 +247,7 @@ def _parse(body: Any) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the body is no JSON: {error}") from None
+        raise BadInput(f"the body is not JSON: {error}") from None
 
 
 def _field(body: Any, header: Any) -> Any:

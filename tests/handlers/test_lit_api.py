@@ -117,7 +117,7 @@ def test_each_request_goes_through_decode_predict_and_encode() -> None:
 
 
 def test_errors_are_of_their_request_alone() -> None:
-    """Of an HTTPException its status, detail and headers; a body that is no JSON is the client's fault."""
+    """Of an HTTPException its status, detail and headers; a body that is not JSON is the client's fault."""
     handler, context = opened(Square)
 
     good, unlucky, missing, broken = handler.handle(ask(context, {"input": 2}, {"input": 13}, {}, b"{no json"), context)
@@ -128,7 +128,7 @@ def test_errors_are_of_their_request_alone() -> None:
     assert context.get_response_headers(1)["x-why"] == "13"
     assert isinstance(missing, KeyError)
     assert isinstance(broken, BadInput)
-    assert "no JSON" in str(broken)
+    assert "the body is not JSON: " in str(broken)
 
 
 def test_a_batch_is_predicted_at_once_without_the_requests_that_do_not_decode() -> None:
