@@ -76,6 +76,7 @@ def test_each_template_has_what_a_beginner_needs(folder: Path, template: str) ->
     readme = [line for line in (made / "README.md").read_text().splitlines() if line]
     assert len(readme) == 5
     assert f"/predictions/my_{template}" in readme[2]
+    assert "pip install pytest" in readme[3]
     assert plan_source(str(made)).plan.spec.model_name == f"my_{template}"
 
 

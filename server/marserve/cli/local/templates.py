@@ -190,7 +190,7 @@ _README = """# NAME
 
 `marserve run .` serves it, and `marserve run . --reload` takes each change as it is saved.
 `curl REQUEST http://127.0.0.1:8080/predictions/NAME` asks it.
-`python -m pytest` tests it.
+`python -m pytest` tests it, after `pip install pytest`.
 `marserve archive . --register` packs it and registers it with a running server.
 """
 
