@@ -95,6 +95,15 @@ def test_the_pieces_of_a_stream_are_shown_as_they_come() -> None:
     assert curl_line(BASE, ROUTE, declaration) == f"curl -N -H 'Content-Type: text/plain' -d hello {URL}"
 
 
+def test_events_are_asked_for() -> None:
+    """Without the header their data comes alone, a line each."""
+    declaration = {"kind": "item", "input": {"type": "text"}, "output": {"type": "events", "stream": True}}
+
+    assert curl_line(BASE, ROUTE, declaration) == (
+        f"curl -N -H 'Accept: text/event-stream' -H 'Content-Type: text/plain' -d hello {URL}"
+    )
+
+
 def test_text_and_models_that_declare_nothing_have_a_line_too() -> None:
     """It is the shape of a request, at least."""
     assert curl_line(BASE, ROUTE, {"kind": "item", "input": {"type": "text"}}) == (

@@ -41,8 +41,11 @@ def curl_line(
     model that declares nothing, None where it takes a file.
     """
     curl = f"curl --unix-socket {shlex.quote(address.removeprefix('unix:'))}" if is_socket(address) else "curl"
-    if declaration and (declaration.get("output") or {}).get("stream"):
+    output = (declaration or {}).get("output") or {}
+    if output.get("stream"):
         curl += " -N"  # each piece is shown as it comes
+    if output.get("type") == "events":
+        curl += " -H 'Accept: text/event-stream'"  # others get the data alone
     url = shlex.quote(f"{base_of(address)}{path}")
     file = _request_beside(folder)
     if file is not None:
