@@ -40,6 +40,21 @@ def declare(definition: Definition) -> Declaration:
     return _declare(definition, read_predict(definition))
 
 
+def advise(definition: Definition) -> str:
+    """A sentence for the author of a model whose item has no annotation; empty for any other model."""
+    if definition.inputs is not None:
+        return ""
+    predicting = read_predict(definition)
+    parameter = item_parameter(predicting)
+    if parameter in predicting.hints:
+        return ""
+    return (
+        f"the parameter {parameter} of {predicting.words} has no annotation, so a request is a JSON object "
+        f"({parameter}: dict); annotate it as str, bytes, a dataclass, …, or declare tensors with "
+        "@model(inputs=…, outputs=…)"
+    )
+
+
 def _declare(definition: Definition, predicting: Predicting) -> Declaration:
     check_load(definition)
     if definition.inputs is not None:

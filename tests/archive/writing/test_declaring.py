@@ -126,6 +126,17 @@ def test_a_package_that_is_not_here_is_a_warning(tmp_path: Path) -> None:
     assert found.warning.endswith("ModuleNotFoundError: No module named 'nothing_of_that_name'")
 
 
+@pytest.mark.parametrize(("signature", "is_advised"), [("text", True), ("text: dict", False)])
+def test_an_item_without_an_annotation_is_served_with_a_warning(
+    tmp_path: Path, signature: str, is_advised: bool
+) -> None:
+    """It is a JSON object, as the page says; the sentence names what else it could be."""
+    found = find_declaration(members(tmp_path, DECLARED.replace("text: str", signature)), "up.py")
+
+    assert found.text is not None
+    assert found.warning.startswith("up.py: the parameter text of up has no annotation, so") is is_advised
+
+
 @pytest.mark.parametrize("word", ["up.py", "some/folder/up.py:up", "up"])
 def test_the_declaration_is_found_among_the_members(tmp_path: Path, word: str) -> None:
     """Modules beside the handler are found as in a worker; what the import prints is not in the way."""

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from marserve.archive.writing.sources import Wishes
 from marserve.archive.writing.staging import Staging
-from marserve.cli.run.command import _settings, run
+from marserve.cli.output import Output
+from marserve.cli.run.command import _settings, _stage, run
 from marserve.cli.run.source import LocalModel
 from marserve.errors import CannotArchive
 from support.command_line import marserve
@@ -51,6 +52,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "m.py has 2 models: A (line 1), B (line 3)",
         ),
         ("def handle(\n", "m.py, line 1: '(' was never closed."),
+        (
+            "from marserve_handlers import model\n@model\nclass M:\n def load(self): ...\n"
+            " def predict(self, x: str): ...\n",
+            "m.py: M.load needs a parameter for the context: def load(self, context).",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_run_is_one_sentence_and_status_2(folder: Path, text: str, sentence: str) -> None:
@@ -215,6 +221,18 @@ def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path
         model.stage_again()
     (folder / "m.py").write_text(HANDLER + "# even more\n")
     assert model.stage_again() == "m-3"
+
+
+def test_advice_on_a_declaration_is_printed_before_it_is_served(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An item without an annotation is served as `dict`, which its author may not have meant."""
+    (folder / "m.py").write_text("from marserve_handlers import model\n@model\ndef m(x):\n    return x\n")
+    model = LocalModel("m.py", Wishes(), Staging(folder.parent / "tmp" / "models"))
+
+    _stage(model, Output(False), follows=False, verbose=False)
+
+    assert capsys.readouterr().err.startswith("Warning: m.py: the parameter x of m has no annotation, so a request is")
 
 
 @pytest.mark.parametrize(

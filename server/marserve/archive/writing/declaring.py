@@ -33,9 +33,11 @@ class Imported(msgspec.Struct):
 
     `where` is the author's file and line, as in `NAME, line 3`, and `traceback` their part of it; empty where the
     fault is of no line. `is_missing`: an import failed, so that a machine with other packages may say more.
+    `advice` is what the author of the declaration may have meant otherwise; empty for nothing.
     """
 
     declaration: str = ""
+    advice: str = ""
     fault: str = ""
     where: str = ""
     traceback: str = ""
@@ -44,7 +46,7 @@ class Imported(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Declaring:
-    """The declaration of a handler, None if it has none; `warning` is why it could not be found, or empty."""
+    """The declaration of a handler, None if it has none; `warning` is why it was not found, or advice."""
 
     text: bytes | None = None
     warning: str = ""
@@ -123,7 +125,7 @@ class Importing:
             return Declaring()
         text = imported.declaration.encode()
         parse_declaration(text)
-        return Declaring(text)
+        return Declaring(text, imported.advice and f"{self._file}: {imported.advice}")
 
 
 def _marks_a_model(file: Path) -> bool:

@@ -142,12 +142,15 @@ def _stage(model: LocalModel, output: Output, *, follows: bool, verbose: bool) -
         finally:
             gc.enable()
     try:
-        return model.stage_first(lambda file: output.say_wait(f"Importing {file} …"))
+        entry = model.stage_first(lambda file: output.say_wait(f"Importing {file} …"))
     except WrongArguments as error:
         if verbose and error.detail.get("traceback"):
             output.note(error.detail["traceback"])
             error.next_step = None
         raise
+    if model.warning:
+        output.note(f"Warning: {model.warning}")
+    return entry
 
 
 def _options(

@@ -35,6 +35,7 @@ class LocalModel:
         self.name = ""
         self.version = wishes.version
         self.planned: SourcePlan | None = None
+        self.warning = ""
         self._seen: object = None
         self._importing: Importing | None = None
         self._staged = f"{staging.root}/"
@@ -62,6 +63,8 @@ class LocalModel:
     def stage_first(self, on_wait: Callable[[str], None]) -> str:
         """Stage what `find` has found; returns the store's entry. `on_wait` is that of `Importing.declared`.
 
+        `warning` then has advice on what the source declares, empty for none.
+
         Raises WrongArguments.
         """
         try:
@@ -72,6 +75,7 @@ class LocalModel:
             assert self._importing is not None
             with self._importing as importing:
                 declaring = importing.declared(must_import=True, on_wait=on_wait)
+            self.warning = declaring.warning
             plan = with_declaration(self.planned.plan, declaring)
             return self.staging.stage(plan, links=not self.can_change)
         except CannotImport as error:

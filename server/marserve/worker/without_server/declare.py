@@ -21,7 +21,9 @@ _MOST_TRACEBACK = 8_000
 
 
 def declare(folder: str, handler: str) -> dict[str, Any]:
-    """What the handler in this folder declares: `declaration`, or `fault` with what belongs to it; empty for nothing.
+    """What the handler in this folder declares: `declaration` with `advice`, or `fault` with what belongs to it.
+
+    Empty for a handler that declares nothing.
 
     The keys are those of `marserve.archive.writing.declaring.Imported`.
     """
@@ -33,9 +35,9 @@ def declare(folder: str, handler: str) -> dict[str, Any]:
         if definition is None:
             return {}
         # here: only now something is declared
-        from marserve_handlers.declared.opening import declare
+        from marserve_handlers.declared.opening import advise, declare
 
-        return {"declaration": declare(definition).encode().decode()}
+        return {"declaration": declare(definition).encode().decode(), "advice": advise(definition)}
     except BaseException as error:  # what the author's module raises, also to end the process
         return _fault(error, folder)
 
