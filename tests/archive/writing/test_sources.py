@@ -39,6 +39,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
     [
         ("nets.py", "There is no file or folder nets.py; did you mean net.py?"),
         ("net.bin", "net.bin is weights alone: name a Python file"),
+        ("whole.pt", "whole.pt is a pickle of a whole module (with the class nets.Net), which is not loaded: export"),
         ("net.onnx:Net", "net.onnx is no Python file, so Net cannot be looked for in it; leave out :Net."),
         ("notes.txt", "notes.txt is no model: name a Python file"),
         ("empty", "empty has no model: no model.py or handler.py, no other Python file with one, no program"),
@@ -50,7 +51,17 @@ def test_what_is_no_source_is_refused_in_one_sentence(
 ) -> None:
     """With what is there, or what would be right."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, {"net.py": HANDLER, "net.bin": "x", "net.onnx": "x", "notes.txt": "x", "empty/x.txt": "x"})
+    write(
+        tmp_path,
+        {
+            "net.py": HANDLER,
+            "net.bin": "x",
+            "net.onnx": "x",
+            "whole.pt": "cnets\nNet\n.",
+            "notes.txt": "x",
+            "empty/x.txt": "x",
+        },
+    )
     write(tmp_path, {"many/a.py": HANDLER, "many/b.py": HANDLER})
 
     with pytest.raises(CannotArchive) as refusal:

@@ -25,6 +25,7 @@ import yaml
 
 from marserve.archive.contents.manifest import MANIFEST_PATH
 from marserve.archive.contents.model_config import parse_model_config
+from marserve.archive.pickles.foreign_class import find_foreign_class
 from marserve.archive.writing.python_source import Found, Imported, PythonSource, choose, read_python, snake_case
 from marserve.archive.writing.writer import ArchiveSpec, Plan, plan_archive, walk
 from marserve.errors import CannotArchive
@@ -37,6 +38,7 @@ LABELS_NAME = "index_to_name.json"
 MODEL_FILES = ("model.py", "handler.py")
 PROGRAMS = (".onnx", ".pt2", ".pt")
 _WEIGHTS = (".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".joblib")
+_TORCH_SAVED = (".pt", ".pth", ".bin", ".ckpt")
 _ARCHIVE_ENDINGS = (".mar", ".model", ".tar.gz", ".tgz")
 _TRANSFORMERS, _TRANSFORMERS_CONFIG = "transformers", "config.json"
 #: What the handler `transformers` does, by its names.
@@ -269,6 +271,13 @@ def _read_file(path: Path, label: str) -> PythonSource:
 
 def _plan_program(path: Path, wishes: Wishes) -> SourcePlan:
     if not is_program(path):
+        named = find_foreign_class(path) if path.suffix in _TORCH_SAVED else ""
+        if named:
+            raise CannotArchive(
+                f"{path} is a pickle of a whole module (with the class {named}), which is not loaded: export it "
+                "with torch.export.export and torch.export.save to a .pt2, or with torch.jit.script(net).save, or save "
+                "its state_dict() beside a Python file with the model."
+            )
         what = "weights alone" if path.suffix in (*_WEIGHTS, ".pt") else "no model"
         raise CannotArchive(
             f"{path} is {what}: name a Python file with the model, as in model.py:Net, "
