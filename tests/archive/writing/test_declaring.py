@@ -32,10 +32,10 @@ def members(folder: Path, source: str, beside: str = "KIND = str\n") -> dict[str
     return {"up.py": handler, "beside.py": other}
 
 
-def find_declaration(files: dict[str, Path], handler: str) -> Declaring:
-    """As `marserve archive` does."""
+def find_declaration(files: dict[str, Path], handler: str, *, must_import: bool = False) -> Declaring:
+    """As `marserve archive` does, with `must_import` as `marserve run`."""
     with Importing(files, handler) as importing:
-        return importing.declared()
+        return importing.declared(must_import=must_import)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,10 @@ def find_declaration(files: dict[str, Path], handler: str) -> Declaring:
             "up.py: Up.load needs a parameter for the context: def load(self, context).",
         ),
         (DECLARED + "\n@model\ndef other(text: str): ...\n", "defines several models, up and other"),
+        (
+            DECLARED + "\nfrom marserve import Tensor\n",
+            "up.py, line 10: ImportError: Tensor is in marserve_handlers: from marserve_handlers import Tensor.",
+        ),
         (DECLARED + "\n1 / 0\n", "up.py, line 10: ZeroDivisionError: division by zero."),
         (DECLARED + "\ndef (\n", "up.py, line 10: invalid syntax"),
         (DECLARED + "\nraise SystemExit\n", "up.py, line 10: it ends the process while it is imported (SystemExit)."),
@@ -58,7 +62,7 @@ def find_declaration(files: dict[str, Path], handler: str) -> Declaring:
 def test_a_handler_that_cannot_be_served_is_not_archived(tmp_path: Path, source: str, words: str) -> None:
     """One sentence says why."""
     with pytest.raises(CannotArchive) as caught:
-        find_declaration(members(tmp_path, source), "up.py")
+        find_declaration(members(tmp_path, source), "up.py", must_import=True)
 
     assert words in caught.value.message
 

@@ -55,7 +55,27 @@ def test_a_file_that_marks_a_model_is_recognised(text: str, marks: bool) -> None
 def test_a_file_without_a_model_is_refused() -> None:
     """The sentence says what a model would be."""
     with pytest.raises(CannotArchive, match=r"m\.py has no model: no class or function with @model"):
-        choose(read("x = 1\nclass Net: pass\n"), None)
+        choose(read("from marserve import __version__\nclass Net: pass\n"), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from marserve import Tensor, model\n@model\ndef m(x): ...", ("Tensor", "model")),
+        ("from marserve import __version__, model\n@model\ndef m(x): ...", ("model",)),
+        ("from marserve import *\n@model\ndef m(x): ...", ("Tensor", "model")),
+        ("import marserve\n@marserve.model\ndef m(x): ...", ("Tensor", "model")),
+    ],
+)
+def test_an_import_from_the_servers_package_is_set_right(text: str, names: tuple[str, ...]) -> None:
+    """The natural guess, which no model is found by."""
+    with pytest.raises(CannotArchive) as refusal:
+        choose(read(text), None)
+
+    assert refusal.value.message == (
+        f"m.py, line 1: marserve has no {' or '.join(names)}: import them from marserve_handlers: from "
+        f"marserve_handlers import {', '.join(names)}."
+    )
 
 
 def test_a_file_with_two_models_names_both() -> None:

@@ -18,6 +18,8 @@ Shape = Literal["declared", "litserve", "handler"]
 
 # A module that is imported from these brings a class of a handler in TorchServe's shape.
 _HANDLER_HOUSES = ("ts.torch_handler", "marserve_handlers")
+# What is guessed to be in `marserve`, and is in `marserve_handlers`.
+_AUTHORS_NAMES = ("BadInput", "Event", "PredictionException", "Tensor", "model")
 _DECLARATION = re.compile(r"marserve_handlers(\.\w+)*\.model")
 _LIT_API = re.compile(r"litserve(\.api)?\.LitAPI")
 _LIT_SERVER = re.compile(r"litserve(\.server)?\.LitServer")
@@ -116,6 +118,11 @@ def choose(source: PythonSource, name: str | None) -> Found:
         there = _listed([found.name for found in source.found] or [n for n in source.bound if not n.startswith("_")])
         raise CannotArchive(f"{source.label} has no {name}; it has {there or 'no class or function'}.")
     if not source.found:
+        for line, wanted in _misplaced(source):
+            raise CannotArchive(
+                f"{source.label}, line {line}: marserve has no {' or '.join(wanted)}: import them from "
+                f"marserve_handlers: from marserve_handlers import {', '.join(wanted)}."
+            )
         raise CannotArchive(
             f"{source.label} has no model: no class or function with @model of marserve_handlers, no LitAPI, no "
             "handle(data, context). Name the object behind a colon, or declare one."
@@ -128,6 +135,15 @@ def choose(source: PythonSource, name: str | None) -> Found:
             f"{source.label} has {len(alike)} models: {names}. Name one, as in {source.label}:{alike[0].name}."
         )
     return alike[0]
+
+
+def _misplaced(source: PythonSource) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Imports of the server's package for what `marserve_handlers` has: the line, and the names of that."""
+    for each in source.imports:
+        if each.module == "marserve" and not each.level:
+            names = tuple(name for name in each.names if name in _AUTHORS_NAMES)
+            if names or each.names in ((), ("*",)):
+                yield each.line, names or ("Tensor", "model")
 
 
 def snake_case(name: str) -> str:
