@@ -62,7 +62,7 @@ def test_a_worker_that_dies_while_it_serves_is_shown() -> None:
     shown.ready(Ready(Address("http", "127.0.0.1", 8080), 1.0, None))
 
     assert before == ""
-    assert shown.shorten(text) == "A worker ended (killed): killed by SIGKILL"
+    assert shown.shorten(text) == "A worker of shout 1.0 ended (killed): killed by SIGKILL"
     assert shown.shorten("W-9000-shout_1.0 ended (import_error): no") == ""
 
 

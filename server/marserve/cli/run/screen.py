@@ -124,7 +124,7 @@ class Screen:
         if text.startswith(f"Model {self._model} version") or (ended and (ended[1] in _OF_LOADS or not self._is_ready)):
             return ""
         if ended:
-            text = f"A worker {text}"
+            text = f"A worker of {self._model} {self._version} {text}"
         return text if self._is_verbose else self._staged.sub("", self._own_part(text))
 
     def _own_part(self, text: str) -> str:

@@ -354,12 +354,12 @@ class Life:
         self.output.log_failure(sentence, "" if is_answer else message.traceback, line_ids(failed))
 
     @property
-    def running_ids(self) -> str:
-        """The ids of the requests that it works for, as log lines have them."""
+    def running(self) -> list[Request]:
+        """The requests that it works for."""
         begun = self._page.running[0] if self._page is not None else 0
         flights = self._context.dispatcher.flights(self.key)
         running = [flight for flight in flights if self._runs_many or flight.number <= begun]
-        return line_ids(job.request for flight in running for job in flight.jobs)
+        return [job.request for flight in running for job in flight.jobs]
 
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream has come: the response limit begins anew."""

@@ -18,6 +18,7 @@ from typing import Literal
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory, without_stop
 from marserve.machine.device_readings import describe_usage
+from marserve.messages import Request, line_ids, shown_id
 from marserve.pool.launchers.launcher import StartFailed
 from marserve.pool.slots.first_load import FirstLoad
 from marserve.pool.slots.life import LAST_OUTPUT_S, Life, LifeContext
@@ -31,6 +32,8 @@ log = logging.getLogger("marserve.pool")
 
 # The traceback of a failed load is logged on the event loop, a line of the log for each of its lines.
 MOST_TRACEBACK_LINES = 400
+# Of the requests that a worker had when it ended, in its sentence.
+MOST_NAMED = 3
 
 # After so many failed starts in a row that were the nodes' fault the load counts as failed.
 MOST_NODES = 3
@@ -314,9 +317,8 @@ class Slot:
                 self.load_failures += death.cause not in OF_NODES or self._failed_loads >= MOST_NODES
             is_unasked = not (self.is_retired and death.cause is Cause.STOPPED)
             if is_unasked:
-                self._record(
-                    death, life.traceback, life.running_ids
-                )  # before its clients get the error: they may ask describe why
+                # Before its clients get the error: they may ask describe why.
+                self._record(death, life.traceback, life.running)
                 if life.is_ready:
                     context.crashed(self, death)
             life.hand_back(death)
@@ -359,14 +361,23 @@ class Slot:
             self.gpu_id = devices[0]
             self.devices = devices if self.devices else ()
 
-    def _record(self, death: Death, traceback: str, ids: str) -> None:
+    def _record(self, death: Death, traceback: str, running: Sequence[Request]) -> None:
         self._context.metrics.worker_deaths[death.cause.value] += 1
         is_known = self.last_death is not None and self.last_death.traceback == traceback
         self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
         # A load that fails the same way again and again is logged with its traceback once.
         shown = "" if is_known else "\n".join(middle_left_out(traceback.rstrip().splitlines()))
-        extra = with_traceback(shown, ids)
-        log.warning("%s ended (%s): %s", self.name, death.cause, death.detail, extra=extra)
+        extra = with_traceback(shown, line_ids(running))
+        log.warning("%s ended (%s): %s%s", self.name, death.cause, death.detail, name_requests(running), extra=extra)
+
+
+def name_requests(running: Sequence[Request]) -> str:
+    """The end of a sentence on a worker that had these requests: the ids of a few, and how many more."""
+    ids = list(dict.fromkeys(shown_id(each.id) for each in running))
+    if not ids:
+        return ""
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"; it had request{'s' if len(ids) > 1 else ''} {', '.join(ids[:MOST_NAMED])}{more}"
 
 
 def _listed(devices: Sequence[int]) -> str:
