@@ -335,7 +335,7 @@ def test_events_of_our_own_form_make_a_watch_look(tmp_path: Path) -> None:
         {"object": "model_store/m.mar", "event": "there", "action": "look", "watch": "model_store"}
     ]
     assert bad.status_code == 400
-    assert "The body is no JSON (line 1, column 2)" in bad.json()["message"]
+    assert "The body is not JSON (line 1, column 2)" in bad.json()["message"]
     assert large.status_code == 413
     assert 'marserve_events_total{outcome="look"} 5' in metrics
     assert 'marserve_events_total{outcome="unauthorized"} 4' in metrics

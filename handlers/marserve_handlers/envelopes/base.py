@@ -71,7 +71,7 @@ def document_of(row: Any) -> Any:
         try:
             return json.loads(value)
         except ValueError:
-            raise PredictionException("The request's body is no JSON.", 400) from None
+            raise PredictionException("The request's body is not JSON.", 400) from None
     return value
 
 

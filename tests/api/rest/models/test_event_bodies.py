@@ -170,8 +170,8 @@ def test_our_own_form_names_objects_or_watches() -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "The body is no JSON (line 1, column 1)"),
-        (b"\xff\xfe", "The body is no JSON (as a whole)"),
+        (b"", "The body is not JSON (line 1, column 1)"),
+        (b"\xff\xfe", "The body is not JSON (as a whole)"),
         (b"[1]", "an entry of the list is a number; it must be an object"),
         (b"3", "The body is a number; it must be an event of S3"),
         (b"null", "The body is missing or null"),
@@ -189,7 +189,7 @@ def test_our_own_form_names_objects_or_watches() -> None:
         (b'{"message": {"attributes": {"eventType": "OBJECT_FINALIZE"}}}', "bucket of the object is missing or null"),
         (b'[{"eventType": "Microsoft.Storage.BlobCreated", "data": {"url": "https://a/b"}}]', "names no blob"),
         (b'[{"eventType": "Microsoft.Storage.BlobCreated", "data": {"url": "https://[a/b/c"}}]', "names no blob"),
-        (b"[" * 100_000, "The body is no JSON"),
+        (b"[" * 100_000, "The body is not JSON"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_was_wrong(body: bytes, said: str) -> None:

@@ -57,7 +57,7 @@ def read_body(data: bytes, headers: Mapping[str, str]) -> Body:
         where = (
             f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "as a whole"
         )
-        raise BadInput(f"The body is no JSON ({where}); it must be {_FORMS}.") from None
+        raise BadInput(f"The body is not JSON ({where}); it must be {_FORMS}.") from None
     body = Body()
     try:
         _read(document, headers, body, 0)
