@@ -39,7 +39,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
     [
         ("nets.py", "There is no file or folder nets.py; did you mean net.py?"),
         ("net.bin", "net.bin is weights alone: name a Python file"),
-        ("whole.pt", "whole.pt is a pickle of a whole module (with the class nets.Net), which is not loaded: export"),
+        ("whole.pt", "whole.pt is a pickle with the class nets.Net, as of a whole module, and is not loaded: export"),
         ("net.onnx:Net", "net.onnx is no Python file, so Net cannot be looked for in it; leave out :Net."),
         ("notes.txt", "notes.txt is no model: name a Python file"),
         ("empty", "empty has no model: no model.py or handler.py, no other Python file with one, no program"),
