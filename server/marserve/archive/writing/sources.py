@@ -274,9 +274,9 @@ def _plan_program(path: Path, wishes: Wishes) -> SourcePlan:
         named = find_foreign_class(path) if path.suffix in _TORCH_SAVED else ""
         if named:
             raise CannotArchive(
-                f"{path} is a pickle with the class {named}, as of a whole module, and is not loaded: export the module "
-                "with torch.export.export and torch.export.save to a .pt2, or with torch.jit.script(net).save, or save "
-                "its state_dict() beside a Python file with the model."
+                f"{path} is a pickle with the class {named}, as of a whole module, and is not loaded: export the "
+                "module with torch.export.export and torch.export.save to a .pt2, or with torch.jit.script(net).save, "
+                "or save its state_dict() beside a Python file with the model."
             )
         what = "weights alone" if path.suffix in (*_WEIGHTS, ".pt") else "no model"
         raise CannotArchive(
