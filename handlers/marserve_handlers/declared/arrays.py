@@ -99,8 +99,13 @@ class Slot:
 
     def _of_large(self, value: Any) -> Array:
         """The array of numbers of which one has more than 64 bits, or 64 beside negative ones. Raises BadInput."""
+        if self.dtype.kind != "f":  # numpy 1 takes them modulo 2 ** 64
+            info, numbers = np.iinfo(self.dtype), np.asarray(value, object)
+            if numbers.min() < info.min or numbers.max() > info.max:
+                raise self._outside()
+            return numbers.astype(self.dtype)
         try:
-            return np.asarray(value, np.float64 if self.dtype.kind == "f" else self.dtype)
+            return np.asarray(value, np.float64)
         except OverflowError:
             raise self._outside() from None
 
