@@ -111,6 +111,7 @@ test-lowest test-newest:
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --resolution $(RESOLUTION) --only-binary :all: --no-binary marserve-client \
 	    --override $(LIKE)/without-torch.txt -r pyproject.toml --group test \
 	    $(foreach extra,onnx grpc cloud hf security gpu export examples,--extra $(extra))
+	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python hatchling
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --no-deps --editable .
 	$(BIN)/uv pip list --python $(LIKE)/bin/python
 	$(LIKE)/bin/python -m pytest $(PARALLEL) -m "$(QUICK)" -o filterwarnings=default $(TESTS)
