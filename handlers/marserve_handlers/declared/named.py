@@ -1,4 +1,4 @@
-"""Models that declare themselves: `base_handler` takes their inputs by name, beside its rows of bare numbers.
+"""Models that declare themselves: `base_handler` takes their inputs by name, or the only one by itself.
 
 An ONNX model and an exported program say names, dtypes and shapes of their inputs and outputs. Of TorchScript and eager
 models the key `signature` of the model's configuration says it (`signature.py`).
@@ -59,7 +59,7 @@ def _is_infer(value: Any, context: Context, place: int) -> bool:
 
 
 class NamedInputs:
-    """Answers the rows of a batch that name the model's inputs. `run` takes arrays in the inputs' order.
+    """Answers the rows of a batch by the model's declaration. `run` takes arrays in the inputs' order.
 
     A model without a batch axis is run on one item at a time, whose arrays have none.
     """
@@ -72,7 +72,7 @@ class NamedInputs:
         labels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.text = declaration.encode()
-        self._names = set(declaration.inputs)
+        self._has_optional = any(tensor.optional for tensor in declaration.inputs.values())
         outputs, has_batch_axis = list(declaration.outputs), declaration.has_batch_axis
 
         def predict(**arrays: Any) -> dict[str, Any]:
@@ -90,14 +90,24 @@ class NamedInputs:
 
         how = Predicting("the model", {}, {}, Any, takes_context=False, takes_any=True, is_async=False, is_stream=False)
         self._model = TensorModel(
-            predict, how, declaration, most_rows=most_rows, max_rows=DEFAULT_MAX_ROWS, labels=labels
+            predict,
+            how,
+            declaration,
+            most_rows=most_rows,
+            max_rows=DEFAULT_MAX_ROWS,
+            labels=labels,
+            answers_bare=True,
         )
 
     def is_for(self, value: Any) -> bool:
-        """Whether a row's value names inputs, or is a `.npy` file; most others are a row of numbers, as ever."""
-        if isinstance(value, dict):
-            return bool(value) and not self._names.isdisjoint(value)
-        return isinstance(value, (bytes, bytearray)) and value[:6] == b"\x93NUMPY"
+        """Whether a row's value is read by the declaration.
+
+        Bare values of a program with optional inputs are not: it may take the first one alone. Nor are bytes that are
+        no `.npy` file.
+        """
+        if isinstance(value, (bytes, bytearray)):
+            return value[:6] == b"\x93NUMPY"
+        return isinstance(value, dict) or (value is not None and not self._has_optional)
 
     def answer(
         self,
@@ -106,7 +116,7 @@ class NamedInputs:
         value_of: Callable[[Any], Any],
         others: Callable[[list[Any]], list[Any]],
     ) -> list[Any]:
-        """One answer for each row: `others` answers those that do not name inputs, together."""
+        """One answer for each row: `others` answers those that the declaration does not read, together."""
         values = [value_of(row) for row in data]
         rows: list[Any] = [
             {"body": value} if self.is_for(value) or _is_infer(value, context, place) else None

@@ -29,10 +29,10 @@ class Rows:
     """The arrays of one request, each with a batch axis, and the named sizes of its items.
 
     `is_batch`: it came with the batch axis, so its answer has one, too. `infer` is the request of the Open Inference
-    Protocol that they came in, None for others.
+    Protocol that they came in, None for others. `is_bare`: it is JSON without the input's name.
     """
 
-    __slots__ = ("arrays", "came_as_npy", "count", "infer", "is_batch", "sizes")
+    __slots__ = ("arrays", "came_as_npy", "count", "infer", "is_bare", "is_batch", "sizes")
 
     def __init__(self, arrays: dict[str, Array], count: int, is_batch: bool, sizes: dict[str, int]) -> None:
         self.arrays = arrays
@@ -40,6 +40,7 @@ class Rows:
         self.is_batch = is_batch
         self.sizes = sizes
         self.came_as_npy = False
+        self.is_bare = False
         self.infer: InferRequest | None = None
 
 
@@ -81,8 +82,8 @@ class Inputs:
         body = row.get("body")
         if body is None:
             body = row.get("data") if "data" not in self.slots else None
-        if isinstance(body, dict):  # decoded before
-            return self._rows(body)
+        if body is not None and not isinstance(body, (bytes, bytearray)):  # decoded before
+            return self.read_value(body)
         if body is not None and self._only is not None and body.startswith(b"\x93"):
             rows = self._single(self._only, self._only.read_npy(body))
             rows.came_as_npy = True
@@ -131,7 +132,9 @@ class Inputs:
             return self._rows(value)
         if only is None:
             raise BadInput(f"expected a JSON object with {self.words}, got {kind_of(value)}")
-        return self._single(only, value)
+        rows = self._single(only, value)
+        rows.is_bare = True
+        return rows
 
     def _single(self, slot: Slot, value: Any) -> Rows:
         array, is_batch = slot.read(value)

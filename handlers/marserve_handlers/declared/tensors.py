@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class TensorModel:
     """Serves one model of named tensors. `predict` is bound; `most_rows` is how many rows one call may have.
 
-    `labels` are the names of an output's classes, for clients that ask for a classification.
+    `labels` are the names of an output's classes, for clients that ask for a classification. With `answers_bare` a
+    request that does not name its input gets the only output without its name, too.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class TensorModel:
         most_rows: int,
         max_rows: int,
         labels: Mapping[str, Sequence[str]] | None = None,
+        answers_bare: bool = False,
     ) -> None:
         self._labels = labels or {}
+        self._answers_bare = answers_bare and len(declaration.outputs) == 1
         self._predict = predict
         self._words = predicting.words
         self._is_async = predicting.is_async
@@ -219,6 +222,9 @@ class TensorModel:
             context.set_response_content_type(place, NPY_TYPE)
             array = _joined(next(iter(parts.values())))
             return as_npy(array if rows.is_batch else array[0])
+        if rows.is_bare and self._answers_bare:
+            array = _joined(next(iter(parts.values())))
+            return (array if rows.is_batch else array[0]).tolist()
         if rows.is_batch:
             return JsonAnswer(encode_json({name: _joined(arrays).tolist() for name, arrays in parts.items()}))
         return JsonAnswer(encode_json({name: arrays[0][0].tolist() for name, arrays in parts.items()}))

@@ -341,3 +341,38 @@ def test_a_signature_may_name_the_first_outputs_alone(tmp_path: Path) -> None:
     assert answers(some, {"x": [1, 2]}) == [{"y0": [1.0, 2.0]}]
     with pytest.raises(ValueError, match="the model gave 2 outputs, and 3 are declared"):
         answers(more, {"x": [1, 2]})
+
+
+def test_a_bare_array_is_the_only_input(tmp_path: Path) -> None:
+    """In its dtype, with the batch axis and without; what does not fit fails alone, as it does by name."""
+    handler = exported(tmp_path, Doubled(), torch.ones(3, 2), shapes=({0: torch.export.Dim("rows")},))
+
+    given = answers(handler, [1, 2], [[3, 4], [5, 6]], [1, 2, 3], [[[1, 2]]], [1, "a"], {"y": 1}, {"x": [1, 2], "y": 1})
+
+    assert given[:2] == [[2.0, 4.0], [[6.0, 8.0], [10.0, 12.0]]]
+    assert type(given[0]) is list
+    assert [str(each.message) for each in given[2:]] == [
+        "x: expected float32 [2], got [3]",
+        "x: expected float32 [2], got [1, 1, 2]",
+        "x: expected float32 [2], got 'a'",
+        "y: there is no such input; expected x: float32 [2]",
+        "y: there is no such input; expected x: float32 [2]",
+    ]
+
+
+def test_a_bare_array_for_several_inputs_is_the_clients_mistake(tmp_path: Path) -> None:
+    """The message names them."""
+    handler = exported(tmp_path, Two(), torch.ones(3, 4), torch.ones(3), shapes=({0: torch.export.Dim.DYNAMIC},) * 2)
+
+    with pytest.raises(BadInput, match=r"expected a JSON object with x: float32 \[4\], y: float32 \[\], got a list"):
+        answers(handler, [1, 2, 3, 4])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_bare_array_of_several_outputs_is_answered_by_their_names(tmp_path: Path) -> None:
+    """A bare answer could not say which is which."""
+    torch.jit.script(Both()).save(tmp_path / "model.pt")
+    tensor = {"dtype": "float32", "shape": ["batch", 2]}
+    signature = {"inputs": {"x": tensor}, "outputs": {"y": tensor, "z": tensor}}
+
+    assert answers(loaded(tmp_path, "model.pt", signature=signature), [1, 2]) == [{"y": [1.0, 2.0], "z": [-1.0, -2.0]}]
