@@ -39,6 +39,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     # For subclasses whose `__init__` leaves ours out.
     context: Any = None
     _named: Any = None
+    _whole_numbers: Any = None
     takes_arrays = False
     """Whether the model takes and gives arrays (ONNX) and not tensors; set by `initialize`."""
     names_classes = False
@@ -89,6 +90,10 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             self.mapping = load_label_mapping(labels)
         if type(self) is BaseHandler:  # others read rows in their own way
             self._named = self._find_named_inputs(int(properties.get("batch_size") or 1), model_dir)
+            if not self.takes_arrays:
+                from marserve_handlers.runtimes.whole_numbers import WholeNumbers
+
+                self._whole_numbers = WholeNumbers(self.model)
         self.initialized = True
 
     def _find_named_inputs(self, most_rows: int, model_dir: str) -> Any:
@@ -252,6 +257,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             from marserve_handlers.runtimes.onnx import run as run_session
 
             return run_session(self.model, data)
+        if self._whole_numbers is not None and not args and not kwargs:
+            return self._whole_numbers.run(self.model, data, self.device)
         from marserve_handlers.runtimes.tensors import run
 
         return run(self.model, data, self.device, args, kwargs)
