@@ -13,7 +13,9 @@ from marserve.cli.run.screen import Screen
 from marserve.settings import Address
 
 
-def screen(*, as_json: bool = False, is_litserve: bool = False, is_verbose: bool = False) -> Screen:
+def screen(
+    *, as_json: bool = False, is_litserve: bool = False, is_verbose: bool = False, body_words: str = ""
+) -> Screen:
     """The screen of `shout.py`, staged in `/srv/staged/models`."""
     return Screen(
         Output(as_json),
@@ -25,6 +27,7 @@ def screen(*, as_json: bool = False, is_litserve: bool = False, is_verbose: bool
         follows=True,
         is_litserve=is_litserve,
         is_verbose=is_verbose,
+        **({"example": "BODY", "body_words": body_words} if body_words else {}),
     )
 
 
@@ -119,3 +122,18 @@ def test_scripts_get_one_document_and_files_of_litserve_their_own_path(capsys: p
         "seconds": 1.25,
     }
     assert "-d '{}' http://127.0.0.1:8080/predict\n" in text
+
+
+def test_where_nothing_is_declared_no_body_is_made_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """The block says where the body is known; a declaration makes a body that fits."""
+    address = Address("http", "127.0.0.1", 8080)
+    tensor = {"name": "x", "dtype": "float32", "shape": ["batch", 1]}
+    declaration = {"kind": "tensors", "inputs": [tensor], "outputs": [tensor]}
+
+    screen(body_words="is what decode_request reads").ready(Ready(address, 1.0, None))
+    unknown = capsys.readouterr().out
+    screen(body_words="is what decode_request reads").ready(Ready(address, 1.0, declaration))
+    known = capsys.readouterr().out
+
+    assert "-d BODY http://127.0.0.1:8080/predictions/shout\n           BODY is what decode_request reads\n" in unknown
+    assert "BODY" not in known

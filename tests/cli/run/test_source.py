@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,31 @@ def test_a_source_that_has_gone_is_said_once(model: LocalModel) -> None:
     with pytest.raises(CannotArchive, match=r"^shout\.py is gone$"):
         model.stage_again()
     assert model.stage_again() is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("m.pt", "", "is a JSON array: m.pt does not declare its inputs; signature in model-config.yaml does"),
+        ("lit.py", "import litserve as ls\n\nclass A(ls.LitAPI):\n    pass\n", "is what decode_request reads"),
+    ],
+)
+def test_no_request_is_made_up_for_what_declares_nothing(
+    file: str, text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line has a word in the place of the body."""
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(text)
+    Path("litserve.py").touch()
+    if file.endswith(".pt"):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("m/constants.pkl", b"")
+            archive.writestr("m/code/__torch__.py", b"")
+            archive.writestr("m/data.pkl", b"")
+    model = LocalModel(file, Wishes(), staging(tmp_path))
+
+    with contextlib.closing(model):
+        model.find()
+
+        assert model.example == "BODY"
+        assert model.body_words.startswith(words)

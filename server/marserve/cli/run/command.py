@@ -255,6 +255,7 @@ def _screen(model: LocalModel, output: Output, loaded: Settings, *, follows: boo
         is_verbose=is_verbose,
         is_litserve=model.is_litserve,
         example=model.example,
+        body_words=model.body_words,
         keys=None if loaded.disable_token_authorization else loaded.token_file,
     )
 

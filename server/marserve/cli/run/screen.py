@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from marserve import __version__
 from marserve.cli.output import Output
-from marserve.cli.server.sample_request import base_of, curl_line, is_socket
+from marserve.cli.server.sample_request import UNKNOWN_BODY, base_of, curl_line, is_socket, request_beside
 from marserve.errors import without_stop
 
 if TYPE_CHECKING:
@@ -47,16 +47,18 @@ class Screen:
         is_verbose: bool = False,
         is_litserve: bool = False,
         example: str | None = "{}",
+        body_words: str = "",
         keys: Path | None = None,
     ) -> None:
         """`staged` is the folder of the staged models, which are shown as paths of the source.
 
         `folder` is the source's, None for an archive. `keys` is the file with the keys that clients send, if they must.
-        `example` is a request of a model that declares nothing, None where it takes a file.
+        `example` is a request of a model that declares nothing, None where it takes a file. `body_words` say what its
+        body is where there is no example.
         """
         self._output, self._source = output, source
         self._folder, self._keys, self._is_litserve = folder, keys, is_litserve
-        self._example = example
+        self._example, self._body_words = example, body_words
         self._staged = re.compile(re.escape(str(staged)) + r"/[^/\s]+/[^/\s]+/")
         self._model, self._version, self._follows = model, version, follows
         self._is_ready = False
@@ -69,12 +71,14 @@ class Screen:
         base, route = base_of(address), f"/predictions/{self._model}"
         asked = "/predict" if self._is_litserve else route
         line = curl_line(address, asked, ready.declaration, folder=self._folder, example=self._example)
+        says_body = self._body_words and not ready.declaration and request_beside(self._folder) is None
         pages = [f"  Docs     {base}/docs", f"  Logs     marserve logs --management {base}"]
         lines = [
             "",
             f"  marserve {__version__}: {self._model} {self._version} of {self._source}, ready in {seconds}",
             "",
             f"  Ask it   {line}",
+            *([f"           {UNKNOWN_BODY} {self._body_words}"] if says_body else []),
             *([] if is_socket(address) else pages),
             *([f"  Keys     {self._keys}"] if self._keys else []),
             "",

@@ -20,6 +20,7 @@ from marserve.archive.writing.sources import (
 from marserve.archive.writing.staging import Staging
 from marserve.archive.writing.writer import begin_import, with_declaration
 from marserve.cli.output import WrongArguments
+from marserve.cli.server.sample_request import UNKNOWN_BODY
 from marserve.errors import CannotArchive, CannotImport, MarserveError
 
 
@@ -157,8 +158,20 @@ class LocalModel:
         if self.planned is not None and self.planned.plan.spec.handler == "transformers":
             return _text_for(self.planned.path, self.wishes.task)
         if self.planned is not None and self.planned.plan.spec.handler == TENSOR_HANDLER:
-            return "[0.0]"
-        return '{"input": 1.0}' if self.is_litserve else "{}"
+            return UNKNOWN_BODY
+        return UNKNOWN_BODY if self.is_litserve else "{}"
+
+    @property
+    def body_words(self) -> str:
+        """What the body of a request is, where the model does not declare it and no example is known; else empty."""
+        if self.example != UNKNOWN_BODY:
+            return ""
+        if self.is_litserve:
+            return "is what decode_request reads"
+        return (
+            f"is a JSON array: {self.shown} does not declare its inputs; signature in model-config.yaml does "
+            "(docs/declared-handlers.md)"
+        )
 
     @property
     def is_litserve(self) -> bool:

@@ -21,6 +21,8 @@ _STEM = "request"
 _LONGEST = 400
 _MOST_NUMBERS = 64
 _JSON = "application/json"
+# In the line, a body that is not known.
+UNKNOWN_BODY = "BODY"
 _MOST_DEPTH = 6
 # What stands for a size that varies, in a tensor that Python makes.
 _SIZE = 1
@@ -47,7 +49,7 @@ def curl_line(
     if output.get("type") == "events":
         curl += " -H 'Accept: text/event-stream'"  # others get the data alone
     url = shlex.quote(f"{base_of(address)}{path}")
-    file = _request_beside(folder)
+    file = request_beside(folder)
     if file is not None:
         kind = f"-H 'Content-Type: {_JSON}' " if file.suffix == ".json" else ""
         return f"{curl} {kind}-T {shlex.quote(os.path.relpath(file))} {url}"
@@ -75,7 +77,7 @@ def base_of(address: str) -> str:
     return address if host is None else f"{parts.scheme}://{host}:{parts.port}"
 
 
-def _request_beside(folder: Path | None) -> Path | None:
+def request_beside(folder: Path | None) -> Path | None:
     """A file `request.json`, `request.png` or the like."""
     found = sorted(folder.glob(f"{_STEM}.*")) if folder is not None else []
     return found[0] if found and found[0].is_file() else None
