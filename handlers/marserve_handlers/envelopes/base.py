@@ -84,12 +84,20 @@ def list_of(row: Any, key: str) -> list[Any]:
     return found
 
 
+def raise_failure(answers: Any) -> None:
+    """Raise the first exception that stands in an answer's place: a request is answered for all of its inputs."""
+    for answer in answers if isinstance(answers, (list, tuple)) else ():
+        if isinstance(answer, Exception):
+            raise answer
+
+
 def split(answers: Any, lengths: list[int]) -> list[Any]:
     """The handler's answers to a joined batch, cut back to one list for each row.
 
-    Of one row they are all its own, however many there are. Raises ValueError when they cannot be assigned: the
-    server then runs the rows alone.
+    Of one row they are all its own, however many there are. Raises ValueError when they cannot be assigned, and an
+    exception that stands in an answer's place: the server then runs the rows alone.
     """
+    raise_failure(answers)
     if len(lengths) == 1:
         return [answers]
     if not isinstance(answers, (list, tuple)) or len(answers) != sum(lengths):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from marserve_handlers.envelopes.base import BaseEnvelope, list_of
+from marserve_handlers.envelopes.base import BaseEnvelope, list_of, raise_failure
 from marserve_handlers.envelopes.instances import decode_instance
 
 
@@ -38,7 +38,11 @@ class JSONEnvelope(BaseEnvelope):
         return [decode_instance(instance) for instance in list_of(data, "instances")]
 
     def _batch_to_json(self, batch: Any, lengths: list[int]) -> list[str]:
-        """The answers of each row as JSON text. Raises ValueError when there is not one for each instance."""
+        """The answers of each row as JSON text.
+
+        Raises ValueError when there is not one for each instance, and an exception that stands in an answer's place.
+        """
+        raise_failure(batch)
         if len(batch) != sum(lengths):
             raise ValueError(f"The handler gave {len(batch)} answers for {sum(lengths)} instances.")
         texts, at = [], 0

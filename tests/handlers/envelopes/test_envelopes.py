@@ -123,3 +123,13 @@ def test_answers_are_cut_back_to_rows() -> None:
     assert split([1, 2, 3], [2]) == [[1, 2, 3]]
     with pytest.raises(ValueError, match="gave 2 for 3 inputs of 2 requests"):
         split([1, 2], [2, 1])
+
+
+@pytest.mark.parametrize("word", ["json", "kserve"])
+def test_an_instance_that_failed_fails_its_request(word: str) -> None:
+    """Handlers give the exception in the answer's place."""
+    fault = PredictionException("x: expected float32 [4], got [3]", 400)
+    envelope = find_envelope(word)(lambda rows, context: [1.0, fault])
+
+    with pytest.raises(PredictionException, match=r"expected float32 \[4\]"):
+        envelope.handle([{"body": {"instances": [[1], [2]]}}], make_context())
