@@ -73,3 +73,10 @@ def test_a_missing_file_of_the_environment_is_told_with_its_variable(monkeypatch
 
     with pytest.raises(BadSettings, match=r"gone \(variable MARSERVE_CONFIG_FILE\)"):
         load_as_typed({})
+
+
+@pytest.mark.parametrize(("key", "option"), [("batchSize", "--batch-size"), ("maxWorkers", "--workers")])
+def test_a_key_of_a_model_leads_to_its_option(key: str, option: str) -> None:
+    """And to the model's file."""
+    with pytest.raises(BadSettings, match=f"{key} is a key of a model, for its .*, or {option} of `marserve run`"):
+        load_as_typed({key: "4"}, [key])

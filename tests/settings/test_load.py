@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadSettings
-from marserve.settings import Entry, ModelToLoad, Settings, load_settings
+from marserve.model_options import BY_KEY
+from marserve.settings import KEYS, Entry, ModelToLoad, Settings, load_settings
 
 BASE = "disable_token_authorization=true\nmodel_store=store\n"
 
@@ -566,3 +567,23 @@ def test_variables_of_a_service_in_kubernetes_are_nobodys_mistake(here: Path) ->
 
     assert "MARSERVE_JOB_QUEUE_SIZ is set, and is no setting; did you mean MARSERVE_JOB_QUEUE_SIZE?" in notes
     assert notes.count("MARSERVE_") == 2
+
+
+@pytest.mark.parametrize("key", BY_KEY)
+def test_a_key_of_a_model_is_said_to_be_one(here: Path, key: str) -> None:
+    """Rather than likened to another key; a setting of the same name is one."""
+    if key in KEYS:
+        return
+    settings = load(here, f"{key}=4\n")
+
+    assert settings.warnings == (
+        f"{key} is a key of a model, for its model-config.yaml; it is ignored (config.properties, line 3)",
+    )
+    with pytest.raises(BadSettings, match=f"{key} is a key of a model, for its model-config.yaml"):
+        load(here, "", {key: "4"}, entry="marserve")
+
+
+def test_a_key_of_a_model_in_another_spelling_is_one_too(here: Path) -> None:
+    """As the API spells it."""
+    with pytest.raises(BadSettings, match="batch_size is no key of the server, batchSize one of a model"):
+        load(here, "", {"batch_size": "4"}, entry="marserve")

@@ -28,6 +28,14 @@ FLAGS = {
 }
 """The settings with a flag of their own. All others are set with `--set`."""
 
+# Keys of a model, with the option of `marserve run` that sets them.
+_OF_MODELS = {
+    **dict.fromkeys(("batchSize", "batch_size"), "--batch-size"),
+    **dict.fromkeys(("maxBatchDelay", "max_batch_delay"), "--max-batch-delay"),
+    **dict.fromkeys(("minWorkers", "maxWorkers", "min_workers", "max_workers"), "--workers"),
+    **dict.fromkeys(("deviceType", "deviceIds"), "--device"),
+}
+
 
 def load_as_typed(
     flags: Mapping[str, object],
@@ -53,7 +61,9 @@ def load_as_typed(
         if error.key == "ts_config":
             raise BadSettings(_say_missing_file(flags), key="ts_config") from None
         source = spelled.get(error.source or "", error.source)
-        raise BadSettings(error.sentence, error.key, source) from None
+        option = _OF_MODELS.get(error.key or "") if error.key in set_keys else None
+        more = f", or {option} of `marserve run`" if option else ""
+        raise BadSettings(f"{error.sentence}{more}", error.key, source) from None
     warnings = tuple(
         warning.said_at(spelled[warning.source])
         if isinstance(warning, Remark) and warning.source in spelled

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from marserve.errors import BadSettings
-from marserve.files.nearest import did_you_mean
+from marserve.files.nearest import did_you_mean, nearest
 from marserve.files.regular import read_regular
+from marserve.model_options import BY_KEY
 from marserve.plugins import SnapshotStore
 from marserve.remarks import Place, Remark
 from marserve.settings.open_management import keep_management_here
@@ -277,8 +278,15 @@ def _read_lines(data: bytes, shown: str, sources: _Sources) -> None:
             sources.origins[name].clear()
         sources.origins[name].append(Origin(where, text, raw if raw != text else None))
     for name, where in unknown.items():
-        sentence = f"{name} is no key that is known; it is ignored{did_you_mean(name, KEYS)}"
-        sources.warnings.append(Remark(sentence, source=where))
+        sources.warnings.append(Remark(_say_unknown(name, "; it is ignored"), source=where))
+
+
+def _say_unknown(name: str, end: str = "") -> str:
+    """What an unknown key is: a model's, or perhaps a known one with other letters."""
+    if option := nearest(name, BY_KEY, least=1.0, is_loose=True):
+        what = f"{name} is a key" if name == option else f"{name} is no key of the server, {option} one"
+        return f"{what} of a model, for its model-config.yaml{end}"
+    return f"{name} is no key that is known{end}{did_you_mean(name, KEYS)}"
 
 
 def read_properties(data: bytes, shown: str) -> Iterable[tuple[str, str, int]]:
@@ -344,9 +352,7 @@ def _read_flags(flags: Mapping[str, object], sources: _Sources) -> None:
             continue
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
         if name not in KEYS:
-            raise BadSettings(
-                f"{name} is no key that is known{did_you_mean(name, KEYS)}", key=name, source="command line"
-            )
+            raise BadSettings(_say_unknown(name), key=name, source="command line")
         if sources.entry == "torchserve" and name in _ONLY_ON and not value:
             continue
         sources.origins[name].append(Origin(flag, _as_text(value)))
@@ -411,7 +417,7 @@ def _read_defaults(sources: _Sources) -> None:
     for name, raw, line in read_properties(_read_bytes(path, shown), shown):
         where = Place.in_file(shown, line)
         if name not in KEYS:
-            raise BadSettings(f"{name} is no key that is known{did_you_mean(name, KEYS)}", key=name, source=where)
+            raise BadSettings(_say_unknown(name), key=name, source=where)
         text = _replace_variables(raw, name, where, sources.environment)
         defaults[name] = Origin(where, text, raw if raw != text else None, is_default=True)
     if sources.entry == "torchserve":
