@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from marserve.cli.server.port_holder import holder_of
+from marserve.api.port_holder import holder_of
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")

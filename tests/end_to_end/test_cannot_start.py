@@ -73,7 +73,8 @@ def test_a_port_in_use_is_named_with_its_key(place: Workplace, entry: str, key: 
 
         assert status == 1
         assert f"Failed to bind to address: {'http://' if 'address' in key else ''}127.0.0.1:{all_ports[key]} " in said
-        assert f"Is another server running there? Set {key}" in said
+        assert f"It is in use by process {os.getpid()} (" in said
+        assert f"). Set {key}" in said
     for port in all_ports.values():
         with socket.socket() as sock:
             assert sock.connect_ex(("127.0.0.1", port)) != 0

@@ -9,6 +9,7 @@ tokens       the keys, and which a request needs
 browsers     which requests of browsers are refused
 preflights   what a browser asks before it sends
 sockets      binds the address of a listener
+port_holder  which process has a port
 tls          certificates of listeners
 certificate_expiry  when certificates end
 request_ids  ids of requests

@@ -7,7 +7,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from marserve.names import escaped
+
 _LISTEN = "0A"
+# How much of a command line an error shows, in characters.
+_MOST_SHOWN = 120
 
 
 def holder_of(port: int) -> tuple[int, str] | None:
@@ -24,6 +28,12 @@ def holder_of(port: int) -> tuple[int, str] | None:
         except OSError:  # another user's, or it has ended
             continue
     return None
+
+
+def say_holder(port: int) -> str:
+    """`process 4711 (python -m …)`; empty if this user cannot see it."""
+    holder = holder_of(port)
+    return "" if holder is None else f"process {holder[0]} ({escaped(holder[1][:_MOST_SHOWN])})"
 
 
 def _links(folder: Path) -> Iterator[str]:

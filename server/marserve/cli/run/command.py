@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from marserve.api.port_holder import say_holder
 from marserve.api.sockets import bind
 from marserve.archive.writing.sources import Wishes, is_hub_address
 from marserve.archive.writing.staging import Staging
@@ -30,7 +31,6 @@ from marserve.cli.run.screen import Screen
 from marserve.cli.run.source import LocalModel, advice_on
 from marserve.cli.server.foreground import leave, serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
-from marserve.cli.server.port_holder import holder_of
 from marserve.cli.server.start import pairs_of
 from marserve.cli.typed_settings import load_as_typed
 from marserve.machine.start_watch import StartWatch
@@ -236,10 +236,9 @@ def _refuse_taken(address: Address) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return  # the server says what is wrong with it
-        holder = holder_of(address.port)
-        by = "another process" if holder is None else f"process {holder[0]} ({holder[1][:120]})"
         raise CommandFailed(
-            f"Port {address.port} is in use by {by}.", "Take another with --port, or --port 0 for a free one."
+            f"Port {address.port} is in use by {say_holder(address.port) or 'another process'}.",
+            "Take another with --port, or --port 0 for a free one.",
         ) from None
 
 

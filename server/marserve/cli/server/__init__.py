@@ -1,7 +1,6 @@
 """The server of this machine: start, stop, status, logs.
 
 sample_request  a request that it takes, as a `curl` line
-port_holder    which process has a port
 start          bring a server up
 start_block    what a start shows on a terminal
 start_behind   start it in the background, and wait until its models are loaded
