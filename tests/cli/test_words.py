@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from marserve.cli.command_list import COMMANDS
+from marserve.cli.words import CALLED_OTHERWISE
 from support.command_line import marserve
 from support.server import free_ports
 
@@ -75,3 +78,31 @@ def test_the_workflow_store_has_its_flag(tmp_path: Path, monkeypatch: pytest.Mon
     ran = marserve("start", "--workflow-store", "flows", "--dry-run", "--json", *free_addresses())
 
     assert any("--workflow-store" in line for line in ran.document["sources"])
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("describe", "`marserve models NAME`"),
+        ("serve", "`marserve run FILE`"),
+        ("predict", "`marserve infer NAME FILE`"),
+        ("list", "`marserve models`"),
+        ("deploy", "`marserve register ARCHIVE`"),
+        ("log", "`marserve logs`"),
+    ],
+)
+def test_what_others_call_a_command_leads_to_it(word: str, instead: str) -> None:
+    """Status 2, and the words to type."""
+    ran = marserve(word)
+
+    said = " ".join(re.sub("[╭╮╰╯│─]", " ", ran.err).split())
+    assert ran.status == 2
+    assert f"No such command '{word}'. {instead}" in said
+
+
+def test_the_commands_that_others_names_lead_to_are_there() -> None:
+    """None of them is a command itself."""
+    named = {word for text in CALLED_OTHERWISE.values() for word in re.findall(r"`marserve ([a-z-]+)", text)}
+
+    assert named <= set(COMMANDS)
+    assert not set(CALLED_OTHERWISE) & set(COMMANDS)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import marserve
-from marserve.cli.words import Command
+from marserve.cli.words import Command, Commands
 
 # Each command and its module. Only the module of the called command is imported, so that a server starts sooner.
 COMMANDS = {
@@ -54,6 +54,7 @@ def build_commands(names: Iterable[str] = COMMANDS, *, are_listed_only: bool = F
     """
     made = typer.Typer(
         name="marserve",
+        cls=Commands,
         help="A model server for PyTorch and ONNX.",
         epilog="Exit status: 0 done, 1 failed, 2 wrong settings or arguments.",
         no_args_is_help=True,

@@ -1,4 +1,4 @@
-"""Reads a command's words as people type them: several values after one flag, and a flag in place of a value.
+"""Reads a command's words as people type them: several values after one flag, a flag in place of a value, other names.
 
 Typer takes any word after an option for its value: in `--model-store --foreground` the second word would be a folder.
 """
@@ -10,10 +10,55 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 # Options that take several values in a row, as `torchserve --models a b` does.
 SEVERAL = ("--models",)
+
+
+# What other programs call a command, and what says it here.
+CALLED_OTHERWISE = {
+    "describe": "`marserve models NAME` describes a model.",
+    "list": "`marserve models` lists the models.",
+    "ls": "`marserve models` lists the models.",
+    "ps": "`marserve models` lists the models, `marserve status` shows the server.",
+    "serve": "`marserve run FILE` serves a model, `marserve start` starts a server of many.",
+    "predict": "`marserve infer NAME FILE` asks a model.",
+    "invoke": "`marserve infer NAME FILE` asks a model.",
+    "curl": "`marserve infer NAME FILE` asks a model.",
+    "load": "`marserve register ARCHIVE` adds a model.",
+    "add": "`marserve register ARCHIVE` adds a model.",
+    "deploy": "`marserve register ARCHIVE` adds a model; `marserve apply FILE` makes the server what a file says.",
+    "upload": "`marserve register ./ARCHIVE` sends a file and registers it.",
+    "unload": "`marserve unregister NAME` takes a model out.",
+    "remove": "`marserve unregister NAME` takes a model out.",
+    "rm": "`marserve unregister NAME` takes a model out.",
+    "delete": "`marserve unregister NAME` takes a model out.",
+    "package": "`marserve archive FILE` makes an archive.",
+    "pack": "`marserve archive FILE` makes an archive.",
+    "export": "`marserve archive FILE` makes an archive.",
+    "download": "`marserve fetch ADDRESS` brings an archive into a folder.",
+    "pull": "`marserve fetch ADDRESS` brings an archive into a folder.",
+    "rollback": "`marserve undo` is for desired states, `marserve rollout NAME --abort` for a roll-out.",
+    "canary": "`marserve rollout NAME VERSION` lets a version take over in steps.",
+    "restart": "`marserve stop`, then `marserve start`.",
+    "health": "`marserve status` shows the server.",
+    "ping": "`marserve status` shows the server.",
+    "log": "`marserve logs` shows the logs.",
+    "init": "`marserve new NAME` makes a folder with a model.",
+    "config": "`marserve start --dry-run` says what is set where.",
+}
+
+
+class Commands(TyperGroup):
+    """`marserve` as a whole."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command. Raises a usage error for an unknown one, which names the command that does the same."""
+        word = args[0] if args else ""
+        if word in CALLED_OTHERWISE and word not in self.commands:
+            ctx.fail(f"No such command {word!r}. {CALLED_OTHERWISE[word]}")
+        return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):
