@@ -25,3 +25,4 @@ Replace = Annotated[
     bool,
     typer.Option("--replace", help="Let the file take the place of another one of its name that no version uses."),
 ]
+SentAs = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Send the file under this name.")]

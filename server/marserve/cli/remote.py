@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,7 +259,9 @@ def refused(answer: httpx.Response, next_step: str | None = None) -> CommandFail
     facts = {"code": answer.status_code, "type": said.get("type"), "reason": reason, "request_id": request_id}
     facts["arriving"] = said.get("arriving")
     return CommandFailed(
-        str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}."),
+        _in_words_of_commands(
+            str(said.get("message") or f"{answer.request.method} {answer.request.url.path} got {answer.status_code}.")
+        ),
         next_step or _next_step(said, cause, reason, answer.status_code, request_id),
         **{key: value for key, value in facts.items() if value is not None},
     )
@@ -268,7 +271,7 @@ def _next_step(
     said: Mapping[str, Any], cause: str | None, reason: str | None, status: int, request_id: str | None
 ) -> str | None:
     """What may help after a refusal; None if its own words say so. TorchServe's sentences do not."""
-    kind = said.get("type")
+    kind, message = said.get("type"), str(said.get("message"))
     if arriving := said.get("arriving"):
         return f"It is on its way: {'; '.join(arriving_line(each) for each in arriving)}."
     if reason:
@@ -277,6 +280,13 @@ def _next_step(
         return f"Run this in the server's folder, where its key file is, or set {TOKEN_VARIABLE} to a key."
     if kind == "MethodNotAllowedException":
         return "The server keeps to the models of its start; enable_model_api=true in its settings lets others come."
+    if registered := _IS_REGISTERED(message):
+        return (
+            f"`marserve swap {registered[1]} ARCHIVE` puts the archive in that version's place; "
+            "`marserve archive … --version 2.0` makes one of another version."
+        )
+    if weighted := _HAS_WEIGHT(message):
+        return f"`marserve traffic {weighted[1]} --reset` takes the weights from all its versions."
     if cause in _AFTER:
         return _AFTER[cause]
     if request_id and status >= 500:
@@ -284,11 +294,22 @@ def _next_step(
     return None
 
 
+def _in_words_of_commands(message: str) -> str:
+    """A server's sentence with the options of commands in the place of its API's parameters."""
+    for parameter, option in _OPTIONS_OF.items():
+        message = message.replace(parameter, option)
+    return message
+
+
 def shown_by(request_id: str | None) -> str:
     """The begin of a sentence: the command that shows what the server's logs have of a request."""
     return f"`marserve logs --request {request_id}` shows" if request_id else "`marserve logs` shows"
 
 
+_IS_REGISTERED = re.compile(r"Model version \S+ is already registered for model (.+)").match
+_HAS_WEIGHT = re.compile(r"Version \S+ of model (.+) has a weight in the model's traffic").match
+# Parameters that the sentences of refusals name, and the options that set them.
+_OPTIONS_OF = {"with force=true": "with --force", "with replace=true": "with --replace"}
 # What may help, by the cause in the answer's header.
 _AFTER = {
     AddressNotAllowed.cause: (

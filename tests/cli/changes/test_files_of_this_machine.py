@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from marserve.errors import OtherArchiveThere
 from support.command_line import marserve
 from support.fake_apis import FakeApis, description, fake_apis
 
@@ -109,7 +110,7 @@ def test_what_can_only_be_a_file_here_and_is_not_is_a_wrong_argument(apis: FakeA
     assert "There is no file ./gone.mar here." in ran.err
 
 
-@pytest.mark.parametrize("flag", ["--upload", "--no-upload", "--replace"])
+@pytest.mark.parametrize("flag", ["--upload", "--no-upload", "--replace", "--as=third.mar"])
 def test_a_roll_out_without_an_archive_has_nothing_to_send(apis: FakeApis, flag: str) -> None:
     """Status 2."""
     ran = marserve("rollout", "digits", "2.0", flag, "--management", apis.url)
@@ -147,3 +148,66 @@ def test_a_dry_run_that_fails_otherwise_fails(bare: FakeApis) -> None:
 
     assert ran.status == 1
     assert "Model version: 9" in ran.err
+
+
+@pytest.mark.parametrize("command", [["register"], SWAP, ROLLOUT])
+def test_a_file_here_that_the_store_lacks_is_pointed_at(bare: FakeApis, command: list[str]) -> None:
+    """The words that send it; of another name only what the server says."""
+    bare.answer("GET /models", {"models": []})
+    for call in ("", "/digits/swap", "/digits/rollout"):
+        bare.answer(f"POST /models{call}", NOT_THERE, 404)
+
+    ran = marserve(*command, "second.mar", "--management", bare.url)
+    other = marserve(*command, "third.mar", "--management", bare.url)
+
+    sends = f"`marserve {' '.join(command)} ./second.mar` sends it."
+    assert (ran.status, ran.err.splitlines()[-1]) == (1, f"  second.mar is in this folder: {sends}")
+    assert "is in this folder" not in other.err
+
+
+@pytest.mark.parametrize("command", [["register"], SWAP, ROLLOUT])
+def test_a_source_is_no_archive(bare: FakeApis, here: Path, command: list[str]) -> None:
+    """The command that makes one of it and sends that."""
+    (here / "greet.py").touch()
+    bare.answer("GET /models", {"models": []})
+    for call in ("", "/digits/swap", "/digits/rollout"):
+        bare.answer(f"POST /models{call}", {**NOT_THERE, "message": "Model not found at: greet.py"}, 404)
+
+    ran = marserve(*command, "greet.py", "--management", bare.url)
+
+    makes = "`marserve archive greet.py --register` makes one and sends it."
+    assert ran.err.endswith(f"  greet.py is no archive: {makes}\n")
+
+
+@pytest.mark.parametrize("command", [SWAP, ROLLOUT])
+def test_a_file_is_sent_under_another_name(apis: FakeApis, command: list[str]) -> None:
+    """The store gets it as that, and is asked for it by that."""
+    apis.answer("PUT /archives/third.mar", {**SENT, "archive": "third.mar"}, 201)
+
+    ran = marserve(*command, "./second.mar", "--as", "third.mar", "--management", apis.url)
+
+    assert ran.status == 0, ran.err
+    assert [put.body for put in apis.orders("PUT")] == [DATA]
+    assert asked_for(apis) == "third.mar"
+
+
+def test_another_name_is_for_a_file_that_is_sent(apis: FakeApis) -> None:
+    """Status 2: a name in the store stays what it is."""
+    ran = marserve(*SWAP, "second.mar", "--as", "third.mar", "--management", apis.url)
+
+    assert (ran.status, apis.orders("POST")) == (2, [])
+    assert "--as names a file that is sent" in ran.err
+
+
+@pytest.mark.parametrize("command", [["register"], SWAP, ROLLOUT])
+def test_other_content_in_the_store_is_said_once(bare: FakeApis, command: list[str]) -> None:
+    """In the words of the command."""
+    sentence = str(OtherArchiveThere("second.mar"))
+    bare.answer("PUT /archives/second.mar", {"code": 409, "message": sentence}, 409)
+
+    ran = marserve(*command, "./second.mar", "--management", bare.url)
+
+    assert ran.err.splitlines() == [
+        "marserve: The model store has second.mar with other content, which stays.",
+        "  --as NAME gives it another name; --replace replaces that one, if no version uses it.",
+    ]

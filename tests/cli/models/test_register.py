@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from marserve.errors import VersionConflict
 from support.command_line import marserve
 from support.fake_apis import FakeApis, description, description_with_dry_runs, fake_apis
 
@@ -232,3 +233,16 @@ def test_an_upload_that_is_not_waited_for_is_broken_off(
 
     assert (ran.status, apis.orders("POST")) == (130, [])
     assert "broken off" in ran.err
+
+
+def test_a_version_that_is_there_has_a_next_step() -> None:
+    """The swap, or another version."""
+    with fake_apis() as apis:
+        apis.answer("GET /models", {"models": []})
+        apis.answer("POST /models", {"code": 409, "message": str(VersionConflict("net", "1.0"))}, 409)
+
+        ran = marserve("register", "net.mar", "--management", apis.url)
+
+    assert "Model version 1.0 is already registered for model net" in ran.err
+    assert "`marserve swap net ARCHIVE`" in ran.err
+    assert "--version" in ran.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from marserve.errors import VersionInUse
 from support.command_line import marserve
 from support.fake_apis import fake_apis
 
@@ -44,3 +45,17 @@ def test_an_unknown_model_is_a_failure() -> None:
 
     assert ran.status == 1
     assert "Model not found" in ran.err
+
+
+def test_a_refusal_names_the_options_of_the_command() -> None:
+    """`force=true` is a parameter of the API."""
+    with fake_apis() as apis:
+        refusal = VersionInUse("net", "2.0", has_weight=True, labels=[])
+        apis.answer("DELETE /models/net/2.0", {"code": 409, "message": str(refusal)}, 409)
+
+        ran = marserve("unregister", "net", "--version", "2.0", "--management", apis.url)
+
+    assert ran.status == 1
+    assert "unregister it with --force" in ran.err
+    assert "`marserve traffic net --reset`" in ran.err
+    assert "force=true" not in ran.err

@@ -11,9 +11,9 @@ from msgspec import to_builtins
 
 from marserve.cli.changes.shadow import read_compare
 from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run, show_dry_run_of_sent
-from marserve.cli.options import DryRun, Replace, Upload
+from marserve.cli.options import DryRun, Replace, SentAs, Upload
 from marserve.cli.output import FAILED_STATUS, AsJson, Output, Step, WrongArguments, interrupted_as, table
-from marserve.cli.progress.uploads import local_archive, send_named
+from marserve.cli.progress.uploads import hinting_at_files, local_archive, send_named
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots, model_path
 
@@ -37,6 +37,7 @@ def rollout(
     ] = None,
     upload: Upload = None,
     replace: Replace = False,
+    sent_as: SentAs = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Its workers, with --url.")] = None,
     steps: Annotated[
         str | None,
@@ -85,7 +86,7 @@ def rollout(
     as_json: AsJson = False,
 ) -> None:
     """Let a version take over step by step; it is taken back as soon as it is found to be worse."""
-    with Output(as_json) as output:
+    with Output(as_json) as output, hinting_at_files(url or "", f"marserve rollout {model} {version} --url"):
         orders = [name for name, is_given in _given(pause, resume, abort, promote) if is_given]
         document = {
             "version": version,
@@ -113,9 +114,9 @@ def rollout(
             raise typer.BadParameter("it needs something to do: a version, or an order", param_hint="--dry-run")
         if dry_run and follow:
             raise typer.BadParameter("it goes with no --follow: there is nothing to follow", param_hint="--dry-run")
-        if url is None and (replace or upload is not None):
+        if url is None and (replace or upload is not None or sent_as is not None):
             raise WrongArguments(
-                "--upload, --no-upload and --replace are for an archive: name it by --url.", "See --help."
+                "--upload, --no-upload, --replace and --as are for an archive: name it by --url.", "See --help."
             )
         roots = () if management is not None else known_roots(config)
         file = None if url is None else local_archive(url, upload, roots)
@@ -128,7 +129,9 @@ def rollout(
             if url is not None:
                 if file is not None:
                     server.describe(model)  # first, so that an unknown name is an error before anything is sent
-                document["url"], sent = send_named(server, output, url, file, replaces=replace, is_dry_run=dry_run)
+                document["url"], sent = send_named(
+                    server, output, url, file, replaces=replace, is_dry_run=dry_run, name=sent_as
+                )
             if dry_run:
                 show_dry_run_of_sent(
                     output,

@@ -243,7 +243,9 @@ def _say_model(spec: ArchiveSpec, origin: str) -> str:
 
 def _register(server: Management, output: Output, path: Path, workers: int, force: bool) -> dict[str, Any]:
     """Send the archive and register it; returns what is said of that. Raises CommandFailed; the archive stays."""
-    sent = send_archive(server, output, path, replaces=force)
+    here = path if path.parent != Path(".") else f"./{path}"
+    sending = f"`marserve register {here} --as NAME`"
+    sent = send_archive(server, output, path, replaces=force, other_name=sending, replacing="--force")
     if sent is None:
         raise CommandFailed(
             f"{path} is made, and the server at {server.address} takes no uploads.",

@@ -13,7 +13,7 @@ from marserve.cli.dry_run import show_dry_run, show_dry_run_of_sent
 from marserve.cli.output import AsJson, Interrupted, Output
 from marserve.cli.progress.downloads import AwaitedDownload
 from marserve.cli.progress.registering import register_and_show
-from marserve.cli.progress.uploads import local_archive, send_named
+from marserve.cli.progress.uploads import hinting_at_files, local_archive, send_named
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots
 
 
@@ -39,6 +39,7 @@ def register(
     pinned: options.Pinned = False,
     upload: options.Upload = None,
     replace: options.Replace = False,
+    sent_as: options.SentAs = None,
     dry_run: options.DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -60,9 +61,15 @@ def register(
     }
     parameters: dict[str, str | int] = {key: value for key, value in given.items() if value is not None}
     roots = () if management is not None else known_roots(config)
-    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+    with (
+        Output(as_json) as output,
+        hinting_at_files(url, "marserve register"),
+        Management(find_address("management", management, config)) as server,
+    ):
         file = local_archive(url, upload, roots)
-        parameters["url"], sent = send_named(server, output, url, file, replaces=replace, is_dry_run=dry_run)
+        parameters["url"], sent = send_named(
+            server, output, url, file, replaces=replace, is_dry_run=dry_run, name=sent_as
+        )
         download = AwaitedDownload(server, url)
         if dry_run:
             show_dry_run_of_sent(

@@ -9,9 +9,9 @@ import typer
 from msgspec import to_builtins
 
 from marserve.cli.dry_run import HEAD, lines_of, show_dry_run_of_sent
-from marserve.cli.options import BatchSize, DryRun, Handler, Replace, Upload
+from marserve.cli.options import BatchSize, DryRun, Handler, Replace, SentAs, Upload
 from marserve.cli.output import AsJson, Output, interrupted_as
-from marserve.cli.progress.uploads import local_archive, send_named
+from marserve.cli.progress.uploads import hinting_at_files, local_archive, send_named
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots, model_path
 from marserve.cli.versions import progress_of
@@ -43,6 +43,7 @@ def swap(
     batch_size: BatchSize = None,
     upload: Upload = None,
     replace: Replace = False,
+    sent_as: SentAs = None,
     dry_run: DryRun = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -61,10 +62,16 @@ def swap(
     }
     parameters = {name: value for name, value in given.items() if value is not None}
     roots = () if management is not None else known_roots(config)
-    with Output(as_json) as output, Management(find_address("management", management, config)) as server:
+    with (
+        Output(as_json) as output,
+        hinting_at_files(url, f"marserve swap {model}"),
+        Management(find_address("management", management, config)) as server,
+    ):
         file = local_archive(url, upload, roots)
         server.describe(model)  # first, so that an unknown name is an error before anything is sent or shown
-        parameters["url"], sent = send_named(server, output, url, file, replaces=replace, is_dry_run=dry_run)
+        parameters["url"], sent = send_named(
+            server, output, url, file, replaces=replace, is_dry_run=dry_run, name=sent_as
+        )
         if dry_run:
             show_dry_run_of_sent(
                 output,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +23,10 @@ _PIECE_BYTES = 1 << 18
 # A server without uploads: its path is not there, or its method is not.
 _NO_UPLOADS = (404, 405)
 _OTHER_CONTENT = 409
+# The begin of the answer where a name leads to no archive; TorchServe's is the same.
+_NOT_IN_STORE = "Model not found at: "
+# Files that `marserve archive` makes an archive of.
+_SOURCES = (".py", ".onnx", ".pt2")
 
 
 def local_archive(url: str, is_meant: bool | None, roots: Sequence[Path] = ()) -> Path | None:
@@ -54,14 +59,40 @@ def local_archive(url: str, is_meant: bool | None, roots: Sequence[Path] = ()) -
     )
 
 
-def send_archive(
-    server: Management, output: Output, file: Path, *, replaces: bool = False, is_dry_run: bool = False
-) -> UploadedArchive | None:
-    """Send a file into the server's model store; None if the server takes no uploads.
+@contextmanager
+def hinting_at_files(url: str, command: str) -> Iterator[None]:
+    """Say with a refusal of `url` that a file of this name is in this folder, and how `command` sends it."""
+    try:
+        yield
+    except CommandFailed as failure:
+        plain = split_digest(url)[0]
+        if not plain or is_address(plain) or not Path(plain).is_file():
+            raise
+        if plain.endswith(_SOURCES) and 400 <= int(failure.detail.get("code", 0)) < 500:
+            failure.next_step = f"{plain} is no archive: `marserve archive {plain} --register` makes one and sends it."
+        elif "/" not in plain and failure.message.startswith(_NOT_IN_STORE):
+            failure.next_step = f"{plain} is in this folder: `{command} ./{plain}` sends it."
+        raise
 
+
+def send_archive(
+    server: Management,
+    output: Output,
+    file: Path,
+    *,
+    replaces: bool = False,
+    is_dry_run: bool = False,
+    name: str | None = None,
+    other_name: str = "--as NAME",
+    replacing: str = "--replace",
+) -> UploadedArchive | None:
+    """Send a file into the server's model store as `name`, by default its own; None if the server takes no uploads.
+
+    `other_name` and `replacing` are the command's options for a name that the store has with other content.
     Raises CommandFailed in the server's words, and Interrupted.
     """
-    sending = _Sending(server, file, replaces=replaces, is_dry_run=is_dry_run)
+    sending = _Sending(server, file, name or file.name, replaces=replaces, is_dry_run=is_dry_run)
+    sending.advice = f"{other_name} gives it another name; {replacing} replaces that one, if no version uses it."
     try:
         return while_showing(sending.run, sending.steps, output, f"Sending {file.name}")
     except KeyboardInterrupt:
@@ -69,24 +100,38 @@ def send_archive(
 
 
 def send_named(
-    server: Management, output: Output, url: str, file: Path | None, *, replaces: bool = False, is_dry_run: bool = False
+    server: Management,
+    output: Output,
+    url: str,
+    file: Path | None,
+    *,
+    replaces: bool = False,
+    is_dry_run: bool = False,
+    name: str | None = None,
 ) -> tuple[str, UploadedArchive | None]:
     """By which word the server finds the archive `url`, and what was sent of it.
 
-    `file` is what `local_archive` found: it is sent; without one nothing is. Raises as `send_archive`.
+    `file` is what `local_archive` found: it is sent, as `name` if given; without one nothing is.
+    Raises as `send_archive`, and WrongArguments for a `name` without a file.
     """
     if file is None:
+        if name is not None:
+            raise WrongArguments(f"--as names a file that is sent, and {url} is not: it is a name of the server's.")
         return url, None
-    sent = send_archive(server, output, file, replaces=replaces, is_dry_run=is_dry_run)
+    sent = send_archive(server, output, file, replaces=replaces, is_dry_run=is_dry_run, name=name)
+    name = name or file.name
     if sent is None:
-        output.note(f"This server takes no uploads, so {file.name} is looked for in its own model store.")
+        output.note(f"This server takes no uploads, so {name} is looked for in its own model store.")
     pin = split_digest(url)[1]
-    return file.name if pin is None else f"{file.name}#sha256={pin}", sent
+    return name if pin is None else f"{name}#sha256={pin}", sent
 
 
 class _Sending:
-    def __init__(self, server: Management, file: Path, *, replaces: bool, is_dry_run: bool) -> None:
-        self._server, self._file = server, file
+    advice = ""
+    """What may help where the store has other content of this name."""
+
+    def __init__(self, server: Management, file: Path, name: str, *, replaces: bool, is_dry_run: bool) -> None:
+        self._server, self._file, self._name = server, file, name
         flags = {"replace": replaces, "dry_run": is_dry_run}
         self._query = {name: "true" for name, is_set in flags.items() if is_set}
         self._sent, self._size, self._what = 0, file.stat().st_size, "reading"
@@ -109,7 +154,7 @@ class _Sending:
                 "content-type": "application/octet-stream",
                 "digest": f"sha-256={base64.b64encode(digest.digest()).decode()}",
             }
-            path = f"/archives/{quote(self._file.name, safe='')}"
+            path = f"/archives/{quote(self._name, safe='')}"
             answer = self._server.order(
                 "PUT", path, self._query, timeout_s=None, content=self._pieces(), headers=headers
             )
@@ -119,9 +164,9 @@ class _Sending:
             if failure.detail.get("code") in _NO_UPLOADS:
                 return None
             if failure.detail.get("code") == _OTHER_CONTENT and not self._query.get("replace"):
-                failure.next_step = (
-                    "Give the file another name, or send it with --replace if no version uses the one that is there."
-                )
+                # What follows in the server's sentence says the same in words of its API.
+                failure.message = failure.message.partition(" Upload the file under another name")[0]
+                failure.next_step = self.advice
             raise
         return msgspec.convert(answer, UploadedArchive)
 
