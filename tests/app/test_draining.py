@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marserve.app.draining import MOST_NAMED, Stop, drain, finish_accepted
+from marserve.app.draining import MOST_NAMED, Stop, drain, finish_accepted, under_way
 from marserve.pool.dispatch.queue import GivenUp
 
 pytestmark = pytest.mark.anyio
@@ -263,3 +263,14 @@ async def test_a_crash_that_counts_asks_for_the_end_and_is_told_once(caplog: pyt
 def _arguments(server: tuple[Any, list[Any], list[Any]], stop: Stop) -> tuple[Any, Stop, list[Any], list[Any]]:
     parts, listeners, grpc_listeners = server
     return parts, stop, listeners, grpc_listeners
+
+
+@pytest.mark.parametrize(("pools", "workflows", "requests"), [(0, 0, 0), (3, 0, 3), (2, 1, 2), (0, 1, 1)])
+async def test_a_workflows_request_counts_once(pools: int, workflows: int, requests: int) -> None:
+    """It is at a node, or between two of them."""
+    parts: Any = SimpleNamespace(
+        registry=SimpleNamespace(data_plane=SimpleNamespace(under_way=pools)),
+        workflows=SimpleNamespace(under_way=workflows),
+    )
+
+    assert under_way(parts) == requests

@@ -120,6 +120,11 @@ async def drain(
         await asyncio.wait([leaving])
 
 
+def under_way(parts: Parts) -> int:
+    """How many accepted requests are not answered. One of a workflow counts once, however many nodes it is at."""
+    return max(parts.registry.data_plane.under_way, parts.workflows.under_way)
+
+
 async def finish_accepted(
     data_plane: DataPlane, workflows: Workflows, timeout_s: float, now: Callable[[], float] = time.monotonic
 ) -> int:

@@ -96,6 +96,7 @@ class LocalRun:
         with_own_paths: Callable[[str], str] = str,
         explain: Callable[[], Failure | None] = lambda: None,
         on_slow: Callable[[], None] = lambda: None,
+        on_finishing: Callable[[int, float], None] = lambda requests, limit_s: None,
         reload: Reload | None = None,
         binds_grpc: bool = False,
     ) -> None:
@@ -104,6 +105,7 @@ class LocalRun:
         `shorten` gives what of a log line the terminal is shown, `with_own_paths` a text with the author's files in the
         place of their copies; both are called on any thread. `explain` blocks: it finds out whether a load failed
         because the source cannot be imported. `on_slow` is called when the first load takes longer than a second.
+        `on_finishing` is called as `Companion.finishing` is.
         """
         self.binds_grpc = binds_grpc
         self.shorten = shorten
@@ -114,6 +116,7 @@ class LocalRun:
         """Whether the source cannot be imported."""
         self._model, self._began, self._reload = model, began, reload
         self._explain, self._on_slow = explain, on_slow
+        self.finishing = on_finishing
         self._on_ready, self._on_failure, self._on_swapped = on_ready, on_failure, on_swapped
 
     async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:

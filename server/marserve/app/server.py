@@ -29,7 +29,7 @@ from marserve.app.building.metrics import watch_machine
 from marserve.app.building.parts import Parts, build_parts
 from marserve.app.building.snapshots import write_snapshots
 from marserve.app.building.tasks import has_succeeded, keep
-from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain
+from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain, under_way
 from marserve.app.grpc_ports import bind_grpc
 from marserve.app.hanging_calls import give_up_hanging
 from marserve.app.last_resort import LastResort
@@ -146,6 +146,12 @@ class Companion(Protocol):
 
     def with_own_paths(self, text: str) -> str:
         """A text of the logs, or a traceback for a client, with the author's files in the place of their copies."""
+
+    def finishing(self, requests: int, limit_s: float) -> None:
+        """Called once, on any thread, when a stop is asked for while requests are under way. May block.
+
+        They are answered for `limit_s` at most.
+        """
 
     async def live(self, parts: Parts, listeners: Sequence[Listener], reading: asyncio.Task[Any], stop: Stop) -> None:
         """Called when connections are accepted; cancelled after the server has drained. `reading` reads the models."""
@@ -276,6 +282,10 @@ class Server:
         manager.is_serving(" and ".join(str(listener.address) for listener in listeners))
         await stop.asked.wait()
         manager.is_stopping(longest_stop_s(settings))
+        if self._companion is not None and stop.first_signal is not None and (requests := under_way(parts)):
+            limit_s = settings.drain_delay + settings.drain_timeout
+            # On a thread: a terminal may take nothing.
+            keep(stack, asyncio.to_thread(self._companion.finishing, requests, limit_s))
         await drain(parts, stop, listeners, grpc_listeners)
         if parts.snapshots is not None and has_succeeded(reading):
             # If the models of the start were not all read, the earlier snapshot is better.

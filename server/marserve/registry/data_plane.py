@@ -129,6 +129,11 @@ class DataPlane:
                 # Look again after each wait: a workflow's request may have gone from one pool to another.
                 while busy := [pool for pool in self._pools() if pool.queued + pool.running]:
                     await asyncio.gather(*(pool.wait_until_idle() for pool in busy))
+        return self.under_way
+
+    @property
+    def under_way(self) -> int:
+        """How many requests are queued or running."""
         return sum(pool.queued + pool.running for pool in self._pools())
 
     def refuse_accepted(self) -> list[tuple[str, str, Sequence[GivenUp]]]:

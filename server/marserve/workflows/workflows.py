@@ -297,6 +297,11 @@ class Workflows:
         """Take no more requests and registrations from now on; what was accepted goes on."""
         self._is_draining = True
 
+    @property
+    def under_way(self) -> int:
+        """How many requests are on their way."""
+        return sum(engine.running for engine in self._engines)
+
     async def drain(self, limit_s: float) -> int:
         """Wait until no request is on its way, at most `limit_s` seconds in all. Returns how many are left."""
         return sum(await asyncio.gather(*(engine.wait_until_idle(limit_s) for engine in self._engines)))

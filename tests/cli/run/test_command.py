@@ -208,9 +208,11 @@ def test_a_changed_source_is_staged_once_and_a_broken_one_said_once(folder: Path
     model.find()
     model.stage_first(print)
 
-    assert model.stage_again() is None
+    said: list[str] = []
+    assert model.stage_again(lambda: said.append("unchanged")) is None
     (folder / "m.py").write_text(HANDLER + "# more\n")
-    assert model.stage_again() == "m-2"
+    assert model.stage_again(lambda: said.append("changed")) == "m-2"
+    assert said == ["changed"]
     assert model.stage_again() is None
     (folder / "m.py").write_text("def handle(\n")
     with pytest.raises(CannotArchive, match="line 1"):

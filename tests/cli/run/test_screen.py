@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from marserve.app.local_run import Failure, Ready
+from marserve.cli import INTERRUPTED_STATUS
 from marserve.cli.output import Output
 from marserve.cli.run.screen import Screen
 from marserve.settings import Address
@@ -137,3 +138,29 @@ def test_where_nothing_is_declared_no_body_is_made_up(capsys: pytest.CaptureFixt
 
     assert "-d BODY http://127.0.0.1:8080/predictions/shout\n           BODY is what decode_request reads\n" in unknown
     assert "BODY" not in known
+
+
+def test_a_change_is_said_when_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    """Loading it may take seconds."""
+    screen().changed()
+
+    assert capsys.readouterr().err.endswith("  shout.py has changed: loading it …\n")
+
+
+def test_a_stop_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """And how to end at once."""
+    screen().finishing(1, 30.0)
+    screen().finishing(2, 2.5)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "  Finishing 1 request (30 s at most); Ctrl-C again ends at once",
+        "  Finishing 2 requests (2.5 s at most); Ctrl-C again ends at once",
+    ]
+
+
+def test_the_table_of_exit_statuses_has_that_of_an_interrupted_run() -> None:
+    """130 at any time, unlike a start in front."""
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text("utf-8")
+
+    assert f"| {INTERRUPTED_STATUS} | Ctrl-C" in page
+    assert "Of `marserve run` at any time" in page

@@ -270,7 +270,10 @@ def _serve(loaded: Settings, model: LocalModel, screen: Screen, folder: Path, be
         advice = advice_on(fault) if fault is not None else None
         return None if fault is None else Failure(fault.message, next_step=advice or "", is_of_source=True)
 
-    reload = Reload(model.folders, model.stage_again, model.staging.forget_old, model.end_import) if follows else None
+    def stage_again() -> str | None:
+        return model.stage_again(screen.changed)
+
+    reload = Reload(model.folders, stage_again, model.staging.forget_old, model.end_import) if follows else None
     companion = LocalRun(
         model.name,
         began=began,
@@ -281,6 +284,7 @@ def _serve(loaded: Settings, model: LocalModel, screen: Screen, folder: Path, be
         with_own_paths=model.with_own_paths,
         explain=explain,
         on_slow=screen.slow,
+        on_finishing=screen.finishing,
         reload=reload,
         binds_grpc=any(loaded.origins.get(f"grpc_{which}_port") for which in ("inference", "management")),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from marserve import __version__
 from marserve.cli.output import Output
 from marserve.cli.server.sample_request import UNKNOWN_BODY, base_of, curl_line, is_socket, request_beside
+from marserve.cli.server.start_block import finishing_line
 from marserve.errors import without_stop
 
 if TYPE_CHECKING:
@@ -98,9 +99,17 @@ class Screen:
         """The first load takes long."""
         self._output.say_wait(f"Loading {self._source} …")
 
+    def changed(self) -> None:
+        """A change was found, and is being loaded."""
+        self._output.note(f"  {_now()}  {self._source} has changed: loading it …")
+
     def swapped(self, seconds: float) -> None:
         """A change answers."""
         self._output.note(f"  {_now()}  {self._source} has changed: the new one answers ({seconds:.1f} s)")
+
+    def finishing(self, requests: int, limit_s: float) -> None:
+        """A stop was asked for while requests are under way."""
+        self._output.note(f"  {finishing_line(requests, limit_s)}")
 
     def failed(self, failure: Failure) -> None:
         """A first load or a change failed."""

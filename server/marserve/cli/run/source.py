@@ -84,8 +84,11 @@ class LocalModel:
         except CannotArchive as error:
             raise WrongArguments(error.message) from error
 
-    def stage_again(self) -> str | None:
-        """Stage what is there now; None if nothing has changed. Raises CannotArchive."""
+    def stage_again(self, say: Callable[[], None] = lambda: None) -> str | None:
+        """Stage what is there now; None if nothing has changed. `say` is called before a change is imported.
+
+        Raises CannotArchive.
+        """
         try:
             planned = plan_source(self.source, self.wishes)
             seen = _state(planned)
@@ -100,6 +103,7 @@ class LocalModel:
         if seen == self._seen:
             return None
         self.planned, self._seen = planned, seen
+        say()
         with begin_import(planned.plan) as self._importing:
             declaring = self._importing.declared(must_import=True)
         return self.staging.stage(with_declaration(planned.plan, declaring))

@@ -120,6 +120,12 @@ def try_it(version: Description, inference: str) -> str:
     return curl_line(inference, f"/predictions/{version['modelName']}", version.get("declaration"))
 
 
+def finishing_line(requests: int, limit_s: float) -> str:
+    """What a stop waits for, and for how long at most, in seconds."""
+    what = f"{requests} request{'' if requests == 1 else 's'}"
+    return f"Finishing {what} ({limit_s:g} s at most); Ctrl-C again ends at once"
+
+
 # ------------------------------------------------------------------------------------------- in front
 
 
@@ -189,6 +195,10 @@ class StartScreen:
                     await self._say(f"  {try_it(version, started.inference)}")
         for sentence in parts.registry.startup_failures[failures:]:
             await self._say(f"  {self._paint('failed', 'red')}  {_short(sentence)}")
+
+    def finishing(self, requests: int, limit_s: float) -> None:
+        """Say what a stop waits for."""
+        self._show(f"  {finishing_line(requests, limit_s)}")
 
     async def _say(self, *lines: str) -> None:
         await asyncio.to_thread(self._show, "\n".join(lines))  # a terminal may be stopped
