@@ -22,8 +22,8 @@ from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from marserve.app import listeners
-from marserve.app.listeners import Listener, apis_by_address, bind, reaches_this_machine_alone
-from marserve.settings import Address, Entry, load_settings
+from marserve.app.listeners import Listener, bind, reaches_this_machine_alone
+from marserve.settings import Address, Entry, apis_by_address, load_settings
 
 DEFAULTS = ["http://127.0.0.1:8080", "http://127.0.0.1:8081", "http://127.0.0.1:8082"]
 

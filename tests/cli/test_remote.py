@@ -13,6 +13,7 @@ import pytest
 from marserve.api.errors import error_headers, error_status, error_type
 from marserve.cli.output import CommandFailed
 from marserve.cli.remote import Inference, Listener, Management, Probe, find_address, model_path
+from marserve.cli.server.start_behind import command_for
 from marserve.errors import (
     AddressNotAllowed,
     ArchiveExists,
@@ -296,3 +297,26 @@ def test_a_command_to_plain_http_of_this_machine_reads_no_certificates(
     Management(address)
 
     assert made == [trust]
+
+
+def test_a_run_on_the_inference_address_is_pointed_at(
+    apis: FakeApis, nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`marserve run` serves all on one port."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.properties").write_text(f"inference_address={apis.url}\nmanagement_address={nobody}\n")
+    apis.answer("GET /models", {"models": []})
+
+    with Management(nobody) as server, pytest.raises(CommandFailed) as failed:
+        server.describe("digits")
+
+    assert failed.value.next_step == f"A server answers at {apis.url}: add --management {apis.url} for that one."
+
+
+def test_a_stop_is_named_with_the_address_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where this folder's settings name it."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.properties").write_text("management_address=http://127.0.0.1:9081\n")
+
+    assert command_for("stop", "http://127.0.0.1:9081") == "`marserve stop`"
+    assert command_for("stop", "http://127.0.0.1:8032") == "`marserve stop --management http://127.0.0.1:8032`"

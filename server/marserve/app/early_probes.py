@@ -15,8 +15,8 @@ from functools import partial
 from types import TracebackType
 
 from marserve.app.building.cannot_start import cannot_bind
-from marserve.app.listeners import HANDSHAKE_S, apis_by_address, bind
-from marserve.settings import Address, Settings
+from marserve.app.listeners import HANDSHAKE_S, bind
+from marserve.settings import Address, Settings, apis_by_address
 
 # A probe's request is short and arrives at once.
 HEAD_BYTES, HEAD_S = 8192, 5.0

@@ -43,7 +43,7 @@ from marserve.app.building.from_settings import (
 )
 from marserve.app.building.parts import Parts
 from marserve.app.building.routes import Routers, build_routes, own_access
-from marserve.settings import Address, Settings
+from marserve.settings import Address, Settings, apis_by_address
 
 BACKLOG = 2048
 # Linux: a socket filter that drops packets which open a connection (SYN without ACK in byte 13 of the TCP header) and
@@ -157,20 +157,6 @@ def bind_listeners(parts: Parts) -> list[Listener]:
             listener.close()
         raise
     return listeners
-
-
-def apis_by_address(settings: Settings) -> list[tuple[Address, list[str]]]:
-    """The addresses, and the names of the APIs on each."""
-    wanted = {"Inference": settings.inference_address, "Management": settings.management_address}
-    if settings.enable_metrics_api:
-        wanted["Metrics"] = settings.metrics_address
-    by_address: dict[str, list[str]] = {}
-    for name, address in wanted.items():
-        by_address.setdefault(str(address), []).append(name)
-    both = by_address[str(settings.inference_address)]
-    if settings.enable_metrics_api and "Management" in both and "Metrics" not in both:
-        both.append("Metrics")  # the contract's §1.1: a shared listener serves the metrics too
-    return [(wanted[names[0]], names) for names in by_address.values()]
 
 
 def taken_addresses(settings: Settings) -> Iterator[CannotStart]:

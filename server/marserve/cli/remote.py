@@ -50,6 +50,9 @@ ConfigFile = Annotated[
 QUICK_S = 10.0
 """The time limit of a quick request, in seconds."""
 
+_LOOK_S = 1.0
+"""How long a look whether a server is at another address may take, in seconds."""
+
 STREAM_SILENCE_S = 60.0
 """How long a stream of the server may be silent, in seconds; the server sends a comment four times in that time."""
 
@@ -195,6 +198,13 @@ class Management(Listener):
 
     flag = "--management"
 
+    def _unreachable(self, error: httpx.HTTPError) -> CommandFailed:
+        """As `Listener`; it names the address of a `marserve run`, which serves all on the inference address."""
+        failure = super()._unreachable(error)
+        if (other := _address_of_run(self.address)) is not None:
+            failure.next_step = f"A server answers at {other}: add --management {other} for that one."
+        return failure
+
     def order(
         self,
         method: str,
@@ -239,6 +249,24 @@ class Management(Listener):
                 if failure.detail.get("code") != 404:
                     raise
         return found
+
+
+def _address_of_run(tried: str) -> str | None:
+    """This folder's inference address, if it has the management API; None unless the management address was `tried`."""
+    try:
+        settings = load_as_typed({})
+    except BadSettings:
+        return None
+    address = str(settings.inference_address)
+    if tried != str(settings.management_address) or address == tried:
+        return None
+    try:
+        with Inference(address, settings=settings) as front:
+            answer = front.ask("GET", "/models", timeout_s=_LOOK_S, params={"limit": 1})
+    except CommandFailed:
+        return None
+    document = _json(answer)
+    return address if isinstance(document, dict) and "models" in document else None
 
 
 def model_path(model: str, version: str | None = None) -> str:

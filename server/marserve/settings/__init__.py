@@ -20,7 +20,7 @@ It reads one file, looks whether folders exist, and starts nothing.
 
 from marserve.settings.load import load_settings
 from marserve.settings.report import sources_report, startup_report
-from marserve.settings.table import KEYS, Entry, Key, Origin, Settings
+from marserve.settings.table import KEYS, Entry, Key, Origin, Settings, apis_by_address
 from marserve.settings.values import Address, ModelDefaults, ModelToLoad
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ModelToLoad",
     "Origin",
     "Settings",
+    "apis_by_address",
     "load_settings",
     "sources_report",
     "startup_report",

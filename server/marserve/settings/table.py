@@ -1029,3 +1029,17 @@ SECTIONS: Mapping[str, tuple[Key, ...]] = {
 }
 
 KEYS: Mapping[str, Key] = {key.name: key for keys in SECTIONS.values() for key in keys}
+
+
+def apis_by_address(settings: Settings) -> list[tuple[Address, list[str]]]:
+    """The addresses, and the names of the APIs on each."""
+    wanted = {"Inference": settings.inference_address, "Management": settings.management_address}
+    if settings.enable_metrics_api:
+        wanted["Metrics"] = settings.metrics_address
+    by_address: dict[str, list[str]] = {}
+    for name, address in wanted.items():
+        by_address.setdefault(str(address), []).append(name)
+    both = by_address[str(settings.inference_address)]
+    if settings.enable_metrics_api and "Management" in both and "Metrics" not in both:
+        both.append("Metrics")  # the contract's §1.1: a shared listener serves the metrics too
+    return [(wanted[names[0]], names) for names in by_address.values()]

@@ -23,7 +23,7 @@ from marserve.machine.start_watch import StartWatch
 from marserve.settings import load_settings
 from support.command_line import marserve
 from support.prepared import Prepared
-from support.server import poll
+from support.server import free_ports, poll
 from support.workplace import BROKEN, Workplace
 
 
@@ -309,3 +309,19 @@ def test_a_reader_of_the_block_that_goes_ends_nothing(monkeypatch: pytest.Monkey
         start_command._show("one")
         start_command._show("two")
         monkeypatch.undo()
+
+
+def test_the_block_names_every_listener_and_the_stop_that_works(place: Workplace) -> None:
+    """Also those of addresses that are flags, which a plain `marserve stop` would not find."""
+    [port] = free_ports(1)
+    address = f"http://127.0.0.1:{port}"
+
+    started = place.marserve("start", "--management-address", address)
+    again = place.marserve("start", "--management-address", address)
+    stopped = place.marserve("stop", "--management", address)
+
+    assert (started.returncode, stopped.returncode) == (0, 0), started.stderr
+    assert f"  Management   {address}\n  Metrics " in started.stdout
+    assert f"`marserve stop --management {address}` ends the server." in started.stdout
+    assert f"`marserve stop --management {address}`" in again.stderr
+    assert "has stopped" in stopped.stdout

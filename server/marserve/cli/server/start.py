@@ -106,9 +106,13 @@ def start(
 
             start_behind(loaded, _as_arguments(flags, pairs), pid_file, timeout, output, is_verbose=verbose)
         except AlreadyRunning as error:
+            # Late, as above.
+            from marserve.cli.server.start_behind import command_for
+
+            stopping = command_for("stop", str(loaded.management_address))
             raise CommandFailed(
                 f"A server runs already at {loaded.management_address}, as process {error.pid}.",
-                "Stop it with `marserve stop`, or start this one on other addresses.",
+                f"Stop it with {stopping}, or start this one on other addresses.",
                 pid=error.pid,
             ) from error
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from marserve.cli.output import CommandFailed, Interrupted, Output, Step
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
-from marserve.cli.remote import Inference, Management
+from marserve.cli.remote import Inference, Management, find_address
 from marserve.cli.server.background import start_server
 from marserve.cli.server.pid_file import MARSERVE_WORD, AlreadyRunning, PidFile
 from marserve.cli.server.start_block import Started, block, coloured, listening_at, name_of, plain
 from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of
 from marserve.errors import BadSettings, without_stop
-from marserve.settings import Settings
+from marserve.settings import Settings, apis_by_address
 from marserve.settings.report import sources_report
 
 CONSOLE_LOG = "console.log"
@@ -65,6 +65,7 @@ def start_behind(
         sources = sources_report(settings)
         for line in sources if is_verbose else ():
             output.note(line)
+        stopping = command_for("stop", back.address)
         began = time.time()
         process = _spawn(arguments, logs)
         # Written here too, so that `marserve stop` finds the server if this wait is interrupted. If that fails, the
@@ -77,7 +78,7 @@ def start_behind(
             versions = _wait_until_settled(process, front, back, until, output, logs, began, seconds)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"The server goes on as process {process.pid}; `marserve stop` ends it.", pid=process.pid
+                f"The server goes on as process {process.pid}; {stopping} ends it.", pid=process.pid
             ) from None
         finally:
             if process.poll() is not None:
@@ -106,22 +107,34 @@ def start_behind(
             )
             raise CommandFailed(
                 f"The server runs as process {process.pid}, but {what}",
-                f"More stands in {logs / SERVER_LOG}. `marserve stop` ends the server.",
+                f"More stands in {logs / SERVER_LOG}. {stopping} ends the server.",
                 **document,
             )
         output.lines(
             document,
             block(
                 Started(
-                    listening_at([(["Inference"], front.address), (["Management"], back.address)], []),
+                    listening_at([(names, str(address)) for address, names in apis_by_address(settings)], []),
                     versions,
                     front.address,
                     seconds=seconds,
-                    ending=f"Process {process.pid}; logs are in {logs}. `marserve stop` ends the server.",
+                    ending=f"Process {process.pid}; logs are in {logs}. {stopping} ends the server.",
                 ),
                 coloured if output.has_colours else plain,
             ),
         )
+
+
+def command_for(word: str, management: str) -> str:
+    """A command for the server with this management address: `marserve stop`, with its address where it needs one.
+
+    It needs none where the settings of this folder name the address.
+    """
+    try:
+        is_found = find_address("management", None, None) == management
+    except BadSettings:
+        is_found = False
+    return f"`marserve {word}`" if is_found else f"`marserve {word} --management {management}`"
 
 
 def _indent(lines: Sequence[str]) -> list[str]:
@@ -185,7 +198,8 @@ def _wait_until_settled(
             if time.monotonic() >= deadline:
                 raise CommandFailed(
                     f"The server runs as process {process.pid}, but its models are not loaded yet.",
-                    "It goes on loading: `marserve status` tells how far it is, `marserve stop` ends it.",
+                    f"It goes on loading: {command_for('status', back.address)} tells how far it is, "
+                    f"{command_for('stop', back.address)} ends it.",
                     pid=process.pid,
                 )
     words = (logs / CONSOLE_LOG).read_text("utf-8", "replace").strip().splitlines()
