@@ -90,3 +90,31 @@ def test_no_request_is_made_up_for_what_declares_nothing(
 
         assert model.example == "BODY"
         assert model.body_words.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("returns", "config", "is_warned"),
+    [
+        ("yield text", None, True),
+        ("yield text", "batchSize: 2\n", True),
+        ("yield text", "asyncCommunication: true\n", False),
+        ("return text", None, False),
+    ],
+)
+def test_it_is_said_that_streams_come_one_after_the_other_unless_the_author_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returns: str, config: str | None, is_warned: bool
+) -> None:
+    """Other servers send those of one worker side by side."""
+    monkeypatch.chdir(tmp_path)
+    Path("say.py").write_text(
+        f"from marserve_handlers import model\n\n\n@model\nasync def say(text: str):\n    {returns}\n"
+    )
+    if config is not None:
+        Path("model-config.yaml").write_text(config)
+    found = LocalModel("say.py", Wishes(), staging(tmp_path))
+    found.find()
+
+    with contextlib.closing(found):
+        found.stage_first(lambda file: None)
+
+    assert ("say.py: each worker sends one stream after the other" in found.warning) is is_warned

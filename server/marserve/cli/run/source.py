@@ -76,7 +76,7 @@ class LocalModel:
             assert self._importing is not None
             with self._importing as importing:
                 declaring = importing.declared(must_import=True, on_wait=on_wait)
-            self.warning = declaring.warning
+            self.warning = declaring.warning or self._advice_on_streams(declaring.text)
             plan = with_declaration(self.planned.plan, declaring)
             return self.staging.stage(plan, links=not self.can_change)
         except CannotImport as error:
@@ -182,6 +182,20 @@ class LocalModel:
         """Whether it is a file of LitServe."""
         found = None if self.planned is None else self.planned.found
         return found is not None and found.shape == "litserve"
+
+    def _advice_on_streams(self, declaration: bytes | None) -> str:
+        """That a worker sends one stream after the other, for a model that streams and does not choose; else empty."""
+        assert self.planned is not None
+        if not declaration or not (json.loads(declaration).get("output") or {}).get("stream"):
+            return ""
+        plan = self.planned.plan
+        file = plan.spec.config_file
+        if file is not None and b"asyncCommunication" in (plan.made.get(file.name) or file.read_bytes()):
+            return ""
+        return (
+            f"{self.shown}: each worker sends one stream after the other; asyncCommunication: true in "
+            "model-config.yaml beside it lets an async generator serve several at once (docs/streaming.md)"
+        )
 
     def _refuse_missing(self, planned: SourcePlan) -> None:
         for source, imported in missing_modules(planned):
