@@ -342,7 +342,7 @@ def test_liveness_answers_while_eight_models_load_side_by_side(tmp_path: Path) -
 
     assert not_ready.status_code == 503
     assert sum(span > 1 for span in spans) <= len(spans) // 100
-    assert len(spans) >= 10
+    assert len(spans) >= 3
 
 
 SHORT_LOAD = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from marserve.cli.server.foreground import serve
+from marserve.cli.server.foreground import held_signals, serve
 from marserve.cli.server.pid_file import AlreadyRunning, PidFile
 from marserve.settings import Settings, load_settings
 from support.bystander import bystander
@@ -140,3 +140,21 @@ def test_nothing_is_served_beside_a_running_server(
         serve(settings, pid_file)
 
     assert pid_file.written_pid() == running
+
+
+def test_a_signal_during_an_import_comes_when_that_is_done() -> None:
+    """Inside, its exception might end as the failure of a module."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+
+    def imported() -> None:
+        with held_signals():
+            signal.raise_signal(signal.SIGINT)
+            done.append("the rest of the import")
+
+    with pytest.raises(KeyboardInterrupt):
+        imported()
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with held_signals():
+        pass

@@ -29,7 +29,7 @@ from marserve.cli.options import BatchSize, MaxBatchDelay
 from marserve.cli.output import CONFIGURATION_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.cli.run.screen import Screen
 from marserve.cli.run.source import LocalModel, advice_on
-from marserve.cli.server.foreground import leave, serve
+from marserve.cli.server.foreground import held_signals, leave, serve
 from marserve.cli.server.pid_file import MARSERVE_WORD, PidFile
 from marserve.cli.server.start import pairs_of
 from marserve.cli.typed_settings import load_as_typed
@@ -138,7 +138,8 @@ def _stage(model: LocalModel, output: Output, *, follows: bool, verbose: bool) -
         gc.disable()  # as below
         try:
             # Here, so that both imports run side by side: that of the web framework takes a second, too.
-            import_module("marserve.app.server")
+            with held_signals():
+                import_module("marserve.app.server")
         finally:
             gc.enable()
     try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from marserve import __version__
 from marserve.cli.output import Output
+from marserve.cli.server.foreground import finishing_line
 from marserve.cli.server.sample_request import UNKNOWN_BODY, base_of, curl_line, is_socket, request_beside
-from marserve.cli.server.start_block import finishing_line
 from marserve.errors import without_stop
 
 if TYPE_CHECKING:

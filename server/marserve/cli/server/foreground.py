@@ -5,10 +5,12 @@ It sets the process's title and keeps the PID file; `marserve.app` serves.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -74,6 +76,30 @@ def serve(
 def leave(number: int, frame: FrameType | None) -> None:
     """End the process at a signal by an exception, so that what is under way is tidied up."""
     sys.exit(_status_of(number))
+
+
+def finishing_line(requests: int, limit_s: float) -> str:
+    """What a stop waits for, and for how long at most, in seconds."""
+    what = f"{requests} request{'' if requests == 1 else 's'}"
+    return f"Finishing {what} ({limit_s:g} s at most); Ctrl-C again ends at once"
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until what is imported here is there.
+
+    Inside an import their exceptions may end as the failure of a module. Call it in the main thread.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    earlier = [signal.signal(number, lambda seen, frame: came.append(seen)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, earlier, strict=True):
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _status_of(number: int) -> int:

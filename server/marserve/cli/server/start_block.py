@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from marserve import __version__
+from marserve.cli.server.foreground import finishing_line
 from marserve.cli.server.sample_request import curl_line
 from marserve.cli.versions import Description, has_failed, is_ready, last_death, ready_workers
 from marserve.names import escaped
@@ -118,12 +119,6 @@ def _short(text: str) -> str:
 def try_it(version: Description, inference: str) -> str:
     """A command that asks the model: with its declared input where it is known, else with a file."""
     return curl_line(inference, f"/predictions/{version['modelName']}", version.get("declaration"))
-
-
-def finishing_line(requests: int, limit_s: float) -> str:
-    """What a stop waits for, and for how long at most, in seconds."""
-    what = f"{requests} request{'' if requests == 1 else 's'}"
-    return f"Finishing {what} ({limit_s:g} s at most); Ctrl-C again ends at once"
 
 
 # ------------------------------------------------------------------------------------------- in front
