@@ -41,6 +41,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import psutil
+from peer_environment import CannotInstall, make_environment
 from servers import free_ports
 
 INSTALL_LIMIT_S = 1200.0
@@ -213,10 +214,6 @@ WAYS = (
 )
 
 
-class CannotInstall(Exception):
-    """A peer is left out; the text says why."""
-
-
 class NoAnswer(Exception):
     """A way did not come to a right answer; the text has what was said."""
 
@@ -258,22 +255,12 @@ def install(way: Way, folder: Path, say: Say) -> Path:
         return Path(sys.executable).parent
     for program in way.needs:
         if shutil.which(program) is None:
-            raise CannotInstall(f"it needs {program}, which is not here")
+            raise CannotInstall(f"needs {program}, which is not here")
     environment = folder.absolute() / f"{way.name}-environment"
-    python = str(environment / "bin" / "python")
     if (environment / "is-complete").exists():
         return environment / "bin"
     say(f"installing {way.name} into an environment of its own")
-    for step in (
-        [sys.executable, "-m", "venv", str(environment)],
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *way.packages],
-    ):
-        try:
-            done = subprocess.run(step, capture_output=True, text=True, check=False, timeout=INSTALL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise CannotInstall(f"it was not installed within {INSTALL_LIMIT_S:g} s") from None
-        if done.returncode:
-            raise CannotInstall(f"it cannot be installed: {done.stderr.strip()[-400:]}")
+    make_environment(environment, way.packages, INSTALL_LIMIT_S)
     (environment / "is-complete").touch()
     return environment / "bin"
 

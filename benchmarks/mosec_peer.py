@@ -6,10 +6,10 @@ this one (torch, Pillow) by way of a `.pth` file, so that both run the same work
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+from peer_environment import CannotInstall, make_environment, run_step
 from plan import Plan
 from servers import BESIDE, Sample, Server, free_ports
 
@@ -25,27 +25,18 @@ def install_mosec(plan: Plan) -> Path | None:
     if folder.exists():
         return folder / PROGRAM if (folder / "is-complete").exists() else None
     plan.say(f"installing {NAME} into an environment of its own")
-    python = str(folder / PROGRAM)
-    steps = [
-        [sys.executable, "-m", "venv", str(folder)],
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"mosec=={VERSION}"],
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-    ]
-    said = ""
-    for step in steps:
-        try:
-            done = subprocess.run(step, capture_output=True, text=True, check=False, timeout=INSTALL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            plan.say(f"{NAME} was not installed within {INSTALL_LIMIT_S:g} s and is left out")
-            return None
-        if done.returncode:
-            plan.say(f"{NAME} cannot be installed and is left out: {done.stderr.strip()[-400:]}")
-            return None
-        said = done.stdout.strip()
+    try:
+        python = make_environment(folder, [f"mosec=={VERSION}"], INSTALL_LIMIT_S)
+        purelib = run_step(
+            [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], INSTALL_LIMIT_S
+        )
+    except CannotInstall as error:
+        plan.say(error.left_out(NAME))
+        return None
     ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    Path(said, "packages_of_the_benchmarks.pth").write_text("".join(f"{path}\n" for path in ours))
+    Path(purelib, "packages_of_the_benchmarks.pth").write_text("".join(f"{path}\n" for path in ours))
     (folder / "is-complete").touch()
-    return Path(python)
+    return python
 
 
 class Mosec(Server):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from figures import Figure, Goal
 from load_generator import CannotMeasure
+from peer_environment import CannotInstall, make_environment
 from plan import Plan
 from servers import BESIDE
 from slow_origin import slow_origin
@@ -118,16 +119,8 @@ def _install(plan: Plan) -> Path:
     if ready := os.environ.get("MEASURE_S3_PEERS"):
         return Path(ready)
     folder = plan.folder / "s3-peers"
-    python = folder / "bin" / "python"
     plan.say("installing s3fs and boto3 into an environment of their own")
-    for step in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEERS],
-    ):
-        try:
-            done = subprocess.run(step, capture_output=True, text=True, check=False, timeout=INSTALL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise CannotMeasure(f"s3fs was not installed within {INSTALL_LIMIT_S:g} s") from None
-        if done.returncode:
-            raise CannotMeasure(f"s3fs cannot be installed: {done.stderr.strip()[-400:]}")
-    return python
+    try:
+        return make_environment(folder, PEERS, INSTALL_LIMIT_S)
+    except CannotInstall as error:
+        raise CannotMeasure(error.of("s3fs")) from None

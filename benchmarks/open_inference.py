@@ -18,14 +18,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
 from figures import Figure, Goal
 from load_generator import Load
+from peer_environment import CannotInstall, make_environment
 from plan import Plan
 from servers import BESIDE, BareAsgi, Marserve, Sample, Server, free_ports, make_archive
 from turns import in_turns, rate
@@ -137,16 +136,8 @@ def _install(plan: Plan, name: str) -> Path | None:
     """The folder of programs of the peer's environment; None, saying why, where it cannot be made."""
     folder = plan.folder / f"{name}-environment"
     plan.say(f"installing {PEERS[name]} into an environment of its own")
-    for step in (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEERS[name]],
-    ):
-        try:
-            done = subprocess.run(step, capture_output=True, text=True, check=False, timeout=INSTALL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            plan.say(f"{NAMES[name]} was not installed within {INSTALL_LIMIT_S:g} s and is left out")
-            return None
-        if done.returncode:
-            plan.say(f"{NAMES[name]} cannot be installed and is left out: {done.stderr.strip()[-400:]}")
-            return None
-    return folder / "bin"
+    try:
+        return make_environment(folder, [PEERS[name]], INSTALL_LIMIT_S).parent
+    except CannotInstall as error:
+        plan.say(error.left_out(NAMES[name]))
+        return None

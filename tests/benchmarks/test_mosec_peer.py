@@ -44,7 +44,7 @@ def test_where_it_cannot_be_installed_the_run_says_so_and_goes_on(
     """A machine without a package index still measures all that is not mosec; it is asked once."""
     module = import_module("mosec_peer")
     commands = Commands(tmp_path, fails="pip")
-    monkeypatch.setattr(module.subprocess, "run", commands)
+    monkeypatch.setattr(subprocess, "run", commands)
 
     found = [module.install_mosec(plan) for _ in range(2)]
 
@@ -61,7 +61,7 @@ def test_it_is_installed_once_a_run_and_sees_the_packages_of_the_benchmarks(
     packages = tmp_path / "packages"
     packages.mkdir()
     commands = Commands(packages)
-    monkeypatch.setattr(module.subprocess, "run", commands)
+    monkeypatch.setattr(subprocess, "run", commands)
 
     found = [module.install_mosec(plan) for _ in range(2)]
 
