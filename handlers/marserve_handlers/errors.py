@@ -111,3 +111,8 @@ def _as_status(code: object) -> int:
     if isinstance(code, int) and 100 <= code <= 999:
         return int(code)
     return 500
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """As `error.add_note(note)`, which Python 3.10 lacks."""
+    error.__dict__.setdefault("__notes__", []).append(note)

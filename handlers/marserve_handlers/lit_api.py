@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marserve_handlers.context import Context
-from marserve_handlers.errors import BadInput
+from marserve_handlers.errors import BadInput, add_note
 
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 # Arguments of LitServer that are the API's, of releases before 0.3.
@@ -45,8 +45,9 @@ class LitApiHandler:
         try:
             self.api = api_class(*arguments, **(keywords or {}))
         except TypeError as error:
-            error.__dict__.setdefault("__notes__", []).append(  # `add_note`, which Python 3.10 lacks
-                "The API is made with the arguments that its file gives it in literals; any other must have a default."
+            add_note(
+                error,
+                "The API is made with the arguments that its file gives it in literals; any other must have a default.",
             )
             raise
         for name in _MOVED:

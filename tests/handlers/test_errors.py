@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -14,6 +15,7 @@ from marserve_handlers.errors import (
     BadPicture,
     BadResponse,
     PredictionException,
+    add_note,
     describe_failure,
 )
 
@@ -111,3 +113,14 @@ def test_anything_else_is_a_failed_prediction() -> None:
 def test_a_bad_response_says_what_was_wrong() -> None:
     """The kind of a header or status that cannot be sent."""
     assert describe_failure(BadResponse("the header")) == ("bad_header", "the header", 503)
+
+
+def test_notes_stand_behind_what_an_exception_says() -> None:
+    """In the order in which they were added, beside those of Python's own."""
+    error = ValueError("odd")
+    error.add_note("first")
+
+    add_note(error, "second")
+
+    assert error.__notes__ == ["first", "second"]
+    assert traceback.format_exception_only(error) == ["ValueError: odd\n", "first\n", "second\n"]

@@ -20,7 +20,7 @@ from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
 from marserve_handlers.declared.running import Runner
 from marserve_handlers.declared.stacking import Inputs, Rows, Span
-from marserve_handlers.errors import BadInput
+from marserve_handlers.errors import BadInput, add_note
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -140,9 +140,7 @@ class TensorModel:
         if name is None or "torch" not in sys.modules or not isinstance(error, TypeError):
             return
         if "numpy.ndarray" in str(error):
-            error.__dict__.setdefault("__notes__", []).append(  # `add_note`, which Python 3.10 lacks
-                f"predict gets numpy arrays; annotate {name}: torch.Tensor to get tensors"
-            )
+            add_note(error, f"predict gets numpy arrays; annotate {name}: torch.Tensor to get tensors")
 
     # ------------------------------------------------------------------------------------------- its result
 

@@ -24,6 +24,7 @@ from marserve.documents import unpack
 from marserve.messages import Load
 from marserve_handlers.context import Context
 from marserve_handlers.envelopes import find_envelope
+from marserve_handlers.errors import add_note
 from marserve_handlers.metrics import MetricsCache
 from marserve_handlers.support.builtin import BUILT_IN, NAMED_AS_LIBRARIES, find_built_in
 
@@ -140,9 +141,10 @@ def open_function(
             begun.close()  # as TorchServe, which never awaits it
     except Exception as error:
         name = f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__name__', '?')}"
-        error.__dict__.setdefault("__notes__", []).append(  # `add_note`, which Python 3.10 lacks
+        add_note(
+            error,
             f"{name} was called with data=None, once, to load the model, as TorchServe does: a handler that is a "
-            "function must return at once when data is None."
+            "function must return at once when data is None.",
         )
         raise
     return LoadedModel(_in_envelope(entry, load.envelope), context, load, _length_of(module), _compare_of(module))
