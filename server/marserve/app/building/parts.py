@@ -61,10 +61,12 @@ from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
+from marserve.telemetry.recorder import Recorder
 from marserve.workflows.workflows import Workflows
 
 
@@ -90,6 +92,8 @@ class Parts:
     large_answers: LargeAnswers
     decoding: Decoding
     request_ids: RequestIds
+    recorder: Recorder | None
+    happenings: Happenings
     log_levels: LogLevels
     log_settings: LogSettings
     repository: Repository
@@ -200,6 +204,8 @@ async def build_parts(
         large_answers=large_answers,
         decoding=decoding,
         request_ids=RequestIds(takes_clients=settings.take_request_id),
+        happenings=metrics.happenings,
+        recorder=Recorder(settings.flight_recorder_size) if settings.flight_recorder_size else None,
         log_levels=log_levels,
         log_settings=LogSettings(
             log_levels,

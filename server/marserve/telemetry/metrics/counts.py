@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
 from marserve.messages import Metric
+from marserve.telemetry.happenings import Happenings, Kind
 from marserve.telemetry.metrics.handler_metrics import PREDICTION_TIME, ModelMetrics
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.measurements import (
@@ -43,6 +44,7 @@ from marserve.telemetry.metrics.recent import Recent
 from marserve.telemetry.metrics.series import Series, labels
 from marserve.telemetry.metrics.series import escape as _escape
 from marserve.telemetry.metrics.series import number as _number
+from marserve.telemetry.metrics.stages import StageSeconds
 
 log = logging.getLogger("marserve.telemetry")
 
@@ -97,6 +99,7 @@ class VersionMetrics:
     queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
     total_seconds       arrival to answer; `named_total_s` as above
+    stages              further stages of its requests, from first byte to last
     batch_sizes         requests a batch; `recent` samples some of these counts
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
@@ -119,6 +122,7 @@ class VersionMetrics:
     chosen              accepted requests that named no version, by why this one was chosen and not as the default:
                         `override`, `sticky`, `weight`
     read_gauges         asked at scrape time; `read_share`: which share of the requests that name no version it gets
+    happenings          what `note` keeps, for explanations; None while the page does not have the version
     tap                 observer of single events; None if no metric needs it
     retired             what the page counts of it among its model's versions that went; None while it is shown
     """
@@ -129,6 +133,7 @@ class VersionMetrics:
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
     handler_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
     total_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
+    stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
     recent: Recent = field(default_factory=Recent)
     named_requests: int = 0
@@ -136,6 +141,7 @@ class VersionMetrics:
     named_queue_s: float = 0.0
     named_total_s: float = 0.0
     read_share: Callable[[], float] | None = None
+    happenings: Happenings | None = None
     tap: Tap | None = None
     retired: tuple[object, int, Mapping[str, float]] | None = None
 
@@ -184,10 +190,18 @@ class VersionMetrics:
         "reason", "marserve_worker_recycles_total", "Workers replaced because they had served long enough, by reason."
     )
 
+    def __post_init__(self) -> None:
+        self.stages = StageSeconds(self.model, self.version, SECONDS_BOUNDS)
+
     @property
     def default_requests(self) -> int:
         """Accepted requests that named no version."""
         return self.client_requests - self.named_requests
+
+    def note(self, kind: Kind, now: float, text: str, *, seconds: float = 0.0) -> None:
+        """Keep what has just happened to it, after so many seconds, for the explanations of requests."""
+        if self.happenings is not None:
+            self.happenings.note(kind, now - seconds, now, text, self.model, self.version)
 
     def reasons(self) -> dict[str, int]:
         """Accepted requests by why this version was chosen."""
@@ -234,6 +248,7 @@ class Metrics:
         lines: LineLog | None = None,
     ) -> None:
         self.responses = [0] * 10
+        self.happenings = Happenings()
         self._refused: dict[str, int] = defaultdict(int)
         self._calls: dict[str, int] = defaultdict(int)
         self._dropped_lines = dropped_lines
@@ -274,6 +289,7 @@ class Metrics:
     def register(self, version: VersionMetrics) -> None:
         """Show this version from now on. If it was removed before, its counts go on."""
         self._versions.append(_VersionLines(version))
+        version.happenings = self.happenings
         self._by_default.setdefault(version.model, _DefaultTotals()).take_back(version)
         if self._lines is not None:
             self._lines.register(version)
@@ -746,14 +762,14 @@ class _VersionLines:
         self.seen_answers = 0
         self.labels = f'model="{_escape(version.model)}",version="{_escape(version.version)}"'
         self._gauges: Gauges | None = None
-        self._seconds = [
-            _HistogramLines("marserve_request_seconds", f'{self.labels},stage="{stage}"', histogram)
+        self._seconds = {
+            stage: self._lines_of(stage, histogram)
             for stage, histogram in (
                 ("queue", version.queue_seconds),
                 ("handler", version.handler_seconds),
                 ("total", version.total_seconds),
             )
-        ]
+        }
         self.batch_sizes = _HistogramLines("marserve_batch_size", self.labels, version.batch_sizes)
 
     @property
@@ -768,7 +784,13 @@ class _VersionLines:
         self._gauges = None
 
     def seconds_blocks(self) -> list[str]:
-        return [lines.block() for lines in self._seconds]
+        for stage, histogram in self.of.stages.by_stage.items():
+            if stage not in self._seconds:
+                self._seconds[stage] = self._lines_of(stage, histogram)
+        return [lines.block() for lines in self._seconds.values()]
+
+    def _lines_of(self, stage: str, histogram: Histogram) -> _HistogramLines:
+        return _HistogramLines("marserve_request_seconds", f'{self.labels},stage="{stage}"', histogram)
 
 
 class _HistogramLines:
