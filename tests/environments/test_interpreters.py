@@ -13,6 +13,7 @@ from marserve.model_options import ModelOptions
 from marserve.pool.interpreter import find_change
 from marserve.settings.interpreters import AllowedInterpreter
 from support.other_python import make_environment, write_program
+from support.processes import living
 
 OLD = AllowedInterpreter(Path("/opt/old/bin/python"), "torch-1")
 NEW = AllowedInterpreter(Path("/opt/new/bin/python"))
@@ -74,6 +75,24 @@ def test_a_path_must_be_absolute(path: str) -> None:
     assert "allowed_interpreters (torch-1=/opt/old/bin/python)" in said
 
 
+@pytest.mark.parametrize("path", ["/opt/\0/bin/python", "/opt/\ud800/bin/python", "/opt/\x1b[31m\n/python"])
+def test_a_path_that_no_file_can_have_is_refused_like_others(path: str) -> None:
+    """A configuration may hold any characters; those that cannot be shown stand in escapes."""
+    said = refusal((OLD,), asks(path=path))
+
+    assert "which is none of allowed_interpreters" in said
+    assert said.isprintable()
+
+
+def test_a_long_name_or_path_is_cut_in_the_sentence() -> None:
+    """A configuration may have 256 KiB."""
+    for options in (asks(path="/" + "a" * 100_000), asks(name="a" * 100_000), asks(path="a" * 100_000)):
+        said = refusal((OLD,), options)
+
+        assert "aaa..." in said
+        assert len(said) < 2000
+
+
 def test_path_and_name_together_are_refused() -> None:
     """Also where they mean the same."""
     assert "They say the same in two ways; keep one." in refusal(
@@ -125,6 +144,20 @@ def test_an_unfit_one_is_refused_for_its_model(tmp_path: Path) -> None:
 
     assert said.startswith(f"Model m cannot be loaded: its interpreter {python} cannot import msgspec (")
     assert said.endswith(f'Install it: {python} -m pip install "msgspec>=0.21"')
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+@pytest.mark.parametrize("start", ["", "setsid "])
+def test_what_an_interpreter_leaves_behind_is_ended(tmp_path: Path, start: str) -> None:
+    """A script around it may start a process that goes on, also outside of its group."""
+    python = make_environment(tmp_path / "e", "msgspec")
+    pid = tmp_path / "pid"
+    text = f'{start}sleep 300 >/dev/null 2>&1 </dev/null & echo $! > {pid}\nexec {python} "$@"'
+    script = write_program(tmp_path / "shim", text)
+
+    assert Interpreters([AllowedInterpreter(script)], folder=tmp_path / "p").find(asks(path=str(script))) is not None
+
+    assert not living([int(pid.read_text())])
 
 
 def test_the_interpreter_behind_a_script_is_watched_too(tmp_path: Path) -> None:

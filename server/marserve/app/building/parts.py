@@ -151,6 +151,7 @@ async def build_parts(
         pool_maker(settings, launchers, worker_log, metrics, host, device_memory, on_crash, calls),
         metrics,
         environments,
+        launchers.leftovers,
         fetcher,
         snapshots.note_change if snapshots is not None else lambda: None,
         archives,
