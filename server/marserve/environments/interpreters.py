@@ -7,9 +7,14 @@ interpreter that made it, and stands for the environment only by the folder that
 from __future__ import annotations
 
 import logging
+import math
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 from marserve.environments.interpreter_probe import PROBE_S, probe
 from marserve.errors import InterpreterRefused
@@ -17,7 +22,7 @@ from marserve.files.nearest import nearest
 from marserve.lineage import VARIABLE, end_families
 from marserve.model_options import ModelOptions
 from marserve.names import escaped
-from marserve.pool.interpreter import Interpreter, link_packages, stamp_files
+from marserve.pool.interpreter import Interpreter, Stamp, link_packages, stamp_files
 from marserve.pool.launchers.leftovers import Leftovers
 from marserve.settings.interpreters import AllowedInterpreter
 
@@ -28,7 +33,7 @@ _SHOWN_CHARACTERS = 300
 
 
 class Interpreters:
-    """The interpreters that a server allows. Each is started, and looked at, once for each version that names it.
+    """The interpreters that a server allows. One is started, and looked at, for each version that names it.
 
     `environment` is that of workers. In `folder` lie links to our packages, which the interpreters find there. By a
     lineage of `leftovers` the processes are found that an interpreter leaves behind.
@@ -48,6 +53,8 @@ class Interpreters:
         self._leftovers = leftovers or Leftovers()
         self._folder = folder
         self._limit_s = limit_s
+        self._looks: dict[str, _Look] = {}
+        self._lock = threading.Lock()
 
     def is_handlers_own(self, options: ModelOptions) -> bool:
         """Whether `environment` is a key that the model's own handler reads: no interpreter has a name here.
@@ -56,22 +63,52 @@ class Interpreters:
         """
         return not self._allowed and options.interpreter_name is not None and options.interpreter_path is None
 
-    def find(self, options: ModelOptions) -> Interpreter | None:
-        """The interpreter that a version's options name, None for the server's. Blocks: it runs that interpreter.
+    def choose(self, options: ModelOptions) -> AllowedInterpreter | None:
+        """The interpreter that a version's options name, None for the server's. Nothing is started.
 
         Raises InterpreterRefused, with a sentence about what is wrong and what to do.
         """
         try:
-            allowed = choose(options.interpreter_name, options.interpreter_path, self._allowed)
-            if allowed is None:
-                return None
-            return self._look_at(allowed)
+            return choose(options.interpreter_name, options.interpreter_path, self._allowed)
         except _Refused as refused:
-            raise InterpreterRefused(f"Model {options.model} cannot be loaded: {refused}") from None
+            raise _refusal(options, refused) from None
 
-    def _look_at(self, allowed: AllowedInterpreter) -> Interpreter:
-        path = str(allowed.path)
-        stamps = stamp_files([path, str(allowed.path.parent.parent / "pyvenv.cfg")])
+    def look_at(self, chosen: AllowedInterpreter, options: ModelOptions) -> Interpreter:
+        """The chosen interpreter as it is now, for a version with these options. Blocks: it runs that interpreter.
+
+        Raises InterpreterRefused, as `choose` does.
+        """
+        try:
+            seen = self._see(str(chosen.path))
+        except _Refused as refused:
+            raise _refusal(options, refused) from None
+        assert self._folder is not None
+        packages = str(link_packages(self._folder))
+        return Interpreter(str(chosen.path), seen.version, packages, chosen.name, seen.stamps)
+
+    def _see(self, path: str) -> _Seen:
+        """What a look finds; calls that come while one is under way share it. Raises _Refused.
+
+        A look that hangs holds a thread for each call that waits for it, and workers of other models start in such
+        threads. So after one that took its whole time there is no other one for as long.
+        """
+        with self._lock:
+            look = self._looks.get(path)
+            is_new = look is None or look.ends <= time.monotonic()
+            if look is None or is_new:
+                look = self._looks[path] = _Look()
+        if is_new:
+            begun = time.monotonic()
+            try:
+                look.found.set_result(self._look(path))
+            except BaseException as error:
+                look.found.set_exception(error)
+            ended = time.monotonic()
+            look.ends = ended + self._limit_s if ended - begun >= self._limit_s else ended
+        return look.found.result()
+
+    def _look(self, path: str) -> _Seen:
+        stamps = stamp_files([path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")])
         lineage = self._leftovers.child("interpreter")
         try:
             found = probe(path, {**self._environment, VARIABLE: lineage}, self._limit_s)
@@ -81,10 +118,29 @@ class Interpreters:
             raise _Refused(found)
         if found.executable != path:  # of a script that starts an interpreter
             stamps = (*stamps, *stamp_files([found.executable]))
-        assert self._folder is not None
-        interpreter = Interpreter(path, found.version, str(link_packages(self._folder)), allowed.name, stamps)
-        log.info("workers under %s: msgspec %s, prefix %s", interpreter.shown, found.msgspec, found.prefix)
-        return interpreter
+        log.info(
+            "workers under Python %s (%s): msgspec %s, prefix %s", found.version, path, found.msgspec, found.prefix
+        )
+        return _Seen(found.version, stamps)
+
+
+class _Seen(NamedTuple):
+    """What a look at an interpreter found: its version, and the stamps of its files."""
+
+    version: str
+    stamps: tuple[Stamp, ...]
+
+
+class _Look:
+    """A look at an interpreter that several registrations share until it `ends`, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.found: Future[_Seen] = Future()
+        self.ends = math.inf
+
+
+def _refusal(options: ModelOptions, refused: _Refused) -> InterpreterRefused:
+    return InterpreterRefused(f"Model {options.model} cannot be loaded: {refused}")
 
 
 class _Refused(Exception):
