@@ -151,7 +151,7 @@ def as_method(build: Callable[..., object], method: Callable[..., object]) -> No
     )
 
 
-def file_pieces(file: Any, piece_bytes: int) -> bytes:
+def read_piece(file: Any, piece_bytes: int) -> bytes:
     """The next bytes of an open file. Raises BadInput."""
     try:
         return bytes(file.read(piece_bytes))

@@ -76,7 +76,7 @@ def judge(path: str, output: ToolOutput) -> Probed | str:
         found = msgspec.json.decode(last, type=Probed)
     except (msgspec.DecodeError, UnicodeError):
         found = None
-    if found is None or not _can_be(found):
+    if found is None or not _is_plausible(found):
         return f"its interpreter {path} cannot be used: it printed {_short(last)!r} where it was to say what it is."
     version = _numbers(found.version)
     if found.implementation != "cpython" or not OLDEST <= version[:2] <= NEWEST:
@@ -93,8 +93,8 @@ def judge(path: str, output: ToolOutput) -> Probed | str:
     return found
 
 
-def _can_be(found: Probed) -> bool:
-    """Whether an interpreter may say this: it is shown, logged and looked at."""
+def _is_plausible(found: Probed) -> bool:
+    """Whether an interpreter may say this. It is shown and logged, and its paths are looked at."""
     paths = (found.prefix, found.executable)
     words = (found.implementation, found.msgspec, found.why)
     return (

@@ -69,32 +69,31 @@ class Interpreters:
         Raises InterpreterRefused, with a sentence about what is wrong and what to do.
         """
         try:
-            return choose(options.interpreter_name, options.interpreter_path, self._allowed)
+            return _allowed_of(options.interpreter_name, options.interpreter_path, self._allowed)
         except _Refused as refused:
-            raise _refusal(options, refused) from None
+            raise _refusal(options, str(refused)) from None
 
     def look_at(self, chosen: AllowedInterpreter, options: ModelOptions) -> Interpreter:
         """The chosen interpreter as it is now, for a version with these options. Blocks: it runs that interpreter.
 
         Raises InterpreterRefused, as `choose` does.
         """
-        try:
-            seen = self._see(str(chosen.path))
-        except _Refused as refused:
-            raise _refusal(options, refused) from None
+        seen = self._shared_look(str(chosen.path))
+        if isinstance(seen, str):
+            raise _refusal(options, seen)
         assert self._folder is not None
         packages = str(link_packages(self._folder))
         return Interpreter(str(chosen.path), seen.version, packages, chosen.name, seen.stamps)
 
-    def _see(self, path: str) -> _Seen:
-        """What a look finds; calls that come while one is under way share it. Raises _Refused.
+    def _shared_look(self, path: str) -> _Seen | str:
+        """What a look finds, as `_look`; calls that come while one is under way share it.
 
         A look that hangs holds a thread for each call that waits for it, and workers of other models start in such
         threads. So after one that took its whole time there is no other one for as long.
         """
         with self._lock:
             look = self._looks.get(path)
-            is_new = look is None or look.ends <= time.monotonic()
+            is_new = look is None or look.shared_until <= time.monotonic()
             if look is None or is_new:
                 look = self._looks[path] = _Look()
         if is_new:
@@ -104,18 +103,20 @@ class Interpreters:
             except BaseException as error:
                 look.found.set_exception(error)
             ended = time.monotonic()
-            look.ends = ended + self._limit_s if ended - begun >= self._limit_s else ended
+            look.shared_until = ended + self._limit_s if ended - begun >= self._limit_s else ended
         return look.found.result()
 
-    def _look(self, path: str) -> _Seen:
-        stamps = stamp_files([path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")])
+    def _look(self, path: str) -> _Seen | str:
+        """What the interpreter is; or a sentence about why workers cannot run under it."""
+        # Before it is run, so that a change while it runs is found when a worker starts.
+        stamps = stamp_files([path, str(Path(path).parent.parent / "pyvenv.cfg")])
         lineage = self._leftovers.child("interpreter")
         try:
             found = probe(path, {**self._environment, VARIABLE: lineage}, self._limit_s)
         finally:  # a script around an interpreter may have started more
             end_families({lineage: 0})
         if isinstance(found, str):
-            raise _Refused(found)
+            return found
         if found.executable != path:  # of a script that starts an interpreter
             stamps = (*stamps, *stamp_files([found.executable]))
         log.info(
@@ -132,22 +133,22 @@ class _Seen(NamedTuple):
 
 
 class _Look:
-    """A look at an interpreter that several registrations share until it `ends`, by the monotonic clock."""
+    """A look at an interpreter, which registrations share until a moment of the monotonic clock: at least its end."""
 
     def __init__(self) -> None:
-        self.found: Future[_Seen] = Future()
-        self.ends = math.inf
+        self.found: Future[_Seen | str] = Future()
+        self.shared_until = math.inf
 
 
-def _refusal(options: ModelOptions, refused: _Refused) -> InterpreterRefused:
-    return InterpreterRefused(f"Model {options.model} cannot be loaded: {refused}")
+def _refusal(options: ModelOptions, sentence: str) -> InterpreterRefused:
+    return InterpreterRefused(f"Model {options.model} cannot be loaded: {sentence}")
 
 
 class _Refused(Exception):
     """No such interpreter can be used; the text is a sentence."""
 
 
-def choose(name: str | None, path: str | None, allowed: Sequence[AllowedInterpreter]) -> AllowedInterpreter | None:
+def _allowed_of(name: str | None, path: str | None, allowed: Sequence[AllowedInterpreter]) -> AllowedInterpreter | None:
     """The allowed interpreter of that name or path; None if neither is given. Reads links of folders."""
     if name is None and path is None:
         return None
@@ -172,9 +173,9 @@ def choose(name: str | None, path: str | None, allowed: Sequence[AllowedInterpre
             f"it asks for the interpreter python: {shown_path}, which is no absolute path. Write the path of one of "
             f"allowed_interpreters ({_listed(allowed)}), or environment: and its name."
         )
-    place = place_of(path)
+    place = _place_of(path)
     for each in allowed:
-        if place_of(str(each.path)) == place:
+        if _place_of(str(each.path)) == place:
             return each
     raise _Refused(
         f"it asks for the interpreter python: {shown_path}, which "
@@ -183,7 +184,7 @@ def choose(name: str | None, path: str | None, allowed: Sequence[AllowedInterpre
     )
 
 
-def place_of(path: str) -> str:
+def _place_of(path: str) -> str:
     """A path whose folder is without links; a link at its end is not followed. One that no file can have stays."""
     folder, name = os.path.split(path)
     try:
