@@ -322,7 +322,7 @@ class Session:
             try:
                 known = httpx.URL(url)
             except httpx.InvalidURL as error:
-                raise BadInput(f"The address of the call cannot be sent: {_reason(error)}.") from None
+                raise BadInput(f"The address of the call cannot be sent ({_reason(error)}).") from None
             self.urls[url] = known
         return known
 
