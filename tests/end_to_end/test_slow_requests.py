@@ -152,8 +152,8 @@ def test_a_client_that_left_is_recorded_as_gone(server: Server) -> None:
     """With what had become of its request."""
     with socket.create_connection(("127.0.0.1", int(server.inference.rpartition(":")[2]))) as client:
         body = json.dumps({"sleep": 0.3})
-        head = f"POST /predictions/m HTTP/1.1\r\nhost: localhost\r\nx-request-id: leaves\r\ncontent-length: {len(body)}\r\n\r\n"
-        client.sendall((head + body).encode())
+        head = "POST /predictions/m HTTP/1.1\r\nhost: localhost\r\nx-request-id: leaves\r\n"
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         time.sleep(0.1)  # the request is with the worker by now
 
     found = explained(server, "leaves")

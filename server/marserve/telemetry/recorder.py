@@ -15,7 +15,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import count
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Final
 
 from marserve.messages import Span, Work
@@ -41,8 +41,9 @@ UNUSUAL: Final = 2.0
 # The least ring, whatever limit is set.
 LEAST_RECORDS: Final = 64
 
-_of = attrgetter("of")
-_error = attrgetter("error")
+# For thousands of requests a second, without a step of Python for each.
+_of, _error = attrgetter("of"), attrgetter("error")
+_began, _written_at = attrgetter("began"), attrgetter("written_at")
 
 
 class _Kept:
@@ -99,7 +100,7 @@ class Recorder:
 
     def _sort_out(self, model: str, ended: Sequence[Timeline]) -> None:
         """Choose among requests of one model that ended one after the other."""
-        walls_s = [timeline.written_at - timeline.began for timeline in ended]
+        walls_s = list(map(sub, map(_written_at, ended), map(_began, ended)))
         slowest_s, now = max(walls_s), ended[-1].written_at
         usual_s = sum(walls_s) / len(walls_s) * UNUSUAL
         has_failed = any(map(_error, ended))

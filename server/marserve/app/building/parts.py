@@ -61,6 +61,7 @@ from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
+from marserve.telemetry.collector_pauses import CollectorPauses
 from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
@@ -126,6 +127,9 @@ async def build_parts(
     stack.callback(scratch.remove)
     keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
     metrics = build_metrics(settings, logs, machine, stack)
+    pauses = CollectorPauses(metrics.happenings)
+    pauses.begin()
+    stack.callback(pauses.end)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
     devices = usable_devices(settings, machine)
     restored = await asyncio.to_thread(read_snapshot, settings)
