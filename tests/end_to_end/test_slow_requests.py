@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -199,6 +200,23 @@ def test_stages_have_histograms(server: Server) -> None:
         "total",
     ):
         assert f'marserve_request_seconds_count{{model="m",version="1.0",stage="{stage}"}}' in page
+
+
+def test_a_killed_server_leaves_its_requests_to_the_next_one(tmp_path: Path) -> None:
+    """In a file, if that is asked for."""
+    settings = {"flight_recorder_file": str(tmp_path / "requests")}
+    with Server(tmp_path, entry="marserve", settings=settings) as server:
+        make_archive(server.store / "m.mar", HANDLER)
+        assert server.register("m.mar", initial_workers=1).status_code == 200
+        server.predict("m", json.dumps({"sleep": 0.2}), **{"X-Request-Id": "before-the-crash"})
+        server.stop(check=False, number=signal.SIGKILL)
+        server.start()
+
+        found = explained(server, "before-the-crash")
+        listed = server.client.get(f"{server.management}/requests", params={"previous": "true"}).json()["requests"]
+
+    assert (found["model"], found["cause"], found["worker"]) == ("m", "cold_worker", "W-9000-m_1.0")
+    assert [each["id"] for each in listed] == ["before-the-crash"]
 
 
 def test_under_torchserve_there_are_no_such_routes(tmp_path: Path) -> None:

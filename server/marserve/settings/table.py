@@ -861,6 +861,12 @@ class Life:
         "histograms.",
         minimum=0,
     )
+    flight_recorder_file: Path | None = _own(
+        PATH,
+        None,
+        "A file for the same, of that size, which outlives the server: after a crash `marserve explain --previous` "
+        "reads what it leaves. Writing it costs each request some microseconds.",
+    )
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,
         "off",

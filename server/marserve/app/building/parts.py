@@ -28,7 +28,7 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, declare_families
+from marserve.app.building.metrics import build_metrics, build_recorder, declare_families
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -127,6 +127,7 @@ async def build_parts(
     stack.callback(scratch.remove)
     keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
     metrics = build_metrics(settings, logs, machine, stack)
+    recorder = build_recorder(settings, stack)
     pauses = CollectorPauses(metrics.happenings)
     pauses.begin()
     stack.callback(pauses.end)
@@ -210,7 +211,7 @@ async def build_parts(
         decoding=decoding,
         request_ids=RequestIds(takes_clients=settings.take_request_id),
         happenings=metrics.happenings,
-        recorder=Recorder(settings.flight_recorder_size) if settings.flight_recorder_size else None,
+        recorder=recorder,
         log_levels=log_levels,
         log_settings=LogSettings(
             log_levels,
