@@ -71,6 +71,7 @@ class StreamModel(ItemModel):
                 pieces: list[Any] = [b""] * count
                 pieces[stream.place] = piece
                 _send(pieces, context)
+            await asyncio.sleep(0)  # a generator that waits for nothing must not hold up others, or a cancel
 
     def _begin(self, row: dict[str, Any], context: Context, place: int) -> _Stream:
         try:

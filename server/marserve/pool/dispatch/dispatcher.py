@@ -616,10 +616,11 @@ class Dispatcher:
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends.
 
-        Ignored where workers run jobs side by side, which must not wait for one slow client. The bound of that client's
+        Ignored where workers run jobs side by side that must not wait for one slow client. The bound of that client's
         connection ends it.
         """
-        if not (self.options.is_concurrent or self.options.continuous_batching):
+        options = self.options
+        if not options.continuous_batching and (options.holds_coroutines or not options.is_concurrent):
             self.lanes.hold(job)
 
     def resume(self, job: Job) -> None:

@@ -297,7 +297,7 @@ class Life:
     def resume(self) -> None:
         """Read again. The response limit begins anew: the worker did not cause the wait."""
         self._limit.is_held = False
-        self._limit.heard_at = time.monotonic()
+        self._limit.heard_at = self._limit.resumed_at = time.monotonic()
         self.client.resume_reading()
 
     def on_loaded(self, message: Loaded) -> None:

@@ -230,9 +230,15 @@ def _facts(
     gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
     layers = layers_of(parameters, unpacked.config, configured, declared)
-    drawn = draw_samples(None if unpacked.declared is None else unpacked.declared.document)
+    document = None if unpacked.declared is None else unpacked.declared.document
     options, option_warnings = effective_options(
-        model, version, layers, server, at_startup=gets_workers, drawn_samples=drawn
+        model,
+        version,
+        layers,
+        server,
+        at_startup=gets_workers,
+        drawn_samples=draw_samples(document),
+        declares_coroutine=document is not None and document["kind"] == "item" and document.get("async") is True,
     )
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
@@ -261,7 +267,7 @@ def _facts(
         asked=_asked(layers, options),
         declared=parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
-        declaration=None if unpacked.declared is None else unpacked.declared.document,
+        declaration=document,
     )
 
 
