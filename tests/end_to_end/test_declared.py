@@ -143,6 +143,20 @@ def test_another_declaration_in_the_archive_fails_the_load(server: Server) -> No
     assert server.describe("same")["declaration"] == json.loads(SUMS_DECLARED)
 
 
+def test_the_api_description_has_a_path_for_each_declared_model_that_is_registered(server: Server) -> None:
+    """With its schema, for both ways to name it; what is unregistered is not described any more."""
+    server.client.post(f"{server.management}/models?url=same.mar&model_name=gone").raise_for_status()
+    before = server.client.get(f"{server.inference}/openapi.json").json()["paths"]
+    server.client.delete(f"{server.management}/models/gone").raise_for_status()
+    after = server.client.get(f"{server.inference}/openapi.json").json()["paths"]
+
+    greet = before["/predictions/greet"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert greet["required"] == ["name", "age"]
+    assert {"/predictions/gone", "/predictions/gone/1.0"} <= before.keys()
+    assert {"/predictions/sums/1.0", "/predictions/{model_name}"} <= after.keys()
+    assert "/predictions/gone" not in after
+
+
 def test_streams_of_a_declared_coroutine_run_side_by_side(server: Server) -> None:
     """Two are open in one worker before the request that ends them comes; before, the client of an endless one left."""
     server.register("gate.mar").raise_for_status()

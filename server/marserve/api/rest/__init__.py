@@ -15,6 +15,7 @@ late_routes  routes that are analysed at their first request
 short_body   reads bodies of a few words
 schemas      the shapes of answers
 description  the OpenAPI document
+declared_paths  its paths for models that declare their input
 """
 
 from marserve.api.rest import library as library  # before a file of this room imports FastAPI otherwise
