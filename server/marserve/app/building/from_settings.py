@@ -18,6 +18,7 @@ from marserve.pool.launchers.remote.cluster import ClusterOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings import KEYS, Settings
+from marserve.settings.report import workers_at_start
 
 if TYPE_CHECKING:
     from marserve.api.grpc.transport.limits import GrpcLimits
@@ -184,7 +185,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
     workers = settings.default_workers_per_model
     return RegistryOptions(
         workers_by_api=workers or 0,
-        workers_at_startup=workers or devices or machine.cores,
+        workers_at_startup=workers_at_start(settings, cores=machine.cores, accelerators=devices),
         defaults=Said({option.attribute: getattr(settings, option.setting or "") for option in said_in("server")}),
         unregister_timeout_s=settings.unregister_model_timeout,
         swap_order=settings.swap_order,
