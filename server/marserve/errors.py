@@ -77,11 +77,17 @@ class MarserveError(Exception):
 
     cause: str | None = None
     version_header: tuple[str, str] | None = None
+    _own_words = ""
 
     @property
     def message(self) -> str:
         """The sentence that a client may see: no paths, module names or tracebacks."""
         return str(self)
+
+    @property
+    def own_message(self) -> str:
+        """The same where no client matches on TorchServe's words, which `message` has for some errors."""
+        return self._own_words or self.message
 
 
 class ClientError(MarserveError):
@@ -319,6 +325,7 @@ class AddressNotAllowed(ArchiveNotFound):
 
     def __init__(self, shown: str) -> None:
         super().__init__(f"Given URL {shown} does not match any allowed URL(s)")
+        self._own_words = f"{shown} matches none of the server's allowed_urls."
 
 
 class ArchiveExists(MarserveError):
@@ -329,6 +336,7 @@ class ArchiveExists(MarserveError):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(f"Model file already exists {name}")
+        self._own_words = f"The model store has a file {name} already; register that, or remove it first."
 
 
 class DownloadFailed(MarserveError):
@@ -439,6 +447,10 @@ class VersionConflict(ClientError):
 
     def __init__(self, model: str, version: str) -> None:
         super().__init__(f"Model version {version} is already registered for model {model}")
+        self._own_words = (
+            f"Model {model} has a version {version} already. Unregister or swap that one, or give the archive another "
+            "version."
+        )
 
 
 class LabelTaken(VersionConflict):
@@ -534,6 +546,10 @@ class DefaultVersionInUse(ClientError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"Cannot remove default version for model {model}")
+        self._own_words = (
+            f"This is the default version of model {model}, which has others: make one of those the default first, or "
+            "unregister them before."
+        )
 
 
 class Unavailable(MarserveError):
@@ -569,11 +585,19 @@ class NoWorker(Unavailable):
         """
         self.retry_after_s, self.death = retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
+        named = f"Model {model}" + (f" version {version}" if version else "")
         again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
         if awaited_device:
             awaited = f"they wait for a device ({awaited_device})"
             super().__init__(f"{where} has no worker to serve inference request: {awaited}.")
+            self._own_words = f"{named} has no worker: {awaited}."
             return
+        self._own_words = (
+            f"{named} has no worker: they ended, the last one by {death}.{again} The model's description (`lastDeath`) "
+            "and the server's log say why; scaling it starts them anew."
+            if death
+            else f"{named} has no worker; scaling it starts some (`marserve scale {model} 1`)."
+        )
         super().__init__(
             f"{where} has no worker to serve inference request: its workers ended, the last one by {death}.{again} The "
             "model's description (`lastDeath`) and the server's log say why; scaling it starts them anew."
@@ -594,11 +618,22 @@ class QueueFull(NoWorker):
 
     cause = "queue_full"
 
+    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(model, version, retry_after_s=retry_after_s)
+        self._own_words = f"As many requests wait for model {model} as may (jobQueueSize). Try again later."
+
 
 class NoTicket(NoWorker):
     """The model uses job tickets and no worker is idle."""
 
     cause = "no_ticket"
+
+    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(model, version, retry_after_s=retry_after_s)
+        self._own_words = (
+            f"Model {model} takes a request only while one of its workers can run it (useJobTicket), and all are busy. "
+            "Try again later."
+        )
 
 
 class SequencesFull(NoWorker):
@@ -607,6 +642,7 @@ class SequencesFull(NoWorker):
     def __init__(self, model: str, cause: str) -> None:
         super().__init__(model)
         self.cause = cause
+        self._own_words = _OF_SEQUENCES[cause].format(model=model)
 
 
 class SequenceGone(NoWorker):
@@ -615,6 +651,19 @@ class SequenceGone(NoWorker):
     def __init__(self, model: str, cause: str) -> None:
         super().__init__(model)
         self.cause = cause
+        self._own_words = _OF_SEQUENCES[cause].format(model=model)
+
+
+_OF_SEQUENCES = {
+    "too_many_sequences": "Model {model} has as many sequences as it may (maxNumSequence). Try again later.",
+    "sequence_queue_full": "As many requests of this sequence wait for model {model} as may "
+    "(maxSequenceJobQueueSize). Try again later.",
+    "no_sequence_idle_limit": "Model {model} takes no sequence until sequenceMaxIdleMSec is set in its configuration.",
+    "sequence_lost": "The worker of model {model} that knew this sequence has ended: begin it anew.",
+    "sequence_expired": "This sequence of model {model} has ended, since it was idle for too long or took too long: "
+    "begin it anew.",
+    "sequence_ended": "This sequence of model {model} has ended: begin it anew.",
+}
 
 
 class WaitTooLong(Unavailable):
@@ -637,6 +686,7 @@ class NoDescribeWorker(NoWorker):
         self.args = (
             f'Model "{model}" has no worker to serve describe request. Please use scale workers API to add workers.',
         )
+        self._own_words = f"Model {model} has no worker to ask; scaling it starts some (`marserve scale {model} 1`)."
 
 
 class NoDescribeRoom(NoDescribeWorker):
@@ -645,6 +695,7 @@ class NoDescribeRoom(NoDescribeWorker):
     def __init__(self, model: str, cause: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(model, retry_after_s=retry_after_s)
         self.cause = cause
+        self._own_words = f"All workers of model {model} are busy, so that none can be asked. Try again later."
 
 
 class CallHangs(Unavailable):
@@ -765,6 +816,7 @@ class WorkerDied(RunFailed):
     def __init__(self, cause: str) -> None:
         self.cause = cause
         super().__init__("Worker died.")
+        self._own_words = "The worker died while it had this request."
 
 
 class OutOfMemory(RunFailed):
@@ -806,6 +858,7 @@ class NodeFailed(RunFailed):
     def __init__(self, workflow: str, node: str, cause: str | None = None, text: str | None = None) -> None:
         self.workflow, self.node, self.cause = workflow, node, cause
         super().__init__(text or f"Error executing {node}")
+        self._own_words = text or f"Node {node} of workflow {workflow} gave no answer that can be used."
 
 
 class LoadFailed(MarserveError):
@@ -820,6 +873,7 @@ class LoadFailed(MarserveError):
         self.model, self.version, self.out_of_memory, self.reason = model, version, out_of_memory, reason
         self.cause = cause or ("out_of_memory" if out_of_memory else "load_failed")
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
+        self._own_words = f"Model {model}{f' version {version}' if version else ''} was not loaded: its workers failed."
 
 
 class SwapFailed(LoadFailed):
@@ -830,6 +884,7 @@ class SwapFailed(LoadFailed):
             model, version, reason=reason, cause=cause, out_of_memory=cause in ("out_of_memory", "no_memory")
         )
         self.args = (f"Version {version} of model {model} was not taken, version {old} goes on answering: {why}",)
+        self._own_words = ""
 
 
 class ApplyFailed(MarserveError):
@@ -855,6 +910,7 @@ class WorkflowFailed(MarserveError):
     def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
         self.failures, self.is_authors, self.reason = failures, is_authors, reason
         super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
+        self._own_words = f"Workflow {workflow} was not registered: {'; '.join(map(without_stop, failures))}."
 
 
 _NoMemory = TypeVar("_NoMemory", bound="NotEnoughMemory")  # Python 3.10, which workers may run under, has no `Self`
@@ -957,6 +1013,9 @@ class NotEnoughDevices(MarserveError):
     def __init__(self, model: str, level: int, devices: int) -> None:
         self.level, self.devices = level, devices
         super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
+        self._own_words = (
+            f"A worker of model {model} needs {level} devices (parallelLevel), and the server has {devices or 'none'}."
+        )
 
 
 class CleanUpTimedOut(MarserveError):
@@ -964,6 +1023,7 @@ class CleanUpTimedOut(MarserveError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"Timed out while cleaning resources: {model}")
+        self._own_words = f"A worker of model {model} did not end within unregister_model_timeout."
 
 
 class BadArchive(MarserveError):

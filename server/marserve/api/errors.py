@@ -311,8 +311,9 @@ class ErrorRules(NamedTuple):
     `overload_status` is that of a full or stopping server (429, for clients that retry only on that), `handler_status`
     that of a handler that failed without a status of its author's choice. Unless `exposes` is off, the body of a
     handler's failure has a key `exception`: what was raised, with its traceback where it says so. Unless
-    `as_recorded`, an error about a name that is missing names what is there, and the type of a handler's 4xx is that
-    of a client's mistake. `with_own_paths` gives what was raised the paths of its author's files.
+    `as_recorded`, messages are marserve's own, an error about a name that is missing names what is there, and the type
+    of a handler's 4xx is that of a client's mistake. `with_own_paths` gives what was raised the paths of its
+    author's files.
     """
 
     overload_status: int = 503
@@ -354,9 +355,11 @@ def error_message(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """The sentence for the client. That of an unforeseen error says nothing of it: its text may hold anything."""
     if not isinstance(error, MarserveError):
         return "The server failed to handle the request."
-    if not rules.as_recorded and isinstance(error, ModelNotFound | VersionNotFound):
+    if rules.as_recorded:
+        return error.message
+    if isinstance(error, ModelNotFound | VersionNotFound):
         return error.message + _what_is_there(error)
-    return error.message
+    return error.own_message
 
 
 def _what_is_there(error: ModelNotFound | VersionNotFound) -> str:

@@ -140,6 +140,7 @@ def _add_management(routers: Routers, parts: Parts) -> None:
         changes=changes,
         rollouts=parts.rollouts,
         has_readiness=settings.entry != "marserve",
+        as_recorded=settings.entry != "marserve",
     )
     routers.append((models, "management"))
     routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
