@@ -19,7 +19,9 @@ MarserveError
     ArchiveNotAsSaid, TrustedByName, StoreNotWritable, UploadsClosed
     VersionConflict, DefaultVersionInUse
       LabelTaken
-    LabelNotFound, VersionInUse, SwapUnderWay
+    LabelNotFound, SwapUnderWay
+    VersionInUse
+      NodeInUse                          it is a node of a workflow
     WorkflowNotFound, WorkflowConflict
     WatchNotFound                        no place is watched under that name
     DesiredStateDecides                  a desired state is in force, and the call would change its models
@@ -41,6 +43,7 @@ MarserveError
     WorkerDied, OutOfMemory, HandlerFailed
     NodeFailed                           a node of a workflow gave no answer, however often it was tried
   LoadFailed                             workers of a version could not load the model
+    HandlerNotFound                      they could not, as its handler is nowhere; none was started
     SwapFailed                           the same, or a version was not fit to take another's place
   ApplyFailed                            a desired state could not be carried out, and the one before serves on
   WorkflowFailed                         nodes of a workflow could not be registered
@@ -503,6 +506,16 @@ class VersionInUse(ClientError):
         )
 
 
+class NodeInUse(VersionInUse):
+    """A version that is a node of a workflow is not unregistered without `force`."""
+
+    def __init__(self, model: str, workflow: str) -> None:
+        self.args = (
+            f"Model {model} is a node of workflow {workflow}, whose requests would fail without it. DELETE "
+            f"/workflows/{workflow} unregisters both; with force=true only the model goes.",
+        )
+
+
 class SwapUnderWay(ClientError):
     """A version of the model is being swapped already."""
 
@@ -874,6 +887,17 @@ class LoadFailed(MarserveError):
         self.cause = cause or ("out_of_memory" if out_of_memory else "load_failed")
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
         self._own_words = f"Model {model}{f' version {version}' if version else ''} was not loaded: its workers failed."
+
+
+class HandlerNotFound(LoadFailed):
+    """The archive's handler cannot be found, so that no worker is started. `defect` is a clause.
+
+    The archive's author has to mend it. TorchServe finds it when the workers of the registration fail, and says so.
+    """
+
+    def __init__(self, model: str, version: str, defect: str) -> None:
+        super().__init__(model, version, reason=defect, cause="missing_module")
+        self._own_words = f"Model {model} cannot be loaded: {without_stop(defect)}."
 
 
 class SwapFailed(LoadFailed):

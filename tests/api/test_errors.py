@@ -22,7 +22,9 @@ from marserve.api.errors import (
     error_headers,
     error_message,
     error_status,
+    error_type,
 )
+from marserve.api.grpc.errors import grpc_status
 
 TABLE = [
     (errors.BadInput("what"), 400, "BadRequestException"),
@@ -270,3 +272,14 @@ def test_marserve_answers_in_its_own_words(error: errors.MarserveError, own: str
     """The error's own sentence, where it is TorchServe's, stays for its clients."""
     assert error_message(error, OWN).startswith(own)
     assert error_message(error) == str(error)
+
+
+def test_an_archive_without_a_handler_is_its_author_s_mistake() -> None:
+    """TorchServe answers 500, as the workers of the registration cannot start."""
+    error = errors.HandlerNotFound("m", "1.0", "no handler is named")
+
+    assert (error_status(error), error_type(error)) == (500, "InternalServerException")
+    assert (error_status(error, OWN), error_type(error, OWN)) == (400, "InvalidModelException")
+    assert error_message(error, OWN) == "Model m cannot be loaded: no handler is named."
+    assert grpc_status(error).code.name == "INTERNAL"
+    assert grpc_status(error, OWN).code.name == "INVALID_ARGUMENT"

@@ -40,6 +40,7 @@ from marserve.errors import (
     Draining,
     ExpiredKey,
     HandlerFailed,
+    HandlerNotFound,
     InvalidToken,
     LabelNotFound,
     LoadFailed,
@@ -335,6 +336,8 @@ def error_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> int:
         if error.code == 413:
             return 507
         return error.code if 200 <= error.code <= 999 else 500
+    if isinstance(error, HandlerNotFound) and not rules.as_recorded:
+        return _TABLE[BadArchive][0]
     if isinstance(error, LoadFailed) and error.out_of_memory:
         return 507
     if isinstance(error, WorkflowFailed | ApplyFailed) and error.is_authors:
@@ -348,6 +351,8 @@ def error_type(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """TorchServe's word for the kind of error."""
     if not rules.as_recorded and isinstance(error, HandlerFailed) and 400 <= error_status(error, rules) < 500:
         return _entry(BadInput(error.message))[1]
+    if not rules.as_recorded and isinstance(error, HandlerNotFound):
+        return _TABLE[BadArchive][1]
     return _entry(error)[1]
 
 

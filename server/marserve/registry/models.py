@@ -19,7 +19,7 @@ from typing import Any
 
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
-from marserve.errors import Draining, LoadFailed
+from marserve.errors import Draining, LoadFailed, ModelNotFound, NodeInUse, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
@@ -408,6 +408,15 @@ class Registry:
         self._note_change(chosen)
         retiring = self._registering.retire(chosen, deletes_fetched=not self.data_plane.is_draining)
         await self._changes.carry_through(retiring)
+
+    def check_is_no_node(self, model: str, version: str | None) -> None:
+        """Raise NodeInUse for a version (the default one) that is a node of a workflow. TorchServe lets it go."""
+        try:
+            found = self._versions.find(model, version)
+        except (ModelNotFound, VersionNotFound):
+            return
+        if found.facts.workflow is not None and not self._options.as_torchserve:
+            raise NodeInUse(model, found.facts.workflow)
 
     def _may_want_archive(self, name: str) -> bool:
         """Whether a kept version came from this archive, or one of the snapshot that could not be restored."""

@@ -34,6 +34,7 @@ from marserve.errors import (
     DesiredStateDecides,
     ExpiredKey,
     HandlerFailed,
+    HandlerNotFound,
     InvalidToken,
     LabelNotFound,
     LoadFailed,
@@ -176,6 +177,8 @@ def grpc_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> GrpcSt
     if isinstance(error, ReportedInternal):
         return grpc_status(error.error)._replace(code=StatusCode.INTERNAL)
     code, java_class = _entry(error)
+    if isinstance(error, HandlerNotFound) and not rules.as_recorded:
+        code, java_class = _TABLE[BadArchive]
     if isinstance(error, HandlerFailed):
         code = status_of_http(rules.handler_status if error.code is None else error.code)
     elif isinstance(error, OVERLOAD):

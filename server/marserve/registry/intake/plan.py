@@ -18,7 +18,14 @@ from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements, read_requirements
-from marserve.errors import BadArchive, BadInput, InterpreterRefused, LoadFailed, RequirementsRefused
+from marserve.errors import (
+    BadArchive,
+    BadInput,
+    HandlerNotFound,
+    InterpreterRefused,
+    LoadFailed,
+    RequirementsRefused,
+)
 from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
@@ -117,7 +124,7 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
     """The error for a handler that cannot be found."""
     model, version = facts.options.model, facts.options.version
     if is_synchronous and facts.options.min_workers:
-        return LoadFailed(model, version, reason=defect, cause="missing_module")
+        return HandlerNotFound(model, version, defect)
     return BadArchive(f"Model {model} cannot be loaded: {defect}.")
 
 
