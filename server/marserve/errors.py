@@ -596,7 +596,7 @@ class NoWorker(Unavailable):
 
         `awaited_device` says which lost devices its workers wait for.
         """
-        self.retry_after_s, self.death = retry_after_s, death
+        self.model, self.retry_after_s, self.death = model, retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
         named = f"Model {model}" + (f" version {version}" if version else "")
         again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
@@ -631,9 +631,10 @@ class QueueFull(NoWorker):
 
     cause = "queue_full"
 
-    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
-        super().__init__(model, version, retry_after_s=retry_after_s)
-        self._own_words = f"As many requests wait for model {model} as may (jobQueueSize). Try again later."
+    @property
+    def own_message(self) -> str:
+        """That the queue is full."""
+        return f"As many requests wait for model {self.model} as may (jobQueueSize). Try again later."
 
 
 class NoTicket(NoWorker):
@@ -641,11 +642,12 @@ class NoTicket(NoWorker):
 
     cause = "no_ticket"
 
-    def __init__(self, model: str, version: str | None = None, *, retry_after_s: float | None = None) -> None:
-        super().__init__(model, version, retry_after_s=retry_after_s)
-        self._own_words = (
-            f"Model {model} takes a request only while one of its workers can run it (useJobTicket), and all are busy. "
-            "Try again later."
+    @property
+    def own_message(self) -> str:
+        """That no worker can run it at this moment."""
+        return (
+            f"Model {self.model} takes a request only while one of its workers can run it (useJobTicket), and all are "
+            "busy. Try again later."
         )
 
 
@@ -934,7 +936,8 @@ class WorkflowFailed(MarserveError):
     def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
         self.failures, self.is_authors, self.reason = failures, is_authors, reason
         super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
-        self._own_words = f"Workflow {workflow} was not registered: {'; '.join(map(without_stop, failures))}."
+        said = "; ".join(map(without_stop, failures))
+        self._own_words = f"Workflow {workflow} was not registered: {without_stop(said)}."
 
 
 _NoMemory = TypeVar("_NoMemory", bound="NotEnoughMemory")  # Python 3.10, which workers may run under, has no `Self`

@@ -118,6 +118,7 @@ TABLE = {
     "registry/changes/trial.py:_json_of": IN_A_THREAD,
     "desired_state/document.py:read": IN_A_THREAD,
     "workflows/spec.py:_load": IN_A_THREAD,
+    "api/rest/pages/router.py:_write": IN_A_THREAD,
     "registry/intake/intake.py:unpack_as": IN_A_THREAD,
     "registry/intake/intake.py:judge": IN_A_THREAD,
     "registry/changes/registering.py:take_in": IN_A_THREAD,

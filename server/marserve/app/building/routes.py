@@ -100,12 +100,12 @@ def _declared_for(parts: Parts, access: Access) -> Callable[[Request], list[Decl
     def declared(request: Request) -> list[DeclaredVersion]:
         if not parts.access.has_key(access, authorization_of(request.scope["headers"])):
             return []
-        found = [
-            (model.name, each.version, each.isDefault, parts.registry.declaration_of(model.name, each.version))
+        return [
+            DeclaredVersion(model.name, each.version, each.isDefault, document)
             for model in parts.registry.all_offered()
             for each in model.versions
+            if (document := parts.registry.declaration_of(model.name, each.version)) is not None
         ]
-        return [DeclaredVersion(*names, document) for *names, document in found if document is not None]
 
     return declared
 

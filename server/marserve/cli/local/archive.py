@@ -141,7 +141,8 @@ def archive(
             raise WrongArguments("--register sends one file, and --format no-archive makes a folder.")
         try:
             extra = tuple(extra_files or ())
-            origin, for_author = "", ()
+            origin = ""
+            for_author: tuple[str, ...] = ()
             if handler is None and model_file is None and is_source(what):
                 wishes = Wishes(name, version, extra, serialized_file, requirements_file, config_file, task=task)
                 source, origin = _find(what, wishes, output, held)

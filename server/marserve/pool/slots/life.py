@@ -506,8 +506,9 @@ class Life:
         if self.process is not None:
             was_told = self.known is not None and self.known.cause is Cause.STOPPED
             hurry = asyncio.ensure_future(self._context.launchers.hurry.wait())
+            ends: list[asyncio.Future[Any]] = [self.process.exited, hurry]
             limit_s = STOP_GRACE_S if was_told else LAST_OUTPUT_S
-            await asyncio.wait([self.process.exited, hurry], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
             is_hurried = self._context.launchers.hurry.is_set()
             status = await self.process.end(TERM_GRACE_S if is_hurried else STOP_GRACE_S)
