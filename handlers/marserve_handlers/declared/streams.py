@@ -31,8 +31,7 @@ class StreamModel(ItemModel):
     def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """The last piece of each request; the others are sent before. An exception ends its request's stream."""
         if self.is_async:
-            answers: list[Any] = self.runner.run(self.handle_async(rows, context))
-            return answers
+            return self.runner.run(self.handle_async(rows, context))
         streams = [self._begin(row, context, place) for place, row in enumerate(rows)]
         try:
             while True:
