@@ -106,7 +106,8 @@ class Declaration:
 
     Without `has_batch_axis` the model takes and gives tensors without that axis, one request a call. Their shapes here
     begin with `"batch"` all the same; those of the JSON do not. `is_async`: `predict` of one item is a coroutine, or an
-    asynchronous generator, so that several of its requests can run at once.
+    asynchronous generator, so that several of its requests can run at once. A program with `takes_one_row` is run on
+    one row after the other; clients see nothing of it.
     """
 
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class Declaration:
     name: str | None = None
     has_batch_axis: bool = True
     is_async: bool = False
+    takes_one_row: bool = False
 
     @property
     def takes_elements(self) -> bool:
