@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from marserve_handlers.declared.open_inference.datatypes import BF16, NUMPY
+from marserve_handlers.declared.open_inference.marking import has_raw_tensors, header_length
+from marserve_handlers.declared.open_inference.request import read_request
 from marserve_handlers.envelopes.base import BaseEnvelope, document_of, split
 from marserve_handlers.errors import PredictionException
 
@@ -53,8 +55,8 @@ class KServev2Envelope(BaseEnvelope):
     def _batch_from_json(self, rows: Any) -> list[Any]:
         """The inputs of all rows; what the answers need of them is kept."""
         self._requests, inputs = [], []
-        for row in rows:
-            document = document_of(row)
+        for at, row in enumerate(rows):
+            document = self._raw_document(at, row) or document_of(row)
             given = document.get("inputs") if isinstance(document, dict) else None
             if not isinstance(given, list) or not all(isinstance(tensor, dict) for tensor in given):
                 raise PredictionException('The request must be a JSON object with a list "inputs" of objects.', 400)
@@ -63,6 +65,26 @@ class KServev2Envelope(BaseEnvelope):
             self._requests.append((None if request_id is None else str(request_id), names))
             inputs += self._from_json(given)
         return inputs
+
+    def _raw_document(self, at: int, row: Any) -> dict[str, Any] | None:
+        """The document of a row with raw tensors, as though its values had come in JSON; None for another row.
+
+        Elements of `BYTES` are texts where they are UTF-8. Raises BadInput.
+        """
+        items = getattr(self.context, "batch_items", ())
+        if at >= len(items) or not has_raw_tensors(items[at]):
+            return None
+        asked = read_request(row.get("body"), header_length(items[at].headers))
+        inputs = [
+            {
+                "name": name,
+                "datatype": asked.datatypes[name],
+                "shape": list(array.shape),
+                "data": [_as_text(each) for each in array.reshape(-1).tolist()],
+            }
+            for name, array in asked.tensors.items()
+        ]
+        return {"id": asked.id or None, "inputs": inputs}
 
     def _from_json(self, body_list: list[dict[str, Any]]) -> list[Any]:
         """The data of one row's inputs."""
@@ -99,6 +121,13 @@ class KServev2Envelope(BaseEnvelope):
             "data": array.reshape(-1).tolist(),
             "shape": list(array.shape),
         }
+
+
+def _as_text(value: Any) -> Any:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def _reshape(tensor: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
 from marserve.registry.catalogue.plan import Unpacked
+from marserve.registry.catalogue.protocol_tensors import protocol_tensors, reads_tensors
 from marserve.registry.catalogue.readiness import Readiness, Standing, judge
 from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
 from marserve.registry.catalogue.traffic_control import TrafficControl
@@ -325,18 +326,22 @@ class Registry:
         return OfferedModel(model, [self._offer(each) for each in self._versions.model(model).versions.values()])
 
     def declaration_of(self, model: str, version: str | None = None) -> Mapping[str, Any] | None:
-        """What a version (the default one) declares, None for nothing. Raises ModelNotFound or VersionNotFound."""
+        """Which tensors a call of the Open Inference Protocol to a version (the default one) may have.
+
+        In the form of a declaration, None for nothing. Raises ModelNotFound or VersionNotFound.
+        """
         found = self._versions.find(model, version)
-        return declared_by(found.facts, found.pool)
+        load = found.plan.load
+        return protocol_tensors(load.handler, load.envelope, declared_by(found.facts, found.pool))
 
     def takes_tensors(self, model: str, version: str | None = None) -> bool:
-        """Whether a version declares named tensors, or elements of one, and no envelope stands around its handler.
+        """Whether a version declares named tensors, or elements of one, and no envelope hides them from its handler.
 
         Raises ModelNotFound or VersionNotFound.
         """
         found = self._versions.find(model, version)
         declaration = declared_by(found.facts, found.pool)
-        if declaration is None or found.plan.load.envelope:
+        if declaration is None or not reads_tensors(found.plan.load.handler, found.plan.load.envelope):
             return False
         return declaration.get("kind") == "tensors" or takes_elements(declaration)
 

@@ -158,7 +158,9 @@ def open_class(cls: type[Any], context: Context, load: Load, module: ModuleType 
     initialize = getattr(service, "initialize", None)
     if initialize is not None:
         initialize(context)
-    handle = _in_envelope(service.handle, load.envelope)
+    # The protocol's own envelope would hide a request's tensors from a program that takes them by name.
+    context.all_open_inference = load.envelope == "kservev2" and getattr(service, "reads_open_inference", False) is True
+    handle = service.handle if context.all_open_inference else _in_envelope(service.handle, load.envelope)
     compare = _compare_of(service) or _compare_of(module)
     declaration = getattr(service, "declaration", b"")  # of our base handler; an author's own may be anything
     if type(declaration) is not bytes:

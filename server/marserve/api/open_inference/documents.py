@@ -2,7 +2,7 @@
 
 Declared tensors (`declaration`) become the protocol's: dtypes by its names, sizes that vary as -1. A model of one text,
 of bytes or of a picture has one BYTES tensor each way. A model that declares nothing, or another item in place of
-tensors, has no inputs and outputs here.
+tensors, has no inputs and outputs here, unless an envelope takes tensors for it (`registry/catalogue`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from marserve import __version__
 from marserve.registry.catalogue.describe import takes_elements
+from marserve.registry.catalogue.protocol_tensors import ELEMENTS
 from marserve.registry.models import Registry
 from marserve.telemetry.metrics.counts import VersionMetrics
 
@@ -23,10 +24,8 @@ EXTENSIONS: Final = (
 )
 """What is answered beyond the protocol itself, by the names that its clients look for."""
 
-_ELEMENTS: Final = "elements"
-"""In place of a dtype: texts or bytes."""
 _DATATYPES: Final = {
-    _ELEMENTS: "BYTES",
+    ELEMENTS: "BYTES",
     "bool": "BOOL",
     "uint8": "UINT8",
     "uint16": "UINT16",
@@ -62,9 +61,8 @@ def metadata_document(
     return {"name": name, "versions": list(versions), "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
 
 
-def config_document(described: Mapping[str, Any]) -> Document:
-    """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer."""
-    declaration = described.get("declaration")
+def config_document(described: Mapping[str, Any], declaration: Mapping[str, Any] | None) -> Document:
+    """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer and its tensors."""
     is_on_gpu = described["deviceType"] == "gpu"
     first = 0 if isinstance(declaration, Mapping) and declaration.get("batch") is False else 1
     return {
@@ -151,7 +149,7 @@ def _declared(declaration: Mapping[str, Any] | None, kind: str) -> list[Mapping[
         return []
     if takes_elements(declaration):
         content_type = _CONTENT_TYPES.get(declaration[kind]["type"])
-        return [{"name": kind, "dtype": _ELEMENTS, "shape": ["batch", 1], "content_type": content_type}]
+        return [{"name": kind, "dtype": ELEMENTS, "shape": ["batch", 1], "content_type": content_type}]
     found = declaration.get(f"{kind}s")
     return list(found) if isinstance(found, Sequence) else []
 
@@ -174,7 +172,7 @@ def _of_config(declared: Mapping[str, Any], first: int) -> Document:
     """A tensor without its batch axis: from its size `first` on."""
     described = {
         "name": declared["name"],
-        "data_type": "TYPE_STRING" if declared["dtype"] == _ELEMENTS else f"TYPE_{_DATATYPES[declared['dtype']]}",
+        "data_type": "TYPE_STRING" if declared["dtype"] == ELEMENTS else f"TYPE_{_DATATYPES[declared['dtype']]}",
         "dims": _sizes(declared["shape"])[first:],
     }
     return {**described, "optional": True} if declared.get("optional") else described
