@@ -17,7 +17,7 @@ import pytest
 
 from marserve.api.grpc.schema import Schema
 from support.pages import block
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 
 PAIR = {"name": "pair", "datatype": "FP32", "shape": [2, 2]}
 ECHO = """
@@ -26,8 +26,25 @@ def handle(data, context):
     return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
 """
 ASKED_IF_READY = (("sums", ""), ("sums", "1.0"), ("sums", "9"), ("other", ""))
-MODELS = ["counts", "echo", "plain", "sums", "talk"]
+MODELS = ["breaks", "counts", "echo", "plain", "sums", "talk"]
 PLAIN = "def handle(data, context): return [row['body'] for row in data or []]"
+BREAKS = """
+from collections.abc import Iterator
+
+from marserve_handlers import Event, model
+
+
+@model
+def breaks(request: dict) -> Iterator[Event]:
+    yield Event("first")
+    if request.get("waits"):
+        import time
+
+        while True:
+            time.sleep(0.05)
+            yield Event("on")
+    raise ValueError("in the middle")
+"""
 TALK = """
 def handle(data, context):
     names = [f"ts_request_sequence_{word}" for word in ("id", "start", "end")]
@@ -47,10 +64,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     counts = block("docs/open-inference.md", "counts")
     make_archive(store / "counts.mar", counts, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "plain.mar", PLAIN)
+    make_archive(store / "breaks.mar", BREAKS)
     make_archive(store / "talk.mar", TALK, config="sequenceBatching: true\nsequenceMaxIdleMSec: 5000\n")
     with Server(folder, entry="marserve", store=store, settings={"load_models": "none"}) as server:
         server.register("sums.mar").raise_for_status()
-        for name in ("counts", "echo", "plain", "talk"):
+        for name in ("breaks", "counts", "echo", "plain", "talk"):
             server.register(f"{name}.mar").raise_for_status()
         yield server
 
@@ -413,6 +431,25 @@ def test_an_open_inference_address_asks_for_the_management_key(tmp_path: Path) -
     assert [answer.status_code for answer in answers] == [401, 403, 200]
     assert [(each["name"], each["state"]) for each in listed.json()] == [("echo", "READY")]
     assert infer.status_code == 403
+
+
+def test_a_stream_that_fails_and_one_whose_client_leaves_are_failures(server: Server) -> None:
+    """Though both began with 200."""
+    url = f"{server.inference}/predictions/breaks"
+    headers = {"Accept": "text/event-stream"}
+
+    failed = server.client.post(url, json={}, headers=headers)
+    with server.client.stream("POST", url, json={"waits": True}, headers=headers) as left:
+        next(left.iter_raw())
+    stats: dict[str, Any] = {}
+    for _ in poll(20, "both are counted"):
+        stats = server.client.get(f"{server.inference}/v2/models/breaks/stats").json()["model_stats"][0]
+        if stats["inference_stats"]["fail"]["count"] == 2:
+            break
+
+    assert (failed.status_code, left.status_code) == (200, 200)
+    assert failed.text.endswith('event: error\ndata: {"code":500,"message":"Prediction failed"}\n\n'), failed.text
+    assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 0
 
 
 ROWS = """

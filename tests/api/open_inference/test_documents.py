@@ -164,6 +164,17 @@ def test_statistics_are_the_versions_counts() -> None:
     assert statistics_document(VersionMetrics("m", "2.0"))["inference_stats"]["success"] == {"count": 0, "ns": 0}
 
 
+def test_a_request_whose_client_went_away_has_failed() -> None:
+    """As in Triton; it has no time, as nothing ended it."""
+    metrics = VersionMetrics("m", "1.0", cancelled=2)
+    metrics.answers[200] = metrics.errors["handler"] = 1
+    metrics.total_seconds.observe_all([0.5, 0.5])
+
+    stats = statistics_document(metrics)["inference_stats"]
+
+    assert (stats["success"]["count"], stats["fail"]) == (1, {"count": 3, "ns": 500_000_000})
+
+
 def test_the_server_names_itself_and_what_it_answers_beyond_the_protocol() -> None:
     """By the words that clients look for."""
     document = server_document()

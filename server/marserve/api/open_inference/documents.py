@@ -110,7 +110,8 @@ def index_document(versions: Iterable[tuple[str, str, bool, str]], *, only_ready
 def statistics_document(metrics: VersionMetrics) -> Document:
     """What a version has answered since it was registered; times in nanoseconds.
 
-    An inference is a request. One that was accepted and ended with an error counts as failed, whatever its cause.
+    An inference is a request. One that was accepted and ended with an error counts as failed, whatever its cause; so
+    does one whose client went away, as in Triton (its reason is `CANCELED`), though its time is not known.
     Reading and writing tensors are part of the handler's time, `compute_infer`; their own have its count all the same,
     as perf_analyzer ends itself where the three counts differ.
     """
@@ -127,7 +128,7 @@ def statistics_document(metrics: VersionMetrics) -> Document:
         "execution_count": metrics.batch_sizes.count,
         "inference_stats": {
             "success": {"count": succeeded, "ns": _ns(mean_s * succeeded)},
-            "fail": {"count": failed, "ns": _ns(mean_s * failed)},
+            "fail": {"count": failed + metrics.cancelled, "ns": _ns(mean_s * failed)},
             "queue": {"count": metrics.queue_seconds.count, "ns": _ns(metrics.queue_seconds.sum)},
             "compute_input": within,
             "compute_infer": {"count": metrics.handler_seconds.count, "ns": _ns(metrics.handler_seconds.sum)},

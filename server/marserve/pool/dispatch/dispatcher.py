@@ -452,7 +452,10 @@ class Dispatcher:
                 goal.answered(total_s)
             if job.request.names_version:
                 named_s.append(total_s)
-            metrics.answers[result.status] += 1
+            if job.has_failed or result.thrown is not None:  # a stream whose last event says so
+                metrics.errors[HandlerFailed.cause] += 1
+            else:
+                metrics.answers[result.status] += 1
             answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
             if job.has_sent_pieces:
                 job.receiver.on_piece(answer, True)
@@ -482,6 +485,7 @@ class Dispatcher:
                 continue
             if result.error is None:
                 job.has_sent_pieces = True
+                job.has_failed = job.has_failed or result.thrown is not None
                 answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
                 job.receiver.on_piece(answer, False)
                 continue
