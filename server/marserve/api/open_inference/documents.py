@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from marserve import __version__
+from marserve.api.open_inference.data_types import DATA_TYPES
 from marserve.registry.catalogue.describe import takes_elements
 from marserve.registry.catalogue.protocol_tensors import ELEMENTS
 from marserve.registry.models import Registry
@@ -24,22 +25,7 @@ EXTENSIONS: Final = (
 )
 """What is answered beyond the protocol itself, by the names that its clients look for."""
 
-_DATATYPES: Final = {
-    ELEMENTS: "BYTES",
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
+_DATATYPES: Final = {each.dtype: name for name, each in DATA_TYPES.items()}
 
 _CONTENT_TYPES: Final = {"text": "str", "bytes": "base64", "image": "base64", "json": "json"}
 """MLServer's words for items that are elements of a tensor."""

@@ -49,7 +49,8 @@ class Job:
 
     `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died while they ran it,
     `losses` machines that were lost meanwhile. With `has_sent_pieces` bytes of an answer have gone out: it must not be
-    run again; with `has_failed` one of them said that the stream has failed. `held_by` is the worker from which nothing is read until this job's client has taken its stream.
+    run again; with `has_failed` they said that the stream has failed. `held_by` is the worker from which nothing is
+    read until this job's client has taken its stream.
     """
 
     __slots__ = (

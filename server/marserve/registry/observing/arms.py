@@ -149,7 +149,7 @@ class ArmReceiver:
         self._arm._end(self, answer.status if answer.thrown is None else 500)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """Pass on one piece of a stream; the request's time ends with the last one, and an event of a failure is one."""
+        """Pass on one piece of a stream. The request's time ends with the last; one may tell a failure."""
         self._is_streaming = True
         self._has_failed = self._has_failed or piece.thrown is not None
         self.receiver.on_piece(piece, last)
