@@ -129,10 +129,10 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             def run(arrays: list[Any]) -> Any:
                 return run_on_arrays(self.model, arrays, self.device, dtypes)
 
-        run = signature.reshaping(run)
+        reshaped = signature.reshaping(run)
         if declaration is not None and declaration.takes_one_row and declared.has_batch_axis:
-            run = row_by_row(run)
-        return NamedInputs(declared, run, most_rows, signature.read_labels(model_dir))
+            reshaped = row_by_row(reshaped)
+        return NamedInputs(declared, reshaped, most_rows, signature.read_labels(model_dir))
 
     @property
     def declaration(self) -> bytes:
