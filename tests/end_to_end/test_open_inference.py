@@ -458,7 +458,7 @@ def handle(data, context):
 """
 
 
-@pytest.fixture(scope="module", params=["kservev2", "kserve"])
+@pytest.fixture(scope="module", params=["kservev2", pytest.param("kserve", marks=pytest.mark.system)])
 def enveloped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server]]:
     """A server with an envelope around all handlers: one that takes rows, and a program of one row."""
     folder = tmp_path_factory.mktemp("enveloped")
