@@ -178,9 +178,6 @@ class Context:
     is_trusted: bool = False
     """Whether the operator trusts the archive (`trusted_models`), so that pickles of it may be opened."""
 
-    all_open_inference: bool = False
-    """Whether requests of every route speak the Open Inference Protocol, as `service_envelope` says."""
-
     cl_socket: Any = None
     """TorchServe's raw socket to its server. Always None here; kept so that handlers may pass it on."""
 

@@ -33,8 +33,8 @@ class BaseEnvelope(ABC):
         rows = self.parse_input(data) if data else data
         if self._holds_nothing(data, rows):
             return self.format_output([])
-        answers = _plain(self._handle_fn(rows, context))
-        return self.format_output(answers) if answers else answers
+        answers = self._handle_fn(rows, context)
+        return self.format_output(plain(answers)) if answers else answers
 
     async def handle_async(self, data: Any, context: Any) -> Any:
         """As `handle`, around a handler that is a coroutine function; batches may run side by side."""
@@ -45,8 +45,8 @@ class BaseEnvelope(ABC):
         rows = mine.parse_input(data) if data else data
         if mine._holds_nothing(data, rows):
             return mine.format_output([])
-        answers = _plain(await self._handle_fn(rows, context))
-        return mine.format_output(answers) if answers else answers
+        answers = await self._handle_fn(rows, context)
+        return mine.format_output(plain(answers)) if answers else answers
 
     def _holds_nothing(self, data: Any, rows: Any) -> bool:
         return self.answers_nothing_itself and bool(data) and rows == []
@@ -60,7 +60,7 @@ class BaseEnvelope(ABC):
         """A list with one answer for each row of the batch, from what the handler gave."""
 
 
-def _plain(answers: Any) -> Any:
+def plain(answers: Any) -> Any:
     """The handler's answers, with values for JSON text: programs that declare their tensors write it themselves."""
     if not isinstance(answers, list) or not any(isinstance(each, JsonAnswer) for each in answers):
         return answers

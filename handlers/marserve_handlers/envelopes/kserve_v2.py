@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from marserve_handlers.declared.open_inference.datatypes import BF16, NUMPY
-from marserve_handlers.declared.open_inference.marking import has_raw_tensors, header_length
+from marserve_handlers.declared.open_inference.marking import has_raw_tensors, header_length, is_marked
 from marserve_handlers.declared.open_inference.request import read_request
 from marserve_handlers.envelopes.base import BaseEnvelope, document_of, split
 from marserve_handlers.errors import PredictionException
@@ -36,13 +36,27 @@ class KServev2Envelope(BaseEnvelope):
     """The handler gets the data of all inputs, one list for the whole batch, and gives one answer for each of them.
 
     Answer i goes by the name of input i. Batches of several requests work: inputs are joined, answers cut back.
+
+    With `passes_protocol` the handler reads the protocol itself, and gets the requests that came by its routes as they
+    are. Others are unwrapped, as their clients may name inputs otherwise than the handler's model.
     """
 
     answers_nothing_itself = True
+    passes_protocol = False
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
         self._requests: list[tuple[str | None, list[str]]] = []
+
+    def handle(self, data: Any, context: Any) -> Any:
+        """Answer a batch. Raises ValueError for one of both kinds, which the server then runs in parts."""
+        if self.passes_protocol and data:
+            marked = {is_marked(context, at) for at in range(len(data))}
+            if len(marked) > 1:
+                raise ValueError("Requests of the Open Inference Protocol's routes and of others share a batch.")
+            if True in marked:
+                return self._handle_fn(data, context)
+        return super().handle(data, context)
 
     def parse_input(self, data: Any) -> list[Any]:
         """The data of all rows' inputs, reshaped; of `BYTES` the first element."""

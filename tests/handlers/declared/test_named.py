@@ -15,6 +15,7 @@ from marserve_handlers.declared.declaration import DeclarationError
 from marserve_handlers.declared.named import declare_specs
 from marserve_handlers.declared.signature import read_signature
 from marserve_handlers.envelopes.kserve import KServeEnvelope
+from marserve_handlers.envelopes.kserve_v2 import KServev2Envelope
 from marserve_handlers.errors import BadInput
 from support.model_context import FakeItem, make_context
 from support.pages import block
@@ -447,3 +448,27 @@ def test_a_bare_array_of_several_outputs_is_answered_by_their_names(tmp_path: Pa
     signature = {"inputs": {"x": tensor}, "outputs": {"y": tensor, "z": tensor}}
 
     assert answers(loaded(tmp_path, "model.pt", signature=signature), [1, 2]) == [{"y": [1.0, 2.0], "z": [-1.0, -2.0]}]
+
+
+def test_under_the_protocols_envelope_its_routes_name_tensors_and_others_are_rows(tmp_path: Path) -> None:
+    """Clients of TorchServe name inputs as they like; a batch of both is run again in parts."""
+    handler = exported(tmp_path, Doubled(), torch.ones(2, 2), shapes=({0: torch.export.Dim("rows")},))
+    envelope = KServev2Envelope(handler.handle)
+    envelope.passes_protocol = handler.reads_open_inference
+    named, unknown = ({"name": name, "datatype": "FP32", "shape": [1, 2], "data": [1, 2]} for name in ("x", "any"))
+
+    def ask(*tensors: Any, marks: Any) -> Any:
+        handler.context.begin_batch([FakeItem(server_headers=mark) for mark in marks])
+        return envelope.handle([{"body": {"inputs": [tensor]}} for tensor in tensors], handler.context)
+
+    mark = [("open_inference", "v2")]
+    right, wrong = ask(named, unknown, marks=[mark, mark])
+    (row,) = ask(unknown, marks=[[]])
+
+    assert json.loads(right.body)["outputs"][0] == {
+        "name": "output", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0],
+    }  # fmt: skip
+    assert str(wrong.message).startswith("any: there is no such input; expected x")
+    assert row["outputs"][0] == {"name": "any", "datatype": "FP64", "data": [2.0, 4.0], "shape": [1, 2]}
+    with pytest.raises(ValueError, match="share a batch"):
+        ask(named, unknown, marks=[mark, []])

@@ -19,9 +19,7 @@ RAW_TYPE: Final = "application/octet-stream"
 
 
 def is_marked(context: Context, place: int) -> bool:
-    """Whether the request at a place of the batch came by a route of the protocol, or all requests speak it."""
-    if context.all_open_inference:
-        return True
+    """Whether the request at a place of the batch came by a route of the protocol."""
     items = context.batch_items
     return place < len(items) and MARK in items[place].server_headers
 
