@@ -168,8 +168,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the protocol's envelope around a handler that takes rows."""
     folder = tmp_path_factory.mktemp("rows")
     make_archive(folder / "rows.mar", "def handle(data, context): return list(data or [])")
-    settings = {"load_models": "all", "service_envelope": "kservev2"}
+    settings = {"load_models": "none", "service_envelope": "kservev2"}
     with Server(folder, entry="marserve", store=folder, settings=settings) as server:
+        server.register("rows.mar").raise_for_status()
         yield server
 
 

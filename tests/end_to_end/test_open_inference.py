@@ -466,8 +466,10 @@ def enveloped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     store.mkdir()
     make_archive(store / "rows.mar", ROWS)
     make_archive(store / "sums.mar", block("docs/declared-handlers.md", "sums"))
-    settings = {"load_models": "all", "service_envelope": request.param}
+    settings = {"load_models": "none", "service_envelope": request.param}
     with Server(folder, entry="marserve", store=store, settings=settings) as server:
+        for name in ("rows", "sums"):
+            server.register(f"{name}.mar").raise_for_status()
         yield request.param, server
 
 
