@@ -123,6 +123,7 @@ TABLE = {
     "registry/intake/intake.py:judge": IN_A_THREAD,
     "registry/changes/registering.py:take_in": IN_A_THREAD,
     "telemetry/logs/records.py:_read_object": IN_A_THREAD,
+    "telemetry/recorder_file.py:__init__": IN_A_THREAD,
     "arrivals/watches.py:take_in": IN_A_THREAD,
     "api/grpc/transport/head.py:_read_value": NO_BODY,
     "api/rest/logs.py:_event": NO_BODY,
