@@ -48,6 +48,7 @@ from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.logs.log_limit import TELL_EVERY_S
 from marserve.telemetry.logs.logs import Logs, configure_logs
+from marserve.telemetry.loop_watch import LoopWatch
 from marserve.telemetry.metrics.recent import SAMPLE_EVERY_S
 
 log = logging.getLogger("marserve.app")
@@ -265,6 +266,10 @@ class Server:
         for grpc_listener in grpc_listeners:
             await grpc_listener.accept()
             log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
+        # Not before: while nothing is served, imports and collections may hold the loop.
+        watch = LoopWatch(parts.loop_lag, stuck_after_s=settings.abort_when_stuck, flush=self._logs.close)
+        watch.start()
+        stack.callback(watch.stop)
         if parts.snapshots is not None:
             keep(stack, write_snapshots(parts.snapshots, parts.registry, reading))
         await parts.rollouts.start()

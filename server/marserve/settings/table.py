@@ -737,6 +737,29 @@ class Observing:
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         CHOICE, "info", "The least level of the server log.", choices=("debug", "info", "warning", "error")
     )
+    loop_stall_threshold: float = _own(
+        FLOAT,
+        1.0,
+        "How long the server's event loop may stand still until the log says what holds it.",
+        unit="s",
+        minimum=0.05,
+    )
+    livez_after_stall: float = _own(
+        FLOAT,
+        0.0,
+        "How long /livez is 503 after such a stall, so that a server that stalls again and again is started anew.",
+        marserve=10.0,
+        unit="s",
+        minimum=0,
+    )
+    abort_when_stuck: float = _own(
+        FLOAT,
+        0.0,
+        "How long the event loop may stand still until the process ends itself, with exit status 70 and the place in "
+        "the log. 0: it never does.",
+        unit="s",
+        minimum=0,
+    )
     async_logging: bool = _key(
         BOOL, False, "Log without making requests wait.", accepts="logging never waits here, whatever this says"
     )

@@ -8,4 +8,6 @@ recorder_file     the same in a file, which outlives the server
 happenings        what else the server did, and when
 collector_pauses  of the server's own collector, as happenings
 explanation       why a request took as long as it did
+loop_lag          how late the event loop is, and when it stood still
+loop_watch        a thread that logs what holds it
 """

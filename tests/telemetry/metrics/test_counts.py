@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from marserve.messages import Metric
 from marserve.telemetry.metrics.counts import CONTENT_TYPE, Gauges, Metrics, VersionMetrics
 from marserve.telemetry.metrics.handler_metrics import ModelMetrics
+from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
 from support.inventory import inventory
 
@@ -258,6 +259,24 @@ def test_a_filter_keeps_exactly_the_named_samples() -> None:
     assert one.splitlines()[1:] == ["# TYPE Requests2XX counter", 'Requests2XX{Level="Host",Hostname="box"} 1.0']
     assert histogram.splitlines()[2:] == ['marserve_batch_size_count{model="echo",version="1.0"} 2.0']
     assert metrics.render(["Requests4XX", "nosuchmetric", "marserve_batch_size"]) == b""
+
+
+def test_a_histogram_of_the_whole_server_has_no_labels_but_its_bounds() -> None:
+    """It is of no version."""
+    metrics = Metrics("box")
+    histogram = Histogram((0.5, 1))
+    metrics.declare_histogram("marserve_lag_seconds", "How late.", histogram)
+
+    histogram.observe(0.75)
+
+    page = metrics.render(["marserve_lag_seconds_bucket", "marserve_lag_seconds_sum", "marserve_lag_seconds_count"])
+    assert page.decode().splitlines()[2:] == [
+        'marserve_lag_seconds_bucket{le="0.5"} 0.0',
+        'marserve_lag_seconds_bucket{le="1.0"} 1.0',
+        'marserve_lag_seconds_bucket{le="+Inf"} 1.0',
+        "marserve_lag_seconds_sum 0.75",
+        "marserve_lag_seconds_count 1.0",
+    ]
 
 
 def test_families_without_samples_are_announced() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,8 @@ from marserve.telemetry.collector_pauses import CollectorPauses
 from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
+from marserve.telemetry.loop_lag import FAMILIES as LOOP_FAMILIES
+from marserve.telemetry.loop_lag import LAG_TEXT, LoopLag
 from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.recorder import Recorder
@@ -78,6 +81,7 @@ class Parts:
     settings: Settings
     logs: Logs
     metrics: Metrics
+    loop_lag: LoopLag
     registry: Registry
     desired: DesiredStates
     reconciler: Reconciler
@@ -134,6 +138,9 @@ async def build_parts(
     pauses = CollectorPauses(metrics.happenings)
     pauses.begin()
     stack.callback(pauses.end)
+    loop_lag = LoopLag(time.monotonic(), settings.loop_stall_threshold)
+    metrics.declare_histogram("marserve_loop_lag_seconds", LAG_TEXT, loop_lag.lag_seconds)
+    declare_families(metrics, LOOP_FAMILIES, loop_lag)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
     devices = usable_devices(settings, machine)
     restored = await asyncio.to_thread(read_snapshot, settings)
@@ -198,6 +205,7 @@ async def build_parts(
         settings=settings,
         logs=logs,
         metrics=metrics,
+        loop_lag=loop_lag,
         registry=registry,
         desired=desired,
         reconciler=reconciler,

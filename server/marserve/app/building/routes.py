@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 
 from starlette.requests import Request
@@ -71,7 +72,12 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if has_inference and settings.sagemaker_endpoints:
         routers.append((sagemaker_router(registry.data_plane, sagemaker_endpoint(settings, os.environ)), own))
     if has_inference or has_management:
-        health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
+        health = health_router(
+            registry,
+            has_ping=has_inference,
+            platform_route=settings.health_route,
+            last_stall=lambda: parts.loop_lag.last_stall(time.monotonic(), settings.livez_after_stall),
+        )
         routers.append((health, own))
     if speaks_all_open_inference(settings):
         _add_open_inference(routers, parts, has_inference=has_inference, has_management=has_management)

@@ -287,6 +287,12 @@ class Metrics:
         if self._mode == "prometheus":
             self._families = (*self._families, _of_server(name, kind, text, label, read))
 
+    def declare_histogram(self, name: str, text: str, histogram: Histogram) -> None:
+        """Show a histogram of the whole server."""
+        if self._mode == "prometheus":
+            lines = _HistogramLines(name, "", histogram)
+            self._families = (*self._families, _Family(name, "histogram", text, lambda: [lines.block()]))
+
     def register(self, version: VersionMetrics) -> None:
         """Show this version from now on. If it was removed before, its counts go on."""
         self._versions.append(_VersionLines(version))
@@ -828,6 +834,8 @@ class _HistogramLines:
     def _make_prefixes(self) -> list[str]:
         name, labels = self._name, self._labels
         les = [_number(bound) for bound in self._histogram.bounds] + ["+Inf"]
+        if not labels:
+            return [*(f'{name}_bucket{{le="{le}"}} ' for le in les), f"{name}_sum ", f"{name}_count "]
         buckets = [f'{name}_bucket{{{labels},le="{le}"}} ' for le in les]
         return [*buckets, f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "]
 
