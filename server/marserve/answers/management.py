@@ -484,8 +484,15 @@ class KServeReady(Document):
     ready: bool
 
 
+class WorkersOfModel(Document):
+    """How many workers of a version have loaded it, and how many it needs."""
+
+    ready: int
+    needed: int
+
+
 class ModelOfV1(Document):
-    """A model as OpenAI's clients know it, and as KServe's do."""
+    """A model as OpenAI's clients know it, and as KServe's do. While it cannot answer, it says why."""
 
     id: str
     object: Literal["model"]
@@ -493,6 +500,17 @@ class ModelOfV1(Document):
     owned_by: str
     name: str
     ready: bool
+    reason: Annotated[str | None, Meta(description="why it cannot answer")] = None
+    workers: WorkersOfModel | None = None
+
+
+class ModelReady(Document):
+    """Whether a model can answer, in the Open Inference Protocol; else with the reason."""
+
+    name: str
+    ready: bool
+    reason: Annotated[str | None, Meta(description="why it cannot answer")] = None
+    workers: WorkersOfModel | None = None
 
 
 class ModelsOfV1(Document):
