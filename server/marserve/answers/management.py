@@ -76,6 +76,15 @@ class WorkerRank(Document):
     pid: int
 
 
+class WorkerHealth(Document):
+    """What the handler's own `health()` said of a worker, where the model has a `healthInterval`."""
+
+    state: Literal["unknown", "well", "failing"]
+    failures: Annotated[int, Meta(description="checks in a row that it failed")]
+    checkedAt: Annotated[str | None, Meta(description="when it was last asked, UTC")] = None
+    reason: Annotated[str | None, Meta(description="what it said or raised, if it failed")] = None
+
+
 class Worker(Document, kw_only=True):
     """One worker of a version."""
 
@@ -95,6 +104,7 @@ class Worker(Document, kw_only=True):
     computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
+    health: WorkerHealth | None = None
     lastDeath: Death | None = None
     nextStart: Annotated[
         str | None, Meta(description="when it is tried again after failing, UTC, or `when scaled`")
@@ -273,6 +283,7 @@ class ModelDescription(Document, kw_only=True):
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
     maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None
+    healthInterval: Annotated[float | None, Meta(description="seconds between two calls of a worker's health()")] = None
     maxRestarts: Annotated[int | None, Meta(description="in a row")] = None
     noRestartExitCodes: list[int] | None = None
     onCrash: Literal["fail"] | None = None

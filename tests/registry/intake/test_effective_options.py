@@ -218,6 +218,7 @@ def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
         "max_requests_per_worker": 1000,
         "max_worker_age_s": 60.0,
         "max_worker_growth_bytes": 7,
+        "health_interval_s": 5.0,
     }
 
     assert choose(archive=archive)[0] == PoolOptions(
@@ -231,6 +232,7 @@ def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
         max_requests_per_worker=1000,
         max_worker_age_s=60.0,
         max_worker_growth_bytes=7,
+        health_interval_s=5.0,
     )
 
 

@@ -304,6 +304,20 @@ class Dispatcher:
         """Withdraw `want_lane` if no worker was lent yet."""
         self.lanes.lend_to = None
 
+    def borrow(self, key: str, now: float) -> int:
+        """Have worker `key` lent to the server if it is idle; `end_loan` gives it back. Returns the loan's number.
+
+        0 if the worker is not idle, or gone.
+        """
+        lane = self.lanes.by_key.get(key)
+        if lane is None or lane not in self.lanes.idle:
+            return 0
+        # No check waits for a worker while one is idle, so that `lend_to` is free.
+        self.lanes.lend_to = lambda key, flight: None
+        self.lanes.idle.remove(lane)
+        self._mode.rest(lane, now)
+        return lane.last_number
+
     @property
     def has_spare_lane(self) -> bool:
         """Whether a worker is idle and nothing waits for one."""

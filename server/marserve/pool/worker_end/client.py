@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import (
+    AskHealth,
     AskLengths,
     Batch,
     Batches,
@@ -25,6 +26,7 @@ from marserve.messages import (
     Checked,
     DeviceLost,
     DevicePeak,
+    Health,
     Hello,
     Item,
     Lengths,
@@ -72,6 +74,9 @@ class Peer(Protocol):
 
     def on_checked(self, message: Checked) -> None:
         """A check has ended."""
+
+    def on_health(self, message: Health) -> None:
+        """The handler has said whether the worker is well."""
 
     def on_lengths(self, message: Lengths) -> None:
         """The handler has said how long some items are."""
@@ -205,6 +210,10 @@ class WorkerClient(asyncio.Protocol):
         """Have the worker check something; the peer gets the outcome."""
         self._send(check, list(bodies))
 
+    def ask_health(self, number: int) -> None:
+        """Ask the handler whether the worker is well; the peer gets the answer. `number` as in the message."""
+        self._send(AskHealth(number))
+
     def answer_call(self, returned: Returned, body: wire.Body) -> None:
         """Give the worker the answer to a call of another model."""
         self._send(returned, [body])
@@ -307,6 +316,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_device_lost(cast("DeviceLost", message))
                 elif kind is Checked:
                     peer.on_checked(cast("Checked", message))
+                elif kind is Health:
+                    peer.on_health(cast("Health", message))
                 else:
                     self._hear_once(kind, message)
             if ended:

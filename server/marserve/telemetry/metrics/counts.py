@@ -67,6 +67,7 @@ class Gauges(NamedTuple):
     `workers` counts workers by state (`ready`, `loading`, …). `load_s` is how long each living worker's load took, by
     the worker's name as in logs (`W-9000-noop_1.0`). `workers_target` is how many there should be. `sequences` is how
     many are open, None for a model without them. `memory_bytes` is what its processes hold, None if it is not measured.
+    `failing` is how many workers are not well by their handler's own word, None where it is not asked.
     """
 
     queue_length: int = 0
@@ -75,6 +76,7 @@ class Gauges(NamedTuple):
     workers_target: int = 0
     sequences: int | None = None
     memory_bytes: int | None = None
+    failing: int | None = None
 
 
 def _count(family: str, text: str, kind: type[int] | type[float] = int) -> Any:
@@ -105,6 +107,7 @@ class VersionMetrics:
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
+    health_checks       calls of the handler's `health`, by `passed` or `failed`
     loads_on_demand     times that a request found the model asleep and had it loaded
     evictions           times that it was put to sleep to make room for another model
     retried             re-run because their worker died; `isolated`: re-run because their batch raised
@@ -189,6 +192,9 @@ class VersionMetrics:
     )
     worker_recycles: dict[str, int] = _by(
         "reason", "marserve_worker_recycles_total", "Workers replaced because they had served long enough, by reason."
+    )
+    health_checks: dict[str, int] = _by(
+        "verdict", "marserve_worker_health_checks_total", "Calls of a handler's own health(), by what it said."
     )
 
     def __post_init__(self) -> None:
@@ -457,6 +463,11 @@ class Metrics:
             self._shares,
         )
         yield self._gauge("marserve_sequences", "Sequences that live.", lambda g: g.sequences, write=str)
+        yield self._gauge(
+            "marserve_failing_workers",
+            "Workers that are not well by their handler's own health(); only with healthInterval.",
+            lambda g: g.failing,
+        )
         yield self._gauge(
             "marserve_model_memory_bytes",
             "Memory of a version's processes, by proportional set size; only with model_memory.",
