@@ -25,6 +25,7 @@ from marserve.allocator import BY_SERVER, keep_large_blocks
 from marserve.api.rest.late_routes import import_for_first_request
 from marserve.app.building.access import AccessControl, prepare_access
 from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.from_settings import sampling_of
 from marserve.app.building.metrics import watch_machine
 from marserve.app.building.parts import Parts, build_parts
 from marserve.app.building.snapshots import write_snapshots
@@ -88,6 +89,7 @@ def run(settings: Settings, watch: StartWatch | None = None, companion: Companio
         has_metrics=settings.metrics_mode != "prometheus",
         to_stdout=companion is None,
         with_own_paths=None if companion is None else companion.with_own_paths,
+        sampling=sampling_of(settings),
     )
     if companion is not None:
         terminal = TerminalLog(companion.shorten)

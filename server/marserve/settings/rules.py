@@ -273,6 +273,11 @@ def _notes_of_modes(settings: Settings) -> Iterator[str]:
             "metrics_mode=log: metrics are lines in ts_metrics.log and model_metrics.log, and the page at "
             "metrics_address stays empty; metrics_mode=prometheus fills it"
         )
+    if settings.access_log_sample < 1:
+        yield (
+            f"access_log_sample={settings.access_log_sample:g}: the access log has that share of the requests that "
+            f"were answered well within access_log_slow, {settings.access_log_slow:g} s, and all others"
+        )
     if settings.metrics_mode == "legacy":
         yield (
             "metrics_mode=legacy: three counters are at metrics_address, and all other metrics are lines in "

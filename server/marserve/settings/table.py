@@ -722,6 +722,17 @@ class Observing:
         "Whether text lines of the access log end with the request's id, as TorchServe's do not; JSON always has it.",
         marserve=True,
     )
+    access_log_sample: float = _own(
+        FLOAT,
+        1.0,
+        "The share of requests that have a line in the access log, 0 to 1, chosen by their ids. Those that failed "
+        "(4xx, 5xx, broken streams) or were slow always have one.",
+        minimum=0,
+        maximum=1,
+    )
+    access_log_slow: float = _own(
+        FLOAT, 1.0, "From when on a request is slow to access_log_sample.", unit="s", minimum=0
+    )
     log_request_ids: bool = _own(
         BOOL,
         False,

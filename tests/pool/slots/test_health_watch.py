@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from marserve.errors import WorkerDied
 from marserve.pool.checks.health import HealthView
 from support.processes import until
 from support.running_pool import RunningPool
@@ -41,6 +42,8 @@ class Handler:
             word = bytes(row["body"]).decode()
             if word.startswith("sick:"):
                 self.sick = word[5:]
+            if word == "hang":
+                time.sleep(1000)
             if word == "slow":
                 time.sleep(0.01)
         return [str(os.getpid()).encode()] * len(rows)
@@ -251,7 +254,21 @@ async def test_requests_behind_a_call_that_hangs_are_answered_by_the_next_worker
         assert not pool.metrics.errors
         death = pool.pool.last_death
         assert death is not None
-        assert "health()" in death.detail or "responseTimeout" in death.detail
+        assert "responseTimeout" in death.detail
+
+
+async def test_a_batch_that_hangs_before_the_call_is_to_blame_itself(tmp_path: Path) -> None:
+    """The worker was asked behind it: its request fails, and is not run again."""
+    async with running(tmp_path, response_timeout_s=1.0) as pool:
+        await pool.start()
+
+        told = await pool.ask(b"hang")
+
+        assert isinstance(told, WorkerDied)
+        assert pool.metrics.retried == 0
+        death = pool.pool.last_death
+        assert death is not None
+        assert "health()" not in death.detail
 
 
 async def test_a_worker_that_ends_in_the_call_is_started_again(tmp_path: Path) -> None:

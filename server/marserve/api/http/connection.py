@@ -108,6 +108,7 @@ def bind_connection(
     decoding: Decoding | None = None,
     request_ids: RequestIds | None = None,
     recorder: Recorder | None = None,
+    logs_streams_at_end: bool = False,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
@@ -130,6 +131,7 @@ def bind_connection(
         decoding,
         request_ids,
         recorder,
+        logs_streams_at_end=logs_streams_at_end,
     )
 
     class BoundConnection(HttpConnection):

@@ -19,6 +19,7 @@ from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.registration import RegistryOptions
 from marserve.settings import KEYS, Address, Settings
 from marserve.settings.report import workers_at_start
+from marserve.telemetry.logs.access_log import Sampling
 
 if TYPE_CHECKING:
     from marserve.api.grpc.transport.limits import GrpcLimits
@@ -86,6 +87,13 @@ def cluster_options(settings: Settings) -> ClusterOptions:
 def takes_uploads(settings: Settings) -> bool:
     """Whether clients may upload archives: where they may also register them."""
     return settings.allow_uploads != "false" and settings.enable_model_api
+
+
+def sampling_of(settings: Settings) -> Sampling | None:
+    """Which requests have a line in the access log; None for all."""
+    if settings.access_log_sample >= 1:
+        return None
+    return Sampling(settings.access_log_sample, settings.access_log_slow * 1000)
 
 
 def http_limits(settings: Settings, *, has_management: bool = False) -> HttpLimits:
