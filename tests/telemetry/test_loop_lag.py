@@ -7,6 +7,7 @@ import pytest
 from marserve.telemetry.loop_lag import (
     BEAT_S,
     KEPT,
+    Clocks,
     Finding,
     Held,
     Interval,
@@ -24,7 +25,8 @@ class Watched:
     """A loop and its watchdog, played: `run` has both run for some time, as told."""
 
     def __init__(self, *, stuck_after_s: float = 0.0) -> None:
-        self.now = self.process_cpu_s = self.loop_cpu_s = 0.0
+        self.now = 0.0
+        self.clocks = Clocks()
         self.lag = LoopLag(0.0, threshold_s=1.0)
         self.judge = StallJudge(0.0, threshold_s=1.0, every_s=EVERY_S, stuck_after_s=stuck_after_s)
         self.found: list[Finding] = []
@@ -32,19 +34,25 @@ class Watched:
     def look(self) -> None:
         """The watchdog looks."""
         long = self.lag.take_long()
-        self.found += self.judge.look(
-            self.now, self.lag.due, long, loop_cpu_s=self.loop_cpu_s, process_cpu_s=self.process_cpu_s
-        )
+        self.found += self.judge.look(self.now, self.lag.due, long, self.clocks)
 
     def run(
-        self, seconds: float, *, beats: bool = True, looks: bool = True, loop: float = 0.0, others: float = 0.0
+        self,
+        seconds: float,
+        *,
+        beats: bool = True,
+        looks: bool = True,
+        loop: float = 0.0,
+        others: float = 0.0,
+        loop_waits: float = 0.0,
+        watch_waits: float = 0.0,
     ) -> None:
-        """Both run, or only one of them; `loop` and `others` are the shares of a processor that threads use."""
+        """Both run, or only one of them; the rest are shares of a processor that threads use, or wait for."""
         step = EVERY_S / 4
         for number in range(1, round(seconds / step) + 1):
             self.now += step
-            self.loop_cpu_s += step * loop
-            self.process_cpu_s += step * (loop + others)
+            used = (loop, loop_waits, watch_waits, loop + others)
+            self.clocks = Clocks(*(clock + step * share for clock, share in zip(self.clocks, used, strict=True)))
             if beats and self.now >= self.lag.due:
                 self.lag.beat(self.now)
             if looks and number % 4 == 0:
@@ -121,6 +129,43 @@ def test_another_thread_that_keeps_the_interpreter_is_not_taken_for_the_loop() -
     (held,) = watched.found
     assert isinstance(held, Held)
     assert held.by_others
+
+
+def test_a_call_that_lets_no_thread_run_is_told_on_a_busy_machine_too() -> None:
+    """The loop's thread got a tenth of a processor and waited for the rest, which is said."""
+    watched = Watched()
+    watched.run(1.0)
+
+    watched.run(3.0, beats=False, looks=False, loop=0.1, loop_waits=0.9)
+    watched.look()
+
+    (held,) = watched.found
+    assert isinstance(held, Held)
+    assert not held.by_others
+    assert (held.cpu_s, held.wait_s) == (pytest.approx(0.3, abs=0.05), pytest.approx(2.7, abs=0.3))
+
+
+def test_a_busy_machine_that_leaves_the_process_no_processor_is_not_taken_for_a_stall() -> None:
+    """Both threads waited for one."""
+    watched = Watched()
+    watched.run(1.0)
+
+    watched.run(3.0, beats=False, looks=False, loop_waits=1.0, watch_waits=1.0)
+    watched.run(1.0)
+
+    assert [type(each) for each in watched.found] == [Paused]
+
+
+def test_a_process_that_was_busy_until_it_was_stopped_is_not_blamed() -> None:
+    """What it ran before the watchdog's next look does not count."""
+    watched = Watched()
+    watched.run(1.0, loop=1.0)
+
+    watched.run(0.2, looks=False, loop=1.0)
+    watched.run(10.0, beats=False, looks=False)
+    watched.run(1.0)
+
+    assert [type(each) for each in watched.found] == [Paused]
 
 
 def test_a_process_that_was_stopped_is_not_taken_for_a_loop_that_was_held() -> None:

@@ -3,7 +3,7 @@
 The loop beats every `BEAT_S`; a beat that comes late says that something held the loop since it was due. `LoopLag`
 keeps what the beats say, and belongs to the loop's thread. A watchdog's thread looks from time to time, also while no
 beat comes, and `StallJudge` says what it sees. A process that was stopped, or got no processor, is late as a whole: the
-watchdog sees that it was late itself while the process used no processor time, and blames no part of the server.
+watchdog sees that it was late itself, and why, and blames no part of the server.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ KEPT = 512
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 # A watchdog that is so much later than it meant to be was itself kept from running.
 _LATE_LOOK_S = 0.1
-# The share of a gap in which the process used processor time, if it ran at all.
-_RAN_SHARE = 0.5
+# The share of that time in which it waited for a processor, if others had them; or in which the loop's thread ran or
+# waited for one, if that thread kept the interpreter.
+_MOST = 0.5
+# The share in which the process used processor time, if any other of its threads kept the interpreter: it may have got
+# little of a busy machine.
+_SOME = 0.1
 
 
 class Interval(NamedTuple):
@@ -141,12 +145,28 @@ FAMILIES: tuple[tuple[str, str, str, str, Callable[[LoopLag], Mapping[str, float
 )
 
 
+class Clocks(NamedTuple):
+    """Processor time that was used, and for which a thread waited while others had the processors, so far.
+
+    Waiting is 0 where the system does not say. `own_wait_s` is that of the watchdog's thread.
+    """
+
+    loop_cpu_s: float = 0.0
+    loop_wait_s: float = 0.0
+    own_wait_s: float = 0.0
+    process_cpu_s: float = 0.0
+
+
 class Held(NamedTuple):
-    """Something holds the loop, and has for so long. `by_others`: its own thread hardly ran, others did."""
+    """Something holds the loop, and has for so long. `by_others`: its own thread hardly ran, others did.
+
+    Its thread used `cpu_s` of a processor in that time, and waited for one for `wait_s`.
+    """
 
     since: float
     seconds: float
     cpu_s: float
+    wait_s: float
     by_others: bool
 
 
@@ -176,31 +196,34 @@ Finding = Held | Released | Paused | Stuck
 class StallJudge:
     """Says what a watchdog sees that looks every `every_s`. `stuck_after_s` is 0 for never."""
 
-    def __init__(self, now: float, *, threshold_s: float, every_s: float, stuck_after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        now: float,
+        clocks: Clocks = Clocks(),  # noqa: B008 - never changed
+        *,
+        threshold_s: float,
+        every_s: float,
+        stuck_after_s: float = 0.0,
+    ) -> None:
         self._threshold_s, self._every_s, self._stuck_after_s = threshold_s, every_s, stuck_after_s
-        self._looked_at = now
-        self._loop_cpu_s = self._process_cpu_s = 0.0
+        self._looked_at, self._clocks = now, clocks
         self._pauses: deque[Interval] = deque(maxlen=64)
-        # Processor seconds of the loop's thread and of the process, each when the beat that is awaited was due.
-        self._since: tuple[float, float, float] | None = None
+        # The awaited beat, and the clocks before it was due.
+        self._since: tuple[float, Clocks] | None = None
         self._is_told = False
 
-    def look(
-        self, now: float, due: float, long: Iterable[Interval], *, loop_cpu_s: float, process_cpu_s: float
-    ) -> list[Finding]:
+    def look(self, now: float, due: float, long: Iterable[Interval], clocks: Clocks) -> list[Finding]:
         """Look at the beats: `due` is when the next one is, `long` are those that came too late since the last look.
 
-        `long` has to be read before `due`. `loop_cpu_s` and `process_cpu_s` are the processor time that the loop's
-        thread and the process have used.
+        `long` has to be read before `due`.
         """
         found: list[Finding] = []
-        gap_s = now - self._looked_at
-        before = self._loop_cpu_s, self._process_cpu_s
-        if gap_s - self._every_s > _LATE_LOOK_S and process_cpu_s - before[1] < gap_s * _RAN_SHARE:
+        gap_s, before = now - self._looked_at, self._clocks
+        if self._has_paused(gap_s - self._every_s, before, clocks):
             self._pauses.append(Interval(self._looked_at, now))
             if gap_s >= self._threshold_s:
                 found.append(Paused(gap_s))
-        self._looked_at, self._loop_cpu_s, self._process_cpu_s = now, loop_cpu_s, process_cpu_s
+        self._looked_at, self._clocks = now, clocks
         for stall in long:
             held_s = self._held_s(stall.begin, stall.end)
             was_told, self._is_told = self._is_told, False
@@ -211,15 +234,29 @@ class StallJudge:
             self._since, self._is_told = None, False
             return found
         if self._since is None or self._since[0] != due:
-            self._since = (due, *before)
+            self._since = (due, before)
         if held_s >= self._threshold_s and not self._is_told:
             self._is_told = True
-            _, loop_before, process_before = self._since
-            cpu_s, all_s = loop_cpu_s - loop_before, process_cpu_s - process_before
-            found.append(Held(due, held_s, cpu_s, cpu_s < held_s * _RAN_SHARE <= all_s))
+            found.append(self._held(due, held_s, self._since[1], clocks))
         if self._stuck_after_s and held_s >= self._stuck_after_s:
             found.append(Stuck(held_s))
         return found
+
+    def _has_paused(self, late_s: float, before: Clocks, clocks: Clocks) -> bool:
+        """Whether the process did not run while the watchdog did not, which is that late."""
+        if late_s <= _LATE_LOOK_S:
+            return False
+        if clocks.own_wait_s - before.own_wait_s >= _MOST * late_s:
+            return True
+        # Before a pause the process may have run for as long as the watchdog meant to sleep.
+        loop_s = clocks.loop_cpu_s + clocks.loop_wait_s - before.loop_cpu_s - before.loop_wait_s - self._every_s
+        all_s = clocks.process_cpu_s - before.process_cpu_s - self._every_s
+        return loop_s < _MOST * late_s and all_s < _SOME * late_s
+
+    def _held(self, due: float, held_s: float, before: Clocks, clocks: Clocks) -> Held:
+        cpu_s, wait_s = clocks.loop_cpu_s - before.loop_cpu_s, clocks.loop_wait_s - before.loop_wait_s
+        others_s = clocks.process_cpu_s - before.process_cpu_s - cpu_s
+        return Held(due, held_s, cpu_s, wait_s, others_s > cpu_s + wait_s and others_s > _SOME * held_s)
 
     def _held_s(self, begin: float, end: float) -> float:
         """The time between the two, less what the process did not run."""

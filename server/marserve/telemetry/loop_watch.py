@@ -10,6 +10,7 @@ the place that it returned to. If the call never returns, nothing in this proces
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 
 from marserve.telemetry.logs.line_ids import with_traceback
-from marserve.telemetry.loop_lag import BEAT_S, Finding, Held, LoopLag, Paused, Released, StallJudge, Stuck
+from marserve.telemetry.loop_lag import BEAT_S, Clocks, Finding, Held, LoopLag, Paused, Released, StallJudge, Stuck
 
 log = logging.getLogger("marserve.loop")
 
@@ -90,19 +91,27 @@ class LoopWatch:
         lag = self._lag
         least, most = LOOK_EVERY_S
         every_s = min(most, max(least, lag.threshold_s / 4))
-        judge = StallJudge(
-            time.monotonic(), threshold_s=lag.threshold_s, every_s=every_s, stuck_after_s=self._stuck_after_s
-        )
-        clock = _clock_of(self._loop_thread)
-        judge.look(time.monotonic(), lag.due, (), loop_cpu_s=clock(), process_cpu_s=time.process_time())
-        while not self._stopped.wait(every_s):
-            long = lag.take_long()
-            due, now = lag.due, time.monotonic()
-            for finding in judge.look(now, due, long, loop_cpu_s=clock(), process_cpu_s=time.process_time()):
-                try:
-                    self._tell(finding)
-                except Exception:  # the watch must go on
-                    log.exception("The watch of the event loop failed")
+        with contextlib.ExitStack() as ends:
+            loop, own = (_Times(thread, ends) for thread in (self._loop_thread, threading.current_thread()))
+
+            def read() -> Clocks:
+                return Clocks(*loop.read(), own.read()[1], time.process_time())
+
+            judge = StallJudge(
+                time.monotonic(),
+                read(),
+                threshold_s=lag.threshold_s,
+                every_s=every_s,
+                stuck_after_s=self._stuck_after_s,
+            )
+            while not self._stopped.wait(every_s):
+                long = lag.take_long()
+                due, now = lag.due, time.monotonic()
+                for finding in judge.look(now, due, long, read()):
+                    try:
+                        self._tell(finding)
+                    except Exception:  # the watch must go on
+                        log.exception("The watch of the event loop failed")
 
     def _tell(self, finding: Finding) -> None:
         if isinstance(finding, Held):
@@ -132,10 +141,12 @@ class LoopWatch:
         sentence = "The event loop stands still, for %.2f s now: no request is read or answered meanwhile. "
         if held.by_others:
             sentence += "Its thread hardly ran (%.2f s), while others had the interpreter; their places are below"
+            times: tuple[float, ...] = (held.cpu_s,)
             stack = "\n".join([stack, *_others(frames, self._loop_thread.ident)])
         else:
-            sentence += "Its thread used %.2f s of a processor; its place is below"
-        log.warning(sentence, held.seconds, held.cpu_s, extra=with_traceback(stack))
+            sentence += "Its thread ran for %.2f s and waited for a processor for %.2f s; its place is below"
+            times = (held.cpu_s, held.wait_s)
+        log.warning(sentence, held.seconds, *times, extra=with_traceback(stack))
 
     def _tell_stuck(self, stuck: Stuck) -> None:
         said = (
@@ -159,12 +170,26 @@ class LoopWatch:
         self._end(STATUS)
 
 
-def _clock_of(thread: threading.Thread) -> Callable[[], float]:
-    """Reads the processor time of a living thread; the process's where the system has no such clock."""
-    if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
-        return time.process_time
-    clock = time.pthread_getcpuclockid(thread.ident)
-    return lambda: time.clock_gettime(clock)
+class _Times:
+    """Reads how long a living thread ran, and how long it waited for a processor, in seconds."""
+
+    def __init__(self, thread: threading.Thread, ends: contextlib.ExitStack) -> None:
+        """What it opens is closed by `ends`."""
+        self._thread = thread
+        self._file: int | None = None
+        with contextlib.suppress(OSError):  # Linux, if it keeps such figures
+            self._file = os.open(f"/proc/self/task/{thread.native_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            ends.callback(os.close, self._file)
+
+    def read(self) -> tuple[float, float]:
+        """Both, so far. Where the system does not say the first is the thread's, or the process's, the second 0."""
+        if self._file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited = os.pread(self._file, 100, 0).split()[:2]
+                return int(ran) / 1e9, int(waited) / 1e9
+        if self._thread.ident is not None and hasattr(time, "pthread_getcpuclockid"):
+            return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident)), 0.0
+        return time.process_time(), 0.0
 
 
 def _stack(frames: Mapping[int, FrameType], loop_thread: int | None) -> str:
