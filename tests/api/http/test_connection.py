@@ -13,7 +13,7 @@ import pytest
 from marserve.api.errors import ErrorRules
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
-from marserve.errors import HandlerFailed, ModelNotFound, QueueFull
+from marserve.errors import HandlerFailed, ModelNotFound, QueueFull, Thrown
 from marserve.messages import Answer
 from marserve.telemetry.logs.access_log import Sampling
 from support.http_client import Cut, Response
@@ -887,6 +887,19 @@ async def test_a_stream_without_an_end_is_logged_with_the_reason(
             assert len(words) == (4 if has_ids else 3)
     assert len(listener.log.lines) == 2
     assert listener.counts.responses[2] == 2
+
+
+async def test_a_stream_whose_last_event_tells_of_a_failure_is_logged_as_one() -> None:
+    """It has an end, and no whole answer."""
+    async with listening(logs_streams_at_end=True) as listener, listener.connect() as client:
+        await client.send(post(b"", "/predictions/held"))
+        job = await listener.plane.wait_for(1)
+        job.piece(b"data: 1\n\n", content_type="text/event-stream")
+        failed = Answer(b'data: {"code": 500}\n\n', thrown=Thrown("ValueError", "no", ""))
+        job.receiver.on_piece(failed, True)
+        await client.reader.readuntil(b"0\r\n\r\n")
+
+    assert listener.log.lines[0].endswith(" broken_off=handler")
 
 
 async def test_a_request_that_is_not_sampled_is_counted_and_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,9 +346,9 @@ class Exchange:
         if last:
             if not self.is_bodiless and not self.head.is_http10:
                 connection.stream(b"0\r\n\r\n")
-            now = monotonic()
-            self._log_stream(connection)
-            self._keep_stream(connection, now, "" if piece.thrown is None else HandlerFailed.cause or "")
+            now, failure = monotonic(), "" if piece.thrown is None else HandlerFailed.cause or ""
+            self._log_stream(connection, failure)
+            self._keep_stream(connection, now, failure)
             self._end(connection, now, self.keep and connection.keep_open)
 
     def go_on(self) -> None:
@@ -436,7 +436,7 @@ class Exchange:
             self._log_stream(connection)
 
     def _log_stream(self, connection: WrittenConnection, broken_off: str = "") -> None:
-        """Count and log a stream, once; `broken_off` says why it has no end. Does nothing where none has begun."""
+        """Count and log a stream, once; `broken_off` says why it ends before its time. Without a stream, do nothing."""
         status, self.stream_status = self.stream_status, 0
         if status:
             head, now = self.head, monotonic()
