@@ -119,10 +119,15 @@ class DataPlane:
         return chosen.pool.ready_workers >= max(1, chosen.min_workers)
 
     def readiness_of(self, model: str, version: str | None = None) -> ModelReadiness:
-        """The same, and why it cannot answer. Raises ModelNotFound or VersionNotFound."""
+        """The same, and why it cannot answer; none can while the server drains.
+
+        Raises ModelNotFound or VersionNotFound.
+        """
         chosen = self._versions.find(model, version)
         is_ready, needed = self.is_model_ready(model, version), max(1, chosen.min_workers)
         reason = "" if is_ready else why_not_ready(chosen.pool.workers(), needed, time.time())
+        if self.is_draining:
+            is_ready, reason = False, "the server is shutting down"
         return ModelReadiness(is_ready, reason, chosen.pool.ready_workers, needed)
 
     def has_loaded_model(self) -> bool:
