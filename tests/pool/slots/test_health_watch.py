@@ -57,6 +57,8 @@ class Handler:
             return False
         if self.sick == "raises":
             raise ValueError("the index is gone")
+        if self.sick == "naps":
+            time.sleep(0.2)
         if self.sick == "hangs":
             time.sleep(1000)
         if self.sick == "dies":
@@ -269,6 +271,21 @@ async def test_a_batch_that_hangs_before_the_call_is_to_blame_itself(tmp_path: P
         death = pool.pool.last_death
         assert death is not None
         assert "health()" not in death.detail
+
+
+async def test_with_job_tickets_the_call_has_no_request_refused(tmp_path: Path) -> None:
+    """The only worker is asked nearly all the time, and takes requests meanwhile."""
+    async with running(tmp_path, use_job_ticket=True) as pool:
+        await pool.start()
+        await pool.ask_body(b"sick:naps")
+
+        async with asyncio.timeout(30):
+            while checks(pool)["passed"] < 4:
+                await pool.ask_body(b"who")
+                await asyncio.sleep(0.03)  # the worker is idle when it is asked
+
+        assert not pool.metrics.refused
+        assert not checks(pool)["failed"]
 
 
 async def test_a_worker_that_ends_in_the_call_is_started_again(tmp_path: Path) -> None:

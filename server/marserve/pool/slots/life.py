@@ -294,10 +294,12 @@ class Life:
         self._context.batch_ended()
 
     def _ask_health(self) -> int:
-        """Ask the worker whether it is well. Returns the number of the loan, 0 if it is not idle."""
+        """Ask the worker whether it is well. Returns the number of the loan, 0 without one."""
         assert self.health is not None
         dispatcher = self._context.dispatcher
-        number = dispatcher.borrow(self.key, time.monotonic())
+        # With job tickets a request would be refused while the only worker is lent.
+        takes_loans = not self._context.options.use_job_ticket
+        number = dispatcher.borrow(self.key, time.monotonic()) if takes_loans else 0
         if not number:
             self.health.note_behind(dispatcher.flights(self.key))
         self._context.ask_health(self.key, number)
