@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.loop_lag import (
     BEAT_S,
     KEPT,
@@ -27,7 +28,8 @@ class Watched:
     def __init__(self, *, stuck_after_s: float = 0.0) -> None:
         self.now = 0.0
         self.clocks = Clocks()
-        self.lag = LoopLag(0.0, threshold_s=1.0)
+        self.happenings = Happenings()
+        self.lag = LoopLag(0.0, 1.0, self.happenings)
         self.judge = StallJudge(0.0, threshold_s=1.0, every_s=EVERY_S, stuck_after_s=stuck_after_s)
         self.found: list[Finding] = []
 
@@ -67,7 +69,7 @@ def test_a_loop_that_runs_is_not_spoken_of() -> None:
 
     assert watched.found == []
     assert watched.lag.lag_seconds.count == pytest.approx(10.0 / BEAT_S, rel=0.3)
-    assert watched.lag.overlap(0.0, 10.0) < 0.1
+    assert list(watched.happenings) == []
 
 
 def test_a_loop_that_is_held_is_told_once_and_then_how_long_it_was() -> None:
@@ -183,7 +185,8 @@ def test_a_process_that_was_stopped_is_not_taken_for_a_loop_that_was_held() -> N
         assert isinstance(paused, Paused)
         assert paused.seconds == pytest.approx(60.0, abs=EVERY_S)
         # The request that waited is told the truth all the same: the loop did not run.
-        assert watched.lag.overlap(0.0, 70.0) == pytest.approx(60.0, abs=2 * BEAT_S)
+        (stall,) = watched.happenings
+        assert stall.overlap_s(0.0, 70.0) == pytest.approx(60.0, abs=2 * BEAT_S)
 
 
 def test_a_loop_that_was_held_while_the_process_was_stopped_is_judged_without_that_time() -> None:
@@ -212,26 +215,25 @@ def test_a_loop_that_is_held_for_too_long_is_stuck() -> None:
     assert 2.0 <= watched.found[1].seconds <= 2.0 + EVERY_S + BEAT_S
 
 
-def test_the_time_that_the_loop_stood_still_is_known_for_any_span() -> None:
-    """A request asks for its own wait; what is before and after it does not count."""
-    lag = LoopLag(0.0, threshold_s=1.0)
-    for now in (0.1, 0.2, 2.3, 2.4, 2.5, 3.1):  # due at 0.3, and at 2.6
+def test_the_times_that_the_loop_stood_still_are_happenings() -> None:
+    """Requests that waited meanwhile are explained by them; small delays are not kept."""
+    happenings = Happenings()
+    lag = LoopLag(0.0, 1.0, happenings)
+    for now in (0.1, 0.2, 2.3, 2.4, 2.5, 2.62, 3.1):  # due at 0.3, 2.6, and 2.72
         lag.beat(now)
 
-    assert lag.overlap(0.0, 10.0) == pytest.approx(2.0 + 0.5)
-    assert lag.overlap(1.0, 2.0) == pytest.approx(1.0)
-    assert lag.overlap(2.0, 3.0) == pytest.approx(0.3 + 0.4)
-    assert lag.overlap(2.35, 2.55) == 0.0
-    assert lag.overlap(4.0, 5.0) == 0.0
+    assert [(each.kind, round(each.began, 3), each.ended) for each in happenings] == [
+        ("stall", 0.3, 2.3),
+        ("stall", 2.72, 3.1),
+    ]
 
 
-def test_late_beats_are_kept_within_a_bound() -> None:
-    """The oldest ones go; what the watchdog does not take is bounded as well."""
-    lag = LoopLag(0.0, threshold_s=1.0)
+def test_beats_beyond_the_bound_are_kept_within_a_bound() -> None:
+    """Where the watchdog does not take them."""
+    lag = LoopLag(0.0, 1.0)
     for number in range(1, KEPT + 101):
         lag.beat(2.0 * number)
 
-    assert lag.overlap(0.0, 1e9) == pytest.approx(KEPT * (2.0 - BEAT_S))
     assert len(lag.take_long()) == KEPT
     assert lag.take_long() == []
 

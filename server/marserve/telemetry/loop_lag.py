@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.metrics.histogram import Histogram
 
 BEAT_S = 0.1
-# A beat that is later than this is kept, for requests that ask whether the loop stood still while they waited.
+# A beat that is later than this is a happening: requests that waited meanwhile are explained by it.
 KEPT_ABOVE_S = 0.05
-# How many late beats are kept.
+# How many beats beyond the bound are kept for the watchdog.
 KEPT = 512
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 # A watchdog that is so much later than it meant to be was itself kept from running.
@@ -42,16 +43,17 @@ class LoopLag:
 
     `lag_seconds` is how late beats were. `stalls` counts times that the loop stood still longer than its bound,
     `stalled_seconds` sums them and `longest_s` is the longest; `pauses` counts times that the whole process did not
-    run, `paused_seconds` sums them. `due` is when the next beat is.
+    run, `paused_seconds` sums them. `due` is when the next beat is. Late beats are `happenings`, each from when it was
+    due, which is up to `BEAT_S` later than the truth.
     """
 
-    def __init__(self, now: float, threshold_s: float) -> None:
+    def __init__(self, now: float, threshold_s: float, happenings: Happenings | None = None) -> None:
         self.threshold_s = threshold_s
         self.lag_seconds = Histogram(LAG_BOUNDS)
         self.stalls = self.pauses = 0
         self.stalled_seconds = self.longest_s = self.paused_seconds = 0.0
         self.due = now + BEAT_S
-        self._late: deque[Interval] = deque(maxlen=KEPT)
+        self._happenings = happenings or Happenings()
         self._long: deque[Interval] = deque(maxlen=KEPT)
         self._last: Interval | None = None
         self._held_since: float | None = None
@@ -66,24 +68,10 @@ class LoopLag:
         lag = max(0.0, now - due)
         self.lag_seconds.observe(lag)
         if lag >= KEPT_ABOVE_S:
-            late = Interval(due, now)
-            self._late.append(late)
+            self._happenings.note("stall", due, now, "the server's event loop stood still")
             if lag >= self.threshold_s:
-                self._long.append(late)
+                self._long.append(Interval(due, now))
         self.due = now + BEAT_S
-
-    def overlap(self, begin: float, end: float) -> float:
-        """How many seconds between these two times the loop stood still, as far back as is kept (512 late beats).
-
-        Delays below `KEPT_ABOVE_S` are not counted, and each begins up to `BEAT_S` later than the truth. Times in which
-        the whole process did not run are in it. For the loop's thread.
-        """
-        seconds = 0.0
-        for late in reversed(self._late):
-            if late.end <= begin:
-                break
-            seconds += max(0.0, min(end, late.end) - max(begin, late.begin))
-        return seconds
 
     def take_long(self) -> list[Interval]:
         """Take the late beats beyond the bound that were not taken yet. For the watchdog's thread."""

@@ -138,7 +138,7 @@ async def build_parts(
     pauses = CollectorPauses(metrics.happenings)
     pauses.begin()
     stack.callback(pauses.end)
-    loop_lag = LoopLag(time.monotonic(), settings.loop_stall_threshold)
+    loop_lag = LoopLag(time.monotonic(), settings.loop_stall_threshold, metrics.happenings)
     metrics.declare_histogram("marserve_loop_lag_seconds", LAG_TEXT, loop_lag.lag_seconds)
     declare_families(metrics, LOOP_FAMILIES, loop_lag)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
