@@ -20,7 +20,7 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.description import description_router
 from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.settings import load_settings
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
 

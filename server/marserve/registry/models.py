@@ -56,7 +56,8 @@ from marserve.registry.intake.registration import (
 from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
-from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
 

@@ -14,11 +14,12 @@ from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
 from marserve.settings import Settings
 from marserve.telemetry.logs.logs import Logs
-from marserve.telemetry.metrics.counts import LEGACY_PAGE, Metrics
 from marserve.telemetry.metrics.handler_metrics import ModelMetrics
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, read_metrics_file
 from marserve.telemetry.metrics.metric_line import parse_line
 from marserve.telemetry.metrics.metrics_log import MetricsLog
+from marserve.telemetry.metrics.page.torchserve import LEGACY_PAGE
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.app")
 
@@ -51,12 +52,12 @@ def build_metrics(settings: Settings, logs: Logs, machine: Machine, stack: conte
 
 def declare_families(
     metrics: Metrics,
-    families: Iterable[tuple[str, str, str, str, Callable[[Counted], Mapping[str, float]]]],
+    families: Iterable[tuple[str, Callable[[Counted], Mapping[str, float]]]],
     counted: Counted,
 ) -> None:
-    """Show families that a part counts itself: name, kind, text, label, and the function that reads `counted`."""
-    for name, kind, text, label, read in families:
-        metrics.declare(name, kind, text, label, functools.partial(read, counted))
+    """Show families of the catalogue that a part counts itself: their names, and what reads `counted`."""
+    for name, read in families:
+        metrics.declare(name, functools.partial(read, counted))
 
 
 async def watch_machine(settings: Settings, devices: DeviceWatch | None, metrics: Metrics) -> None:

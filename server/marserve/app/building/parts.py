@@ -63,8 +63,8 @@ from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
-from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.workflows import Workflows
 
 

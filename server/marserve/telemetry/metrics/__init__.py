@@ -1,6 +1,8 @@
 """Counts, and the pages and lines made of them.
 
-counts              `VersionMetrics`, to which pools add; the Prometheus page
+counts              `VersionMetrics`, to which pools add
+server_metrics      `Metrics`, those of the whole server
+page/               the Prometheus page: its families, how it is written and scraped
 measurements        events of requests, as TorchServe's metrics
 metric_definitions  the metrics, TorchServe's list or the operator's
 series              a family of the page that is fed update by update

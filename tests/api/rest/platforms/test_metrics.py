@@ -9,7 +9,8 @@ import pytest
 
 from marserve.api.rest.application import build_app
 from marserve.api.rest.platforms.metrics import metrics_router
-from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from support.management_house import client_of
 
 pytestmark = pytest.mark.anyio

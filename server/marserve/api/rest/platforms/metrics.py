@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.rest.late_routes import new_router
-from marserve.telemetry.metrics.counts import CONTENT_TYPE, Metrics
+from marserve.telemetry.metrics.server_metrics import CONTENT_TYPE, Metrics
 
 
 def metrics_router(metrics: Metrics, *, is_filled: bool = True) -> APIRouter:
