@@ -10,9 +10,13 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from marserve.machine.own_thread import in_own_thread
 from marserve.telemetry.metrics.page.families import Family
+from marserve.telemetry.metrics.page.foreign import ForeignCollectors, Source
 from marserve.telemetry.metrics.page.registry import registry_of
 from marserve.telemetry.metrics.page.writer import write
+from marserve.telemetry.metrics.scrapes import Scrapes
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 PAIR = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
@@ -48,3 +52,8 @@ def assert_equal(families: Sequence[Family]) -> None:
     assert canonical(opened) == canonical(generate_open(registry).decode())
     assert len(list(parse_open(opened))) == len(families)
     assert len(list(parse_text(text))) == len(families)
+
+
+def scrapes_of(metrics: Metrics, *sources: Source) -> Scrapes:
+    """Pages of these metrics, with what these collect, in both formats."""
+    return Scrapes(metrics, ForeignCollectors(sources, in_own_thread))

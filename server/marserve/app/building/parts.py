@@ -28,7 +28,7 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, declare_families
+from marserve.app.building.metrics import build_metrics, build_scrapes, declare_families
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -64,6 +64,7 @@ from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
+from marserve.telemetry.metrics.scrapes import Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.workflows import Workflows
 
@@ -75,6 +76,7 @@ class Parts:
     settings: Settings
     logs: Logs
     metrics: Metrics
+    scrapes: Scrapes
     registry: Registry
     desired: DesiredStates
     reconciler: Reconciler
@@ -185,6 +187,7 @@ async def build_parts(
         settings=settings,
         logs=logs,
         metrics=metrics,
+        scrapes=build_scrapes(settings, metrics),
         registry=registry,
         desired=desired,
         reconciler=reconciler,

@@ -2,7 +2,8 @@
 
 counts              `VersionMetrics`, to which pools add
 server_metrics      `Metrics`, those of the whole server
-page/               the Prometheus page: its families, how it is written and scraped
+page/               the Prometheus page: its families, and how it is written
+scrapes             pages for those who ask, in short steps on the event loop
 measurements        events of requests, as TorchServe's metrics
 metric_definitions  the metrics, TorchServe's list or the operator's
 series              a family of the page that is fed update by update

@@ -288,7 +288,7 @@ class Metrics:
     def render(self, names: Sequence[str] = (), *, is_open: bool = False) -> bytes:
         """The families above as one page, written at once, or only the samples with exactly these names.
 
-        `page/scrapes.py` writes it in steps, and adds what others collect.
+        `scrapes.py` writes it in steps, and adds what others collect.
         """
         pieces = [*self.pieces(frozenset(names), is_open=is_open), EOF if is_open else ""]
         return "".join(pieces).encode(errors="replace")

@@ -1,4 +1,4 @@
-"""The metrics page: which families are on it, what they mean, how they are written, and how they are scraped.
+"""The metrics page: which families are on it, what they mean, and how they are written.
 
 catalogue   what each of marserve's families means: type, labels, unit, when it moves
 families    a family, whose numbers are read when the page is written
@@ -8,6 +8,5 @@ versions    the families of versions
 torchserve  TorchServe's families
 registry    the same families as a registry of prometheus_client
 foreign     collectors of plug-ins and of the library, in threads of their own
-scrapes     pages for those who ask, in short steps on the event loop
 reference   `docs/metrics-reference.md`, written by `python -m marserve.telemetry.metrics.page.reference`
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.measurements import HOST
@@ -146,7 +146,7 @@ class TorchServeFamilies:
             self._last_server_s = max(0.0, version.total_seconds.last - queue_s - handler_s)
             self._last_handler_s[version.model] = handler_s
 
-    def _read_from_counts(self, definition: Definition) -> Callable[[], Sequence[Row]] | None:
+    def _read_from_counts(self, definition: Definition) -> Callable[[], Iterable[Row]] | None:
         """How to read a metric from the counts; None if it must be fed, or if its type or labels differ."""
         known = BUILT_IN.front.get(definition.name) or BUILT_IN.model.get(definition.name)
         if known is None or known.kind != definition.kind or len(known.dimensions) != len(definition.dimensions):
@@ -192,12 +192,12 @@ class TorchServeFamilies:
     def _of_last_request(self, seconds: float | None) -> list[Row]:
         return [] if seconds is None else [((*HOST, self._hostname), int(seconds * 1000))]
 
-    def _load_time(self) -> list[Row]:
-        return [
+    def _load_time(self) -> Iterator[Row]:
+        return (
             ((worker, *HOST, self._hostname), int(seconds * 1000))
             for view in self._views()
             for worker, seconds in view.gauges.load_s.items()
-        ]
+        )
 
     def _prediction_time(self) -> list[Row]:
         return [
@@ -206,7 +206,7 @@ class TorchServeFamilies:
         ]
 
 
-def family_of(definition: Definition, rows: Callable[[], Sequence[Row]]) -> Family:
+def family_of(definition: Definition, rows: Callable[[], Iterable[Row]]) -> Family:
     """The family of a definition."""
     return Family(definition.name, definition.kind, help_of(definition), definition.dimensions, rows)
 

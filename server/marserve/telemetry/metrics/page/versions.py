@@ -93,8 +93,8 @@ def _gauge(views: Views, read: Callable[[Gauges], float | None]) -> Callable[[],
     return rows
 
 
-def _workers(views: Views) -> Callable[[], list[Row]]:
-    return lambda: [((*view.key, state), count) for view in views() for state, count in view.gauges.workers.items()]
+def _workers(views: Views) -> Callable[[], Iterator[Row]]:
+    return lambda: (((*view.key, state), count) for view in views() for state, count in view.gauges.workers.items())
 
 
 def _shares(views: Views) -> Callable[[], list[Row]]:
