@@ -179,7 +179,7 @@ class Pool:
         self._context.launchers.watch_kills()
         self._upkeep.start()
         self.certifier.start()
-        self.metrics.recent.sample(time.monotonic(), self.metrics.total_seconds, self.metrics.batch_sizes)
+        self.metrics.sample(time.monotonic())
         self.scale(self._minimum, self._maximum)
 
     def scale(self, minimum: int, maximum: int) -> None:
@@ -564,6 +564,8 @@ class Pool:
         states["ready"] = len(loads)
         target = self.scaling.autoscaler.target
         sequences = self.dispatcher.describe_sequences()
+        now = time.monotonic()
+        busy = self.metrics.recent.busy_workers(now, self.metrics.busy_seconds)
         return Gauges(
             queue_length=self.queued,
             workers=states,
@@ -571,6 +573,8 @@ class Pool:
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
             memory_bytes=self.held_bytes,
+            oldest_s=self.dispatcher.oldest_s(now),
+            busy_ratio=busy / states["ready"] if busy is not None and states["ready"] else None,
         )
 
 

@@ -114,7 +114,7 @@ def test_the_page_shows_what_was_counted() -> None:
     metrics.register(version)
     for status in (200, 200, 404, 503, 302):
         metrics.responses[status // 100] += 1
-    metrics.count_refused("header_too_large")
+    metrics.count_refused("too_large")
     metrics.count_call("OK")
     metrics.count_call("OK")
 
@@ -141,7 +141,7 @@ def test_the_page_shows_what_was_counted() -> None:
     assert value_of(samples, "marserve_workers", state="ready", **mine) == 2
     assert value_of(samples, "marserve_workers_target", **mine) == 3
     assert value_of(samples, "marserve_http_responses_total", **{"class": "3xx"}) == 1
-    assert value_of(samples, "marserve_refused_total", cause="header_too_large") == 1
+    assert value_of(samples, "marserve_refused_total", cause="too_large") == 1
     assert value_of(samples, "marserve_grpc_calls_total", code="OK") == 2
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeVar
 
 from marserve.machine.describe import Machine, Meter
@@ -14,6 +14,8 @@ from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
 from marserve.machine.own_thread import in_own_thread
 from marserve.plugins import find_collectors
+from marserve.registry.models import Registry
+from marserve.registry.observing.processes import ProcessLooks
 from marserve.settings import Settings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.metrics.handler_metrics import ModelMetrics
@@ -22,7 +24,7 @@ from marserve.telemetry.metrics.metric_line import parse_line
 from marserve.telemetry.metrics.metrics_log import MetricsLog
 from marserve.telemetry.metrics.page.foreign import ForeignCollectors, Source
 from marserve.telemetry.metrics.page.torchserve import LEGACY_PAGE
-from marserve.telemetry.metrics.scrapes import Look, Scrapes
+from marserve.telemetry.metrics.scrapes import Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.app")
@@ -54,13 +56,16 @@ def build_metrics(settings: Settings, logs: Logs, machine: Machine, stack: conte
     return metrics
 
 
-def build_scrapes(settings: Settings, metrics: Metrics, looks: Sequence[Look] = ()) -> Scrapes:
+def build_scrapes(settings: Settings, metrics: Metrics, registry: Registry) -> Scrapes:
     """Writes the metrics page, with the collectors of plug-ins and of prometheus_client's own registry.
 
     `torchserve` has one format, as TorchServe had. Raises BadSettings for a plug-in that is no collector.
     """
     sources: list[Source] = []
+    looks = []
     if settings.metrics_mode == "prometheus":
+        metrics.declare_rows("marserve_rollout_arm_requests", registry.mirrors.arm_rows)
+        looks.append(ProcessLooks(registry.processes, in_own_thread).look)
         sources.append(Source("prometheus_client", "prometheus_client's own registry", _LibraryRegistry()))
         for each in find_collectors():
             sources.append(Source(each.name, each.origin, each.collector))

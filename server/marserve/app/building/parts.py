@@ -187,7 +187,7 @@ async def build_parts(
         settings=settings,
         logs=logs,
         metrics=metrics,
-        scrapes=build_scrapes(settings, metrics),
+        scrapes=build_scrapes(settings, metrics, registry),
         registry=registry,
         desired=desired,
         reconciler=reconciler,

@@ -191,6 +191,11 @@ class Dispatcher:
         if wait_s is not None and now + wait_s >= deadline:
             raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.appoint_s(now))
 
+    def oldest_s(self, now: float) -> float:
+        """How long the request that came first has waited in the queue; 0 where none waits."""
+        oldest = self.queue.oldest()
+        return 0.0 if oldest is None else max(0.0, now - oldest.arrived)
+
     def retry_after_s(self, now: float) -> float:
         """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`.
 

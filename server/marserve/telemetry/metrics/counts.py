@@ -163,6 +163,10 @@ class VersionMetrics:
     batch_checks: dict[str, int] = _by("verdict", "marserve_batch_checks_total")
     worker_recycles: dict[str, int] = _by("reason", "marserve_worker_recycles_total")
 
+    def sample(self, now: float) -> None:
+        """Keep the counts as they are now (monotonic), for the figures of the last minute."""
+        self.recent.sample(now, self.total_seconds, self.batch_sizes, self.busy_seconds)
+
     @property
     def default_requests(self) -> int:
         """Accepted requests that named no version."""

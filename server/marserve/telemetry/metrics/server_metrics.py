@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from marserve.messages import Metric
+from marserve.telemetry.metrics.causes import by_known_cause
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.handler_metrics import PREDICTION_TIME, ModelMetrics
 from marserve.telemetry.metrics.measurements import FROM_EVENTS, HOST, ClassCounts, Event, Measurement, Said, Tap
@@ -153,7 +154,7 @@ class Metrics:
         for name, read in (
             ("marserve_http_responses_total", self._by_class),
             ("marserve_grpc_calls_total", lambda: self._calls),
-            ("marserve_refused_total", lambda: self._refused),
+            ("marserve_refused_total", lambda: by_known_cause(self._refused)),
             ("marserve_dropped_log_lines_total", self._dropped_lines),
         ):
             yield known(name, _rows_of(read, has_label=True))

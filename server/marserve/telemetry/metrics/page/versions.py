@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from marserve.telemetry.metrics.causes import by_known_cause
 from marserve.telemetry.metrics.counts import HISTOGRAMS, Gauges, VersionMetrics
 from marserve.telemetry.metrics.page.catalogue import CATALOGUE
 from marserve.telemetry.metrics.page.families import Family, Row
@@ -67,6 +68,8 @@ def _of_field(
 ) -> Family:
     """The family that a field of `VersionMetrics` declares."""
     read = read or operator.attrgetter(name)
+    if label == "cause":
+        read = _by_cause(read)
 
     def numbers() -> list[Row]:
         return [(view.key, read(view.of)) for view in views()]
@@ -75,6 +78,10 @@ def _of_field(
         return [((*view.key, str(word)), count) for view in views() for word, count in read(view.of).items()]
 
     return known(family, numbers_by_word if label else numbers)
+
+
+def _by_cause(read: Callable[[VersionMetrics], Any]) -> Callable[[VersionMetrics], Any]:
+    return lambda version: by_known_cause(read(version))
 
 
 def _histograms(views: Views, name: str) -> Callable[[], list[Row]]:
