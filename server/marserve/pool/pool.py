@@ -573,7 +573,7 @@ class Pool:
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
             memory_bytes=self.held_bytes,
-            oldest_s=self.dispatcher.oldest_s(now),
+            oldest_s=self.dispatcher.oldest_wait_s(now),
             busy_ratio=busy / states["ready"] if busy is not None and states["ready"] else None,
         )
 

@@ -191,11 +191,6 @@ class Dispatcher:
         if wait_s is not None and now + wait_s >= deadline:
             raise WaitTooLong(wait_s, deadline - now, retry_after_s=self.appoint_s(now))
 
-    def oldest_s(self, now: float) -> float:
-        """How long the request that came first has waited in the queue; 0 where none waits."""
-        oldest = self.queue.oldest()
-        return 0.0 if oldest is None else max(0.0, now - oldest.arrived)
-
     def retry_after_s(self, now: float) -> float:
         """How long the present queue may take, in whole seconds from 1 to 60: for `Retry-After`.
 
@@ -449,6 +444,8 @@ class Dispatcher:
             else:
                 job.receiver.on_answer(answer)
         metrics.total_seconds.observe_all(totals_s)
+        if metrics.total_seconds.examples is not None and len(totals_s) == len(flight.jobs) > 0:
+            metrics.total_seconds.exemplify(totals_s[-1], flight.jobs[-1].request.id)
         if named_s:
             metrics.named_total_s += sum(named_s)
         if metrics.tap is not None:
@@ -736,6 +733,7 @@ class Dispatcher:
         total_s = now - job.arrived
         metrics.errors[error.cause or "unknown"] += 1
         metrics.total_seconds.observe(total_s)
+        metrics.total_seconds.exemplify(total_s, job.request.id)
         if job.request.names_version:
             metrics.named_total_s += total_s
         if metrics.tap is not None:
