@@ -76,7 +76,7 @@ class Scrapes:
 
         registry = registry_of(lambda: self._metrics.families)
         for source in self._foreign.sources:
-            registry.register(source.collector)  # type: ignore[arg-type]  # a protocol that the library's own inherit
+            registry.register(source.collector)
         return registry
 
     @contextlib.contextmanager

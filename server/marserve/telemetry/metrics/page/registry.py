@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
-from prometheus_client.utils import floatToGoString
 
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.page.families import Family
-from marserve.telemetry.metrics.page.writer import exemplar_labels
+from marserve.telemetry.metrics.page.writer import exemplar_labels, number
 
 # Longer `Accept` headers are not read. Prometheus sends 300 characters.
 MAX_ACCEPT: Final = 2000
@@ -44,7 +43,7 @@ class Families:
 def registry_of(read: Callable[[], Iterable[Family]]) -> CollectorRegistry:
     """A registry with these families. Raises ValueError where two of them claim one name."""
     registry = CollectorRegistry()
-    registry.register(Families(read))  # type: ignore[arg-type]  # a protocol that the library's own do not inherit
+    registry.register(Families(read))
     return registry
 
 
@@ -73,7 +72,7 @@ def _add_histogram(metric: Metric, name: str, labels: dict[str, str], histogram:
         exemplar = None
         if example is not None and (its := exemplar_labels(example)):
             exemplar = Exemplar(its, example.value)
-        its_labels = {**labels, "le": cast("str", floatToGoString(bound))}
+        its_labels = {**labels, "le": number(bound)}
         metric.add_sample(f"{name}_bucket", its_labels, so_far, exemplar=exemplar)
     metric.add_sample(f"{name}_count", labels, so_far)
     metric.add_sample(f"{name}_sum", labels, histogram.sum)
