@@ -40,6 +40,7 @@ import ray_pool
 import rolling_restart
 import rollouts
 import scheduler
+import scrapes
 import shared_memory
 import start
 import steps
@@ -72,6 +73,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
+    "scrapes": scrapes.measure,
     "open_inference": open_inference.measure,
     "shared_memory": shared_memory.measure,
     "growing": growing.measure,
