@@ -4,8 +4,9 @@
               in this process, beside prometheus_client writing the same registry
     scraped   a server with 200 other models of four workers each: 99th percentile of a model whose handler takes 11 ms,
               requests at random (an open loop), while the page is scraped each 0.5 s, beside the same without scrapes
-    overload  a server with five models that are all asked by more clients than they can answer: requests a second of
-              one of them while the page is scraped each 100 ms, beside the same without scrapes
+    overload  a server with five models, one of which is asked by more clients than it can answer: requests a second of
+              it while the page is scraped each 100 ms, beside the same without scrapes; and the processor time of a
+              scrape, by the server's own, of scrapes one after the other
 
 Pages are asked for as Prometheus does, in OpenMetrics.
 """
@@ -35,7 +36,7 @@ from marserve.telemetry.metrics.server_metrics import Metrics
 
 MODELS, QUICK_MODELS, WORKERS = 200, 20, 4
 RATE = 27
-CONNECTIONS, PIECES = 64, 4
+CONNECTIONS, PIECES, SCRAPES = 64, 4, 100
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3"
 DESCRIPTORS_EACH = 12
 
@@ -118,6 +119,7 @@ def _overload(plan: Plan) -> list[Figure]:
     store = plan.folder / "overload"
     archive = make_archive(store, "echo", "echo.py", {"minWorkers": 1, "maxWorkers": 1, "batchSize": 16})
     rates: dict[str, list[float]] = {"without": [], "with": []}
+    cpu_ms: list[float] = []
     with Marserve("marserve", archive, plan.new_folder("overload")) as server:
         for number in range(4):
             status, body = server.manage("POST", f"/models?url=echo.mar&model_name=echo{number}&initial_workers=1")
@@ -138,22 +140,27 @@ def _overload(plan: Plan) -> list[Figure]:
             plan.say(f"scrapes: overload, round {number + 1} of {plan.rounds}")
             for name, loads in in_turns(list(rates), number, PIECES, run).items():
                 rates[name].append(rate(loads))
+            server.settle()
+            before_s = server.cpu_s()
+            for _ in range(SCRAPES):
+                _scrape(server)
+            cpu_ms.append((server.cpu_s() - before_s) * 1000 / SCRAPES)
     goal = Goal("at least", 0.97, "compared")
     name = "echo 64 B, 64 connections, five models, a scrape each 100 ms"
-    return [Figure(name, "/s", rates["with"], "the same without scrapes", rates["without"], goal=goal)]
+    return [
+        Figure(name, "/s", rates["with"], "the same without scrapes", rates["without"], goal=goal),
+        Figure("processor time of a scrape, five models", "ms", cpu_ms, goal=Goal("at most", 3.0, "own"), digits=1),
+    ]
 
 
 @contextlib.contextmanager
 def _scraping(server: Marserve, every_s: float) -> Iterator[None]:
     """Have the page scraped meanwhile. Raises CannotMeasure if a scrape failed, or none ended."""
     is_over, ended = threading.Event(), list[int]()
-    request = urllib.request.Request(f"http://127.0.0.1:{server.metrics_port}/metrics", headers={"Accept": ACCEPT})
 
     def scrape() -> None:
         while not is_over.wait(every_s):
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                answer.read()
-                ended.append(answer.status)
+            ended.append(_scrape(server))
 
     thread = threading.Thread(target=scrape, daemon=True)
     thread.start()
@@ -164,3 +171,11 @@ def _scraping(server: Marserve, every_s: float) -> Iterator[None]:
         thread.join(60)
     if thread.is_alive() or not ended or set(ended) != {200}:
         raise CannotMeasure(f"scrapes: of the scrapes meanwhile {len(ended)} ended, with {set(ended)}")
+
+
+def _scrape(server: Marserve) -> int:
+    """One scrape: its status."""
+    url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": ACCEPT}), timeout=30) as answer:
+        answer.read()
+        return int(answer.status)

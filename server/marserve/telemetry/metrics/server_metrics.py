@@ -96,6 +96,8 @@ class Metrics:
         self._class_counts = ClassCounts()
         self._torchserve = TorchServeFamilies(hostname, self.views, self.responses, self._totals, self._fed)
         self._texts: list[FamilyText] = []
+        self.names: frozenset[str] = frozenset()
+        """All names that the families have on pages of either format."""
         if mode != "log":
             for family in (*self._torchserve.declare(definitions), *self._own_families()):
                 if mode == "prometheus" or family.name in LEGACY_PAGE:
@@ -145,8 +147,9 @@ class Metrics:
             if family.is_true_counter:
                 family = replace(family, is_unknown=True)
             if not text.family.claimed.isdisjoint(family.claimed):
-                text.family = replace(text.family, is_unknown=True)
+                text.show_as_unknown()
         self._texts.append(FamilyText(family))
+        self.names |= family.claimed | family.text_names
         return True
 
     def _own_families(self) -> Iterator[Family]:

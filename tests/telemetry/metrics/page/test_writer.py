@@ -12,7 +12,7 @@ from prometheus_client.utils import floatToGoString
 
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.page.families import Family, Labels, Row
-from marserve.telemetry.metrics.page.writer import EOF, FamilyText, number, write
+from marserve.telemetry.metrics.page.writer import EOF, NUMBERS_AT_ONCE, FamilyText, number, write
 from support.metric_pages import assert_equal
 
 # The parsers split lines where Python does, not where the format says, so no other line ends than \n are drawn.
@@ -187,7 +187,7 @@ def test_a_piece_is_small() -> None:
 
     pieces = list(many.pieces())
 
-    assert max(piece.count("\n") for piece in pieces) <= 128
+    assert max(piece.count("\n") for piece in pieces) <= NUMBERS_AT_ONCE
     assert sum(piece.count("\n") for piece in pieces) == 2002
 
 

@@ -11,6 +11,7 @@ text of many numbers together, the block of a histogram, and the part of a line 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import cast
 
@@ -18,8 +19,8 @@ from marserve.telemetry.metrics.histogram import Example, Histogram
 from marserve.telemetry.metrics.page.families import Family, Labels, Row
 
 # So many lines, or histograms, are written at a time.
-NUMBERS_AT_ONCE = 128
-HISTOGRAMS_AT_ONCE = 8
+NUMBERS_AT_ONCE = 64
+HISTOGRAMS_AT_ONCE = 4
 # The most characters of names and values of an exemplar's labels together, by OpenMetrics.
 MAX_EXEMPLAR = 128
 EOF = "# EOF\n"
@@ -32,9 +33,15 @@ class FamilyText:
 
     def __init__(self, family: Family) -> None:
         self.family = family
+        self.headers = header_of(family, is_open=False), header_of(family, is_open=True)
         self._prefixes: dict[Labels, str] = {}
         self._chunks: list[tuple[_Numbers, str]] = []
         self._blocks: dict[Labels, _HistogramText] = {}
+
+    def show_as_unknown(self) -> None:
+        """Give the family the type `unknown` in OpenMetrics: another has its name there."""
+        self.family = replace(self.family, is_unknown=True)
+        self.headers = self.headers[0], header_of(self.family, is_open=True)
 
     def pieces(self, wanted: frozenset[str] = frozenset(), *, is_open: bool = False) -> Iterator[str]:
         """The family as text, a little at a time. `is_open` asks for OpenMetrics.
@@ -44,7 +51,7 @@ class FamilyText:
         family = self.family
         if wanted and wanted.isdisjoint(family.sample_names):
             return
-        header = header_of(family, is_open=is_open)
+        header = self.headers[is_open]
         if not wanted:
             yield header
             header = ""
