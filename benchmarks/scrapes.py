@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -24,7 +25,7 @@ from time import perf_counter
 from figures import Figure, Goal
 from load_generator import CannotMeasure, Load
 from many_models import many_descriptors
-from open_loop import poisson, send
+from open_loop import Sent, poisson, send
 from plan import Plan
 from prometheus_client.openmetrics.exposition import generate_latest
 from servers import Marserve, make_archive
@@ -88,7 +89,7 @@ def _page(plan: Plan) -> list[Figure]:
 
 def _scraped(plan: Plan) -> list[Figure]:
     models = QUICK_MODELS if plan.is_quick else MODELS
-    seconds = 4.0 if plan.is_quick else 15.0
+    seconds = 3.0 if plan.is_quick else 5.0
     store = plan.folder / "scraped"
     archive = make_archive(store, "known", "known_cost.py", {"minWorkers": 1, "maxWorkers": 1})
     make_archive(store, "other", "echo.py", {"minWorkers": WORKERS, "maxWorkers": WORKERS})
@@ -103,10 +104,15 @@ def _scraped(plan: Plan) -> list[Figure]:
         server.settle()
         for number in range(plan.rounds):
             plan.say(f"scrapes: scraped, round {number + 1} of {plan.rounds}")
-            for is_scraped in (False, True) if number % 2 else (True, False):
-                dues = poisson(RATE, seconds, number)
+            both = {False: Sent(), True: Sent()}
+            for piece in range(2 * PIECES):
+                is_scraped = bool((piece + number) % 2)
+                dues = poisson(RATE, seconds, number * PIECES + piece // 2)
                 with _scraping(server, 0.5) if is_scraped else contextlib.nullcontext():
                     sent = send(server.port, server.path, dues, [b"x"] * len(dues))
+                both[is_scraped].latencies += sent.latencies
+                both[is_scraped].refused += sent.refused
+            for is_scraped, sent in both.items():
                 spans[is_scraped].append(sent.percentile(0.99) * 1000)
         plan.say("scrapes: stopping")
     name = f"99th percentile while a page of {models} models of {WORKERS} workers is scraped each 0.5 s"
@@ -155,27 +161,41 @@ def _overload(plan: Plan) -> list[Figure]:
 
 @contextlib.contextmanager
 def _scraping(server: Marserve, every_s: float) -> Iterator[None]:
-    """Have the page scraped meanwhile. Raises CannotMeasure if a scrape failed, or none ended."""
-    is_over, ended = threading.Event(), list[int]()
+    """Have the page scraped meanwhile, by a process of its own, so that who measures does not wait for it.
 
-    def scrape() -> None:
-        while not is_over.wait(every_s):
-            ended.append(_scrape(server))
-
-    thread = threading.Thread(target=scrape, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join(60)
-    if thread.is_alive() or not ended or set(ended) != {200}:
-        raise CannotMeasure(f"scrapes: of the scrapes meanwhile {len(ended)} ended, with {set(ended)}")
+    Raises CannotMeasure if a scrape failed, or none ended.
+    """
+    command = [sys.executable, "-c", SCRAPER, f"http://127.0.0.1:{server.metrics_port}/metrics", str(every_s), ACCEPT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as scraper:
+        assert scraper.stdout is not None
+        scraper.stdout.readline()  # the first scrape has ended
+        try:
+            yield
+        finally:
+            said, _ = scraper.communicate("", 60)
+    if scraper.returncode or not said.strip().isdigit():
+        raise CannotMeasure(f"scrapes: the scraper ended with {scraper.returncode} and said {said!r}")
 
 
-def _scrape(server: Marserve) -> int:
-    """One scrape: its status."""
+# Scrapes until its standard input ends; then says how often.
+SCRAPER = """
+import select, sys, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={"Accept": sys.argv[3]})
+count = 0
+while True:
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.read()
+    count += 1
+    if count == 1:
+        print("begun", flush=True)
+    if select.select([sys.stdin], [], [], float(sys.argv[2]))[0]:
+        break
+print(count)
+"""
+
+
+def _scrape(server: Marserve) -> None:
+    """One scrape. Raises OSError for another answer than 200."""
     url = f"http://127.0.0.1:{server.metrics_port}/metrics"
     with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": ACCEPT}), timeout=30) as answer:
         answer.read()
-        return int(answer.status)
