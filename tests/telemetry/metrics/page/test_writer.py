@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.page.families import Family, Labels, Row
 from marserve.telemetry.metrics.page.writer import EOF, NUMBERS_AT_ONCE, FamilyText, number, write
-from support.metric_pages import assert_equal
+from support.metric_pages import assert_equal, two_digits
 
 # The parsers split lines where Python does, not where the format says, so no other line ends than \n are drawn.
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], include_characters="\n"), max_size=8)
@@ -27,7 +27,9 @@ def histograms(draw: st.DrawFn) -> Histogram:
     histogram = Histogram(bounds)
     if draw(st.booleans()):
         histogram.keep_examples()
-    for value, name in draw(st.lists(st.tuples(st.floats(0, 2e9), WORDS), max_size=6)):
+    # Before 0.26 the library's parser took a brace in an exemplar's label for its begin.
+    ids = WORDS.filter(lambda word: "{" not in word and "}" not in word)
+    for value, name in draw(st.lists(st.tuples(st.floats(0, 2e9), ids), max_size=6)):
         histogram.observe(value)
         histogram.exemplify(value, name * draw(st.sampled_from([1, 40])), draw(st.sampled_from(["", "c0ffee" * 5])))
     return histogram
@@ -62,7 +64,7 @@ def test_whatever_the_families_are_both_writers_say_the_same(families: list[Fami
 @given(st.floats() | st.integers(-(10**18), 10**18))
 def test_a_number_is_written_as_the_library_writes_it(value: float) -> None:
     """Exponents, infinities and what is no number included."""
-    assert number(value) == floatToGoString(value)
+    assert number(value) == two_digits(floatToGoString(value))
 
 
 def family(kind: str, *rows: Row, name: str = "things", labels: Labels = ("a",)) -> Family:
