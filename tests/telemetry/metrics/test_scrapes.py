@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from marserve.errors import TooManyScrapes
 from marserve.machine.own_thread import in_own_thread
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.page.foreign import ForeignCollectors, Source
-from marserve.telemetry.metrics.scrapes import MAX_SCRAPES, Page, Scrapes
+from marserve.telemetry.metrics.scrapes import MAX_SCRAPES, PATIENCE_S, Page, Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
 from support.metric_pages import as_the_library_calls_it, canonical, scrapes_of
 
@@ -167,16 +168,42 @@ async def test_without_negotiation_every_client_gets_the_text_format() -> None:
 async def test_more_clients_than_the_bound_are_refused() -> None:
     """So that pages for clients that do not read are bounded."""
     scrapes = scrapes_of(metrics_of(1))
-    taking = [scrapes.taking() for _ in range(MAX_SCRAPES)]
-    for each in taking:
-        each.__enter__()
+    async with contextlib.AsyncExitStack() as taking:
+        for _ in range(MAX_SCRAPES):
+            await taking.enter_async_context(scrapes.taking())
 
-    with pytest.raises(TooManyScrapes, match="32 clients are taking the metrics page"), scrapes.taking():
-        pass
-    for each in taking:
-        each.__exit__(None, None, None)
+        with pytest.raises(TooManyScrapes, match="32 clients are taking the metrics page"):
+            await taking.enter_async_context(scrapes.taking())
 
     assert scrapes.open == 0
+
+
+async def test_who_takes_too_long_loses_its_place_to_a_new_client() -> None:
+    """Clients that hang must not keep Prometheus away; those that came later stay."""
+    now = [100.0]
+    metrics = metrics_of(1)
+    scrapes = Scrapes(metrics, ForeignCollectors([], in_own_thread), now=lambda: now[0])
+    cut: list[int] = []
+
+    async def hang(number: int) -> None:
+        try:
+            async with scrapes.taking():
+                await asyncio.Event().wait()
+        except TimeoutError:
+            cut.append(number)
+
+    tasks = [asyncio.ensure_future(hang(number)) for number in range(MAX_SCRAPES)]
+    await asyncio.sleep(0)
+    now[0] += PATIENCE_S
+    async with scrapes.taking():
+        await asyncio.wait(tasks[:1], timeout=30)
+        assert (cut, scrapes.open) == ([0], MAX_SCRAPES)
+
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert scrapes.open == 0
+    assert 'marserve_refused_total{cause="slow_reader"} 1.0' in metrics.render().decode()
 
 
 class Hanging:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from time import perf_counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from marserve.errors import TooManyScrapes
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 STEP_S: Final = 0.0005
 # So many pages may be with their clients at once. Prometheus, a pair of it and people's browsers are fewer.
 MAX_SCRAPES: Final = 32
+# For so long a client keeps its place: Prometheus gives a scrape up after 10 s.
+PATIENCE_S: Final = 10.0
 
 Look = Callable[[], Awaitable[None]]
 
@@ -46,7 +48,7 @@ class Scrapes:
     """Writes pages of `metrics`, with what `foreign` collects.
 
     With `negotiates` clients may have OpenMetrics, else all get text 0.0.4. `looks` are awaited before each page, at
-    the same time as the collectors.
+    the same time as the collectors. `clock` measures steps, and `now` how long clients take.
     """
 
     def __init__(
@@ -57,15 +59,18 @@ class Scrapes:
         negotiates: bool = True,
         looks: Sequence[Look] = (),
         clock: Callable[[], float] = perf_counter,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self._metrics = metrics
         self._foreign = foreign
         self._negotiates = negotiates
         self._looks = looks
         self._clock = clock
+        self._now = now
         self._lock = asyncio.Lock()
         self._coming: dict[tuple[str, frozenset[str]], asyncio.Task[Page]] = {}
-        self.open = 0
+        # Those that take a page, the oldest first: their limits of time, and since when.
+        self._taking: dict[asyncio.Timeout, float] = {}
         if metrics.mode == "prometheus":
             metrics.declare_rows("marserve_collector_failures_total", foreign.failures)
 
@@ -79,16 +84,32 @@ class Scrapes:
             registry.register(source.collector)
         return registry
 
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[None]:
-        """One client takes a page, from its request to the last byte. Raises TooManyScrapes."""
-        if self.open >= MAX_SCRAPES:
-            raise TooManyScrapes(MAX_SCRAPES)
-        self.open += 1
-        try:
-            yield
-        finally:
-            self.open -= 1
+    @contextlib.asynccontextmanager
+    async def taking(self) -> AsyncIterator[None]:
+        """One client takes a page, from its request to the last byte. Raises TooManyScrapes.
+
+        Raises TimeoutError in the place where it waits, when it has taken longer than `PATIENCE_S` and another client
+        wants its place.
+        """
+        now = self._now()
+        if len(self._taking) >= MAX_SCRAPES:
+            slowest, since = next(iter(self._taking.items()))
+            if now - since < PATIENCE_S:
+                raise TooManyScrapes(MAX_SCRAPES)
+            del self._taking[slowest]
+            slowest.reschedule(asyncio.get_running_loop().time())
+            self._metrics.count_refused("slow_reader")
+        async with asyncio.timeout(None) as limit:
+            self._taking[limit] = now
+            try:
+                yield
+            finally:
+                self._taking.pop(limit, None)
+
+    @property
+    def open(self) -> int:
+        """How many clients take a page."""
+        return len(self._taking)
 
     async def page(self, accept: str = "", names: Sequence[str] = ()) -> Page:
         """The page in the format that `accept` asks for, or only the samples with exactly these names."""

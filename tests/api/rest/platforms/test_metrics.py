@@ -119,9 +119,9 @@ async def test_one_scrape_too_many_is_refused_in_words(metrics: Metrics) -> None
     """Clients that do not read hold pages, so there is a bound; a place that is given back is free again."""
     scrapes = scrapes_of(metrics)
     async with client_of(build_app([metrics_router(scrapes)], title="metrics")) as client:
-        with contextlib.ExitStack() as hanging:
+        async with contextlib.AsyncExitStack() as hanging:
             for _ in range(MAX_SCRAPES):
-                hanging.enter_context(scrapes.taking())
+                await hanging.enter_async_context(scrapes.taking())
             refused = await client.get("/metrics")
         taken = await client.get("/metrics")
 

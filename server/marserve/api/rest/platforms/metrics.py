@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
@@ -24,8 +25,15 @@ class Scrape(Response):
         self._scrapes, self._accept, self._names = scrapes, accept, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the page and send it. Raises TooManyScrapes."""
-        with self._scrapes.taking():
+        """Write the page and send it. Raises TooManyScrapes.
+
+        A client that reads too slowly may lose its place to another: then the connection closes before the end.
+        """
+        with contextlib.suppress(TimeoutError):
+            await self._send(send)
+
+    async def _send(self, send: Send) -> None:
+        async with self._scrapes.taking():
             page = await self._scrapes.page(self._accept, self._names)
             headers = [
                 (b"content-type", page.content_type.encode("latin-1")),
