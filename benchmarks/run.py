@@ -37,6 +37,7 @@ import open_inference
 import peers
 import printing
 import ray_pool
+import recorder
 import rolling_restart
 import rollouts
 import scheduler
@@ -67,6 +68,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "memory": memory.measure,
     "neighbour": neighbour.measure,
     "printing": printing.measure,
+    "recorder": recorder.measure,
     "declared": declared.measure,
     "many_models": many_models.measure,
     "steps": steps.measure,

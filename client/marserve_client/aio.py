@@ -16,7 +16,7 @@ from marserve_client.calls import Action, After, Api, Before, Doable, Pause, Rep
 from marserve_client.client import PIECE_BYTES
 from marserve_client.inference import Opening
 from marserve_client.retries import Retries
-from marserve_client.setup import Key, Setup, as_method, file_pieces
+from marserve_client.setup import Key, Setup, as_method, read_piece
 from marserve_client.streams import AsyncStream
 
 P = ParamSpec("P")
@@ -178,7 +178,7 @@ class AsyncClient:
 async def _pieces(file: Path) -> AsyncIterator[bytes]:
     opened = await asyncio.to_thread(file.open, "rb")
     try:
-        while piece := await asyncio.to_thread(file_pieces, opened, PIECE_BYTES):
+        while piece := await asyncio.to_thread(read_piece, opened, PIECE_BYTES):
             yield piece
     finally:
         opened.close()

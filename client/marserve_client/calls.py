@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import random
+import re
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,10 @@ MOST_TIMEOUT_MS: Final = 2**31 - 1
 # little longer.
 GRACE_S: Final = 0.25
 MOST_KNOWN_URLS: Final = 512
+# RFC 9110, 5.6.2 and 5.5, without bytes beyond ASCII: httpx would refuse them in its own words.
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE: Final = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
+_LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
 
 
 class Default(enum.Enum):
@@ -300,6 +305,7 @@ class Session:
         sending = Sending(call.method, url, call.model, number, headers)
         for before in self.before:
             before(sending)
+        _check_headers(headers, call.file)
         options: dict[str, Any] = {"headers": headers}
         if call.form is not None:
             options["data"] = call.form.fields
@@ -313,8 +319,26 @@ class Session:
         if known is None:
             if len(self.urls) >= MOST_KNOWN_URLS:
                 self.urls.clear()
-            known = self.urls[url] = httpx.URL(url)
+            try:
+                known = httpx.URL(url)
+            except httpx.InvalidURL as error:
+                raise BadInput(f"The address of the call cannot be sent ({_reason(error)}).") from None
+            self.urls[url] = known
         return known
+
+
+def _check_headers(headers: Mapping[str, str], file: Path | None) -> None:
+    """Raise BadInput for what cannot be sent, without its value: it may be a key. A `file` comes with its length."""
+    for name, value in headers.items():
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise BadInput(f"headers: {name!r} is no name of a header.")
+        if file is None and name.lower() in _LENGTHS:
+            raise BadInput(f"headers: {name} is found from the body; leave it out.")
+        if _HEADER_VALUE.fullmatch(value) is None:
+            raise BadInput(
+                f"headers: the value of {name} cannot be sent; it must be printable ASCII, without spaces or line ends "
+                "around it. (That of authorization is the client's key, unless it was given as a header.)"
+            )
 
 
 def carry_out(call: Call[T], session: Session) -> Steps[T]:
@@ -322,6 +346,8 @@ def carry_out(call: Call[T], session: Session) -> Steps[T]:
     timeout_s = session.timeout_s if call.timeout is DEFAULT else call.timeout
     if timeout_s is not None and not timeout_s > 0:
         raise BadInput(f"timeout: is {timeout_s}; it must be more than 0 seconds, or None for no bound.")
+    if timeout_s is not None and timeout_s > MOST_TIMEOUT_MS / 1000:  # neither the header nor a socket takes more
+        timeout_s = None
     ends = None if timeout_s is None else session.clock() + timeout_s
     number, left_s = 1, timeout_s
     while True:
@@ -359,8 +385,17 @@ def carry_out(call: Call[T], session: Session) -> Steps[T]:
 def path_of(*words: str) -> str:
     """A path of these words, each escaped. Raises BadInput for one that would be another path."""
     for word in words:
-        if not isinstance(word, str) or word in ("", ".", ".."):
+        if not isinstance(word, str) or word in ("", ".", "..") or not _is_encodable(word):
             raise BadInput(
                 f"name: {word!r} names no model, version, label or file; it must be a text that is not empty."
             )
     return "/" + "/".join(quote(word, safe="") for word in words)
+
+
+def _is_encodable(word: str) -> bool:
+    """Whether it has no half surrogate pairs."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from marserve_client import inference, management
 from marserve_client.calls import Action, After, Api, Before, Doable, Pause, Reply, Steps, Try
 from marserve_client.inference import Opening
 from marserve_client.retries import Retries
-from marserve_client.setup import Key, Setup, as_method, file_pieces
+from marserve_client.setup import Key, Setup, as_method, read_piece
 from marserve_client.streams import Stream
 
 P = ParamSpec("P")
@@ -188,5 +188,5 @@ class Client:
 
 def _pieces(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
-        while piece := file_pieces(opened, PIECE_BYTES):
+        while piece := read_piece(opened, PIECE_BYTES):
             yield piece

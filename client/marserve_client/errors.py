@@ -221,8 +221,8 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _shown(status: int, headers: Mapping[str, str], body: bytes) -> str:
     """For an answer that is no error object: another server's page, or a handler's own body."""
-    if 300 <= status < 400:
-        return f"The address leads elsewhere ({headers.get('location', 'no location')}); name that one."
+    if 300 <= status < 400 and "location" in headers:
+        return f"The address leads elsewhere ({headers['location']}); name that one."
     text = body.decode("utf-8", "replace").strip()
     if not text:
         return f"The answer was {status} without a message."

@@ -50,15 +50,27 @@ def key_file(path: Path | str) -> Callable[[Api], str | None]:
 
 
 def read_address(api: str, address: str) -> str:
-    """The address without a slash at its end. Raises BadInput for what is no address."""
+    """The address without a slash at its end. Raises BadInput for what is no address, without a password in it."""
     try:
         parts = urlsplit(address)
-        is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except (ValueError, AttributeError):
+        is_http = parts.scheme in ("http", "https") and _is_host(parts.hostname)
+        if is_http:
+            is_http = bool(httpx.URL(address).host) and (parts.port is None or parts.port > 0)
+    except (ValueError, AttributeError, httpx.InvalidURL):  # httpx refuses more, such as line ends
         is_http, parts = False, urlsplit("")
+    if is_http and "@" in parts.netloc:
+        raise BadInput(
+            f"{api}: an address has no user name or password; give {parts.scheme}://{parts.netloc.rpartition('@')[2]}, "
+            "and headers={'authorization': 'Basic …'}."
+        )
     if (is_http and not parts.query and not parts.fragment) or (parts.scheme == "unix" and parts.path):
         return address.rstrip("/")
     raise BadInput(f"{api}: {address!r} is no address; it looks like http://127.0.0.1:8080 or unix:/run/marserve.sock.")
+
+
+def _is_host(name: str | None) -> bool:
+    """Whether a host's name can be looked up. Raises UnicodeError where a part of it is empty or too long."""
+    return name is not None and bool(name.encode("idna"))
 
 
 class Setup:
@@ -139,7 +151,7 @@ def as_method(build: Callable[..., object], method: Callable[..., object]) -> No
     )
 
 
-def file_pieces(file: Any, piece_bytes: int) -> bytes:
+def read_piece(file: Any, piece_bytes: int) -> bytes:
     """The next bytes of an open file. Raises BadInput."""
     try:
         return bytes(file.read(piece_bytes))

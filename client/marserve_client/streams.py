@@ -123,10 +123,13 @@ def _raise_error(event: Event) -> None:
     """Raise what marserve's event `error` says; another server's is an event like others."""
     try:
         said = event.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return
-    if isinstance(said, dict) and said.keys() - {"exception"} == {"code", "message"} and type(said["code"]) is int:
-        raise class_of(said["code"])(str(said["message"]), status=said["code"], document=said)
+    if not isinstance(said, dict) or said.keys() - {"exception"} != {"code", "message"}:
+        return
+    code, message = said["code"], said["message"]
+    if type(code) is int and isinstance(message, str):
+        raise class_of(code)(message, status=code, document=said)
 
 
 class Reading(Generic[T]):

@@ -292,6 +292,16 @@ class VersionNotFound(ClientError):
         super().__init__(text or f"Model version: {version} does not exist for model: {model}")
 
 
+class RequestUnknown(ClientError):
+    """The recorder has no request of this id: there was none, or it is gone. `kept` is how many it keeps."""
+
+    def __init__(self, request_id: str, kept: int) -> None:
+        super().__init__(
+            f"Request not found: {request_id}. The newest {kept} requests are recorded, and of each model the slowest "
+            "of the last hour and the latest failed ones; flight_recorder_size makes room for more."
+        )
+
+
 class ArchiveNotFound(ClientError):
     """There is no archive that can be used under the name or address that the client gave."""
 

@@ -93,7 +93,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `id` is what the client sees. Where `key` is 0 the server made it, and no other request has it. Otherwise the client
     chose it, or parts of one request share it; then `key` alone tells them apart. `client_id` is a client's id that
-    stands beside the server's in the logs.
+    stands beside the server's in the logs. `timeline` is a `telemetry.timeline.Timeline`, which is built upon these
+    messages; None where nobody keeps it. A copy of a request that is answered by itself must not share it.
     """
 
     id: str
@@ -112,6 +113,7 @@ class Request(msgspec.Struct, frozen=True):
     depth: int = 0
     key: int = 0
     client_id: str = ""
+    timeline: Any = None
 
     @property
     def shares_memory(self) -> bool:
@@ -505,19 +507,53 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
     thrown: Thrown | None = None
 
 
+# How many spans of an author's a batch may have, and the characters of a span's name.
+MAX_SPANS = 32
+MAX_SPAN_NAME = 64
+
+
+class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A part of a handler's work that its author named: how long after the batch's begin it began, and its length."""
+
+    name: Annotated[str, msgspec.Meta(max_length=MAX_SPAN_NAME)]
+    after_s: Seconds
+    seconds: Seconds
+
+
+class Work(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How a worker spent its time on a batch, beside the time inside the author's code.
+
+    `began` is on the monotonic clock, 0 from a worker on another machine. `decode_s` was before the author's code,
+    `encode_s` after it. Of the whole it was held up for `collected_s` by garbage collections, for `waited_s` by other
+    processes that had the processor, and for `printed_s` by what it printed.
+    """
+
+    began: Seconds
+    decode_s: Seconds
+    encode_s: Seconds
+    collected_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
+    printed_s: Seconds = 0.0
+    spans: Annotated[list[Span], msgspec.Meta(max_length=MAX_SPANS)] = []
+
+
 class Results(msgspec.Struct, frozen=True, array_like=True, tag="results"):
-    """The end of a batch: one result an item, in order. `handler_s` is the time inside the author's code."""
+    """The end of a batch: one result an item, in order. `handler_s` is the time inside the author's code.
+
+    `work` is None if nothing was run.
+    """
 
     number: int
     handler_s: Seconds
     results: list[Result]
+    work: Work | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     """The end of a batch whose handler raised for all its items, or did not return one answer for each.
 
     `kind` as in `Result.error`; `message` and `code` are for the client, `traceback` for the log. `error_type` and
-    `error_text` are the class and the message of what was raised.
+    `error_text` are the class and the message of what was raised. `work` as in `Results`.
     """
 
     number: int
@@ -528,6 +564,7 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     traceback: Traceback
     error_type: str = ""
     error_text: Message = ""
+    work: Work | None = None
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):

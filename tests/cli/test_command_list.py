@@ -18,7 +18,8 @@ from support.command_line import marserve
 
 COMMANDS = ("run", "new", "start", "stop", "status", "archive", "fetch", "register", "models", "set-default")
 COMMANDS += ("traffic", "label", "swap", "shadow", "rollout", "unregister", "scale", "tune", "check")
-COMMANDS += ("plan", "apply", "undo", "history", "watches", "logs", "log-level", "infer", "migrate", "version")
+COMMANDS += ("plan", "apply", "undo", "history", "watches", "logs", "log-level", "explain", "infer")
+COMMANDS += ("migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

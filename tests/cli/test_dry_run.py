@@ -27,6 +27,7 @@ CHANGES_NOTHING = {
     "watches": "--look has a watch look now that looks by itself a moment later",
     "logs": "it reads",
     "log-level": "it shows a word, and sets another that the next call sets back",
+    "explain": "it reads",
     "infer": "it asks a model, as any client does",
     "version": "it reads",
 }

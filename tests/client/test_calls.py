@@ -160,6 +160,70 @@ def test_addresses_are_read_once_and_not_kept_without_bound() -> None:
 def test_names_become_one_path() -> None:
     """Escaped, and never another path."""
     assert path_of("models", "a/b", "\u00fc ?") == "/models/a%2Fb/%C3%BC%20%3F"
-    for wrong in ("", ".", ".."):
+    for wrong in ("", ".", "..", "\ud800"):
         with pytest.raises(BadInput, match=r"^name: "):
             path_of("models", wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("authorization", "Bearer secret\n"),
+        ("x-note", "secret\r\nx-other: 1"),
+        ("x-note", "secret\0"),
+        ("x-note", "secr\xe9t"),
+        ("x-note", " secret"),
+        ("x note", "secret"),
+        ("", "secret"),
+        ("content-length", "3"),
+        ("Transfer-Encoding", "chunked"),
+    ],
+)
+def test_a_header_that_cannot_be_sent_is_refused_without_its_value(name: str, value: str) -> None:
+    """It may be a key. httpx would say that the connection broke, with the value, or raise errors of its own."""
+    with pytest.raises(BadInput, match=r"^headers: ") as error:
+        Course().begin(inference.predict("m", b"x", headers={name: value}))
+
+    assert "secr" not in str(error.value)
+
+
+def test_a_key_with_a_line_end_is_refused_before_it_is_sent() -> None:
+    """As of a file that was read whole."""
+    with pytest.raises(BadInput, match=r"the value of authorization cannot be sent") as error:
+        Course(key=lambda api: "secret\n").begin(inference.predict("m", b"x"))
+
+    assert "secret" not in str(error.value)
+
+
+def test_what_a_hook_writes_is_checked_too() -> None:
+    """Hooks come last."""
+
+    def write(sending: Any) -> None:
+        sending.headers["x-note"] = "a\nb"
+
+    with pytest.raises(BadInput, match=r"the value of x-note"):
+        Course(before=(write,)).begin(inference.predict("m", b"x"))
+
+
+def test_usual_headers_are_sent() -> None:
+    """Spaces and tabs within a value, an empty one, and all marks of a name."""
+    headers = {"x-a": "one two\tthree", "x_b.c~": "", "accept": "text/plain; q=0.5, */*"}
+
+    _, first = Course().begin(inference.predict("m", b"x", headers=headers))
+
+    assert headers.items() <= first.sending.headers.items()
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 2.0**31])
+def test_a_time_beyond_every_clock_is_no_bound(timeout: float) -> None:
+    """Neither the header nor a socket could say it."""
+    _, first = Course().begin(inference.predict("m", b"x", timeout=timeout))
+
+    assert "x-marserve-timeout-ms" not in first.sending.headers
+    assert first.timeout.read is None
+
+
+def test_an_address_that_is_too_long_is_refused() -> None:
+    """By the client's own class of errors."""
+    with pytest.raises(BadInput, match=r"cannot be sent \(URL too long"):
+        Course().begin(inference.predict("m" * 70_000, b"x"))

@@ -119,6 +119,11 @@ def test_an_answer_of_another_form_is_shown(status: int, content: bytes, message
     assert refusal(status, {"location": "http://there/"}, content).message == message
 
 
+def test_an_answer_that_leads_nowhere_is_not_said_to_lead_elsewhere() -> None:
+    """As 304, which answers a condition that the caller sent."""
+    assert refusal(304, {}, b"").message == "The answer was 304 without a message."
+
+
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [(None, None), ("", None), ("2", 2.0), (" 2 ", 2.0), ("-1", None), ("1e3", None), ("Wed, 21 Oct 2026", None)],

@@ -25,6 +25,11 @@ from support.both_clients import Clients
         "http://host:99999",
         "http://h/?a=b",
         "unix:",
+        "http://host\n",
+        "http://host/\0",
+        "http://a..b",
+        "http://" + "a" * 64,
+        "http://xn--",
         None,
     ],
 )
@@ -32,6 +37,14 @@ def test_what_is_no_address_is_refused_when_the_client_is_made(address: str | No
     """With the argument's name and an example."""
     with pytest.raises(BadInput, match=r"^management: .* is no address; it looks like"):
         read_address("management", address)  # type: ignore[arg-type]
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    """It would stand in every error of a call, and take the key's place."""
+    with pytest.raises(BadInput, match=r"give https://host:8443, and headers") as error:
+        read_address("inference", "https://user:secret@host:8443")
+
+    assert "secret" not in str(error.value)
 
 
 def test_addresses_are_taken_as_people_write_them() -> None:

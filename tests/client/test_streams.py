@@ -91,7 +91,11 @@ def test_what_a_handler_raised_in_a_stream_comes_with_its_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", ["{}", "no", "[1]", '{"code": "a", "message": "b"}', '{"code": 1, "message": "", "a": 1}']
+    "data",
+    [
+        *("{}", "no", "[1]", '{"code": "a", "message": "b"}', '{"code": 1, "message": "", "a": 1}'),
+        *('{"code": 1, "message": null}', "[" * 100_000),
+    ],
 )
 def test_an_error_of_another_server_is_an_event(data: str) -> None:
     """Only marserve's form is known to be one."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,8 @@ def test_a_model_under_another_interpreter_is_served_beside_one_under_the_server
         assert described(server, "other")["interpreter"] == shown
         assert "interpreter" not in described(server, "own")
 
+        [links] = server.temporary.glob("marserve-*/interpreters")
+        shutil.rmtree(links)  # as what tidies temporary folders does
         assert ask(server, "other", b"die").status_code == 500
         until_blocking(lambda: described(server, "other")["state"] == "ready", "another worker")
         assert ask(server, "other").status_code == 200
@@ -92,6 +96,45 @@ def test_a_model_under_another_interpreter_is_served_beside_one_under_the_server
         server.client.delete(f"{server.management}/models/other")
         assert server.register("other.mar").status_code == 200
         assert ask(server, "other").status_code == 200
+
+
+GROUP = """
+import os, sys
+import torch, torch.distributed as distributed
+
+class Handler:
+    def initialize(self, context):
+        distributed.init_process_group("gloo")
+
+    def handle(self, data, context):
+        if data[0]["body"] == b"die" and os.environ["RANK"] == "1":
+            os._exit(3)
+        total = torch.ones(1)
+        distributed.all_reduce(total)
+        return [{"prefix": sys.prefix, "ranks": total.item()}] * len(data)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_ranks_of_a_group_run_under_another_interpreter(tmp_path: Path) -> None:
+    """They find each other, and are formed anew when one dies."""
+    python = make_environment(tmp_path / "e")
+    [site_packages] = (tmp_path / "e").glob("lib/python*/site-packages")
+    (site_packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")  # torch, and what it needs
+    server = Server(tmp_path, settings={"allowed_interpreters": f"torchy={python}"})
+    config = "environment: torchy\nparallelType: tp\ntorchrun:\n  nproc-per-node: 2\n"
+    make_archive(server.store / "m.mar", GROUP, config=config)
+    with server:
+        answer = server.register("m.mar")
+        assert answer.status_code == 200, answer.text
+        expected = {"prefix": str(tmp_path / "e"), "ranks": 2.0}
+        assert ask(server, "m").json() == expected
+
+        ask(server, "m", b"die")
+        until_blocking(lambda: ask(server, "m").status_code == 200, "another group", timeout_s=60)
+        assert ask(server, "m").json() == expected
+        assert "rank 1" in described(server, "m")["lastDeath"]["detail"]
 
 
 @pytest.mark.long

@@ -77,6 +77,29 @@ def test_an_unfit_one_is_refused_with_what_to_do(output: ToolOutput, sentence: s
     assert judge("/p", output) == sentence
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"version": "3.11.7\n2026 ERROR"},
+        {"version": "3.11." + "7" * 1000},
+        {"version": "three"},
+        {"executable": "/opt/\0/python"},
+        {"executable": "/" * 5000},
+        {"prefix": "/" * 5000},
+        {"msgspec": "9" * 5000},
+        {"implementation": "c" * 5000},
+    ],
+)
+def test_what_no_interpreter_says_is_refused(said: dict[str, str]) -> None:
+    """It would be shown, logged and looked at."""
+    sentence = judge("/p", says(**said))
+
+    assert isinstance(sentence, str)
+    assert "where it was to say what it is." in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 1000
+
+
 def test_an_environment_says_what_it_is(tmp_path: Path) -> None:
     """It is run by its own path, and not by that of the interpreter that made it."""
     python = make_environment(tmp_path / "e", "msgspec")

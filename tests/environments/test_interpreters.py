@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,10 @@ import pytest
 from marserve.environments.interpreters import Interpreters
 from marserve.errors import InterpreterRefused
 from marserve.model_options import ModelOptions
-from marserve.pool.interpreter import find_change
+from marserve.pool.interpreter import Interpreter, find_change
 from marserve.settings.interpreters import AllowedInterpreter
 from support.other_python import make_environment, write_program
+from support.processes import living, until_blocking
 
 OLD = AllowedInterpreter(Path("/opt/old/bin/python"), "torch-1")
 NEW = AllowedInterpreter(Path("/opt/new/bin/python"))
@@ -23,17 +26,23 @@ def asks(*, path: str | None = None, name: str | None = None) -> ModelOptions:
     return ModelOptions("m", "1.0", interpreter_path=path, interpreter_name=name)
 
 
+def find(interpreters: Interpreters, options: ModelOptions) -> Interpreter | None:
+    """The interpreter that a model asks for, looked at."""
+    chosen = interpreters.choose(options)
+    return None if chosen is None else interpreters.look_at(chosen, options)
+
+
 def refusal(allowed: tuple[AllowedInterpreter, ...], options: ModelOptions) -> str:
     """Why the model's interpreter is refused."""
     with pytest.raises(InterpreterRefused) as error:
-        Interpreters(allowed).find(options)
+        find(Interpreters(allowed), options)
     assert error.value.cause == "interpreter_refused"
     return str(error.value)
 
 
 def test_a_model_that_names_none_runs_under_the_servers() -> None:
     """Whatever is allowed; nothing is started."""
-    assert Interpreters([OLD, NEW]).find(asks()) is None
+    assert find(Interpreters([OLD, NEW]), asks()) is None
 
 
 def test_without_a_list_nothing_is_allowed() -> None:
@@ -74,6 +83,24 @@ def test_a_path_must_be_absolute(path: str) -> None:
     assert "allowed_interpreters (torch-1=/opt/old/bin/python)" in said
 
 
+@pytest.mark.parametrize("path", ["/opt/\0/bin/python", "/opt/\ud800/bin/python", "/opt/\x1b[31m\n/python"])
+def test_a_path_that_no_file_can_have_is_refused_like_others(path: str) -> None:
+    """A configuration may hold any characters; those that cannot be shown stand in escapes."""
+    said = refusal((OLD,), asks(path=path))
+
+    assert "which is none of allowed_interpreters" in said
+    assert said.isprintable()
+
+
+def test_a_long_name_or_path_is_cut_in_the_sentence() -> None:
+    """A configuration may have 256 KiB."""
+    for options in (asks(path="/" + "a" * 100_000), asks(name="a" * 100_000), asks(path="a" * 100_000)):
+        said = refusal((OLD,), options)
+
+        assert "aaa..." in said
+        assert len(said) < 2000
+
+
 def test_path_and_name_together_are_refused() -> None:
     """Also where they mean the same."""
     assert "They say the same in two ways; keep one." in refusal(
@@ -97,7 +124,7 @@ def test_links_of_folders_are_followed(tmp_path: Path) -> None:
     interpreters = Interpreters([AllowedInterpreter(python)], folder=tmp_path / "packages")
 
     for path in (tmp_path / "current" / "bin" / "python", tmp_path / "e" / "bin" / ".." / "bin" / "python"):
-        found = interpreters.find(asks(path=str(path)))
+        found = find(interpreters, asks(path=str(path)))
 
         assert found is not None
         assert found.path == str(python)
@@ -108,7 +135,7 @@ def test_the_one_that_is_found_has_our_packages_alone(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "e", "msgspec")
     interpreters = Interpreters([AllowedInterpreter(python, "old")], folder=tmp_path / "deep" / "packages")
 
-    found, again = (interpreters.find(asks(name="old")) for _ in range(2))
+    found, again = (find(interpreters, asks(name="old")) for _ in range(2))
 
     assert found is not None
     assert found == again
@@ -127,11 +154,25 @@ def test_an_unfit_one_is_refused_for_its_model(tmp_path: Path) -> None:
     assert said.endswith(f'Install it: {python} -m pip install "msgspec>=0.21"')
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
+@pytest.mark.parametrize("start", ["", "setsid "])
+def test_what_an_interpreter_leaves_behind_is_ended(tmp_path: Path, start: str) -> None:
+    """A script around it may start a process that goes on, also outside of its group."""
+    python = make_environment(tmp_path / "e", "msgspec")
+    pid = tmp_path / "pid"
+    text = f'{start}sleep 300 >/dev/null 2>&1 </dev/null & echo $! > {pid}\nexec {python} "$@"'
+    script = write_program(tmp_path / "shim", text)
+
+    assert find(Interpreters([AllowedInterpreter(script)], folder=tmp_path / "p"), asks(path=str(script))) is not None
+
+    assert not living([int(pid.read_text())])
+
+
 def test_the_interpreter_behind_a_script_is_watched_too(tmp_path: Path) -> None:
     """A script stays the same while what it starts is replaced."""
     python = make_environment(tmp_path / "e", "msgspec")
     script = write_program(tmp_path / "shim", f'exec {python} "$@"')
-    found = Interpreters([AllowedInterpreter(script)], folder=tmp_path / "p").find(asks(path=str(script)))
+    found = find(Interpreters([AllowedInterpreter(script)], folder=tmp_path / "p"), asks(path=str(script)))
     assert found is not None
     assert find_change(found) == ""
 
@@ -139,3 +180,56 @@ def test_the_interpreter_behind_a_script_is_watched_too(tmp_path: Path) -> None:
     python.symlink_to("/bin/sh")
 
     assert f"{python} was replaced" in find_change(found)
+
+
+def counting(path: Path, end: str) -> Path:
+    """A script that notes each start in the file `starts` beside it, and ends so."""
+    return write_program(path, f"echo x >> {path.parent}/starts\n{end}")
+
+
+def test_calls_at_the_same_time_share_a_look(tmp_path: Path) -> None:
+    """And a later one looks again."""
+    python = make_environment(tmp_path / "e", "msgspec")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = counting(tmp_path / "shim", f'read go < {gate}\nexec {python} "$@"')
+    interpreters = Interpreters([AllowedInterpreter(script)], folder=tmp_path / "p")
+
+    with ThreadPoolExecutor(5) as threads:
+        looks = [threads.submit(find, interpreters, asks(path=str(script))) for _ in range(5)]
+        until_blocking(lambda: (tmp_path / "starts").exists(), "the start of the look")
+        gate.write_text("go\n")
+        found = {look.result() for look in looks}
+    assert len(found) == 1
+    assert (tmp_path / "starts").read_text() == "x\n"
+
+    with ThreadPoolExecutor(1) as threads:
+        again = threads.submit(find, interpreters, asks(path=str(script)))
+        gate.write_text("go\n")
+        assert {again.result()} == found
+    assert (tmp_path / "starts").read_text() == "x\nx\n"
+
+
+def test_one_that_hung_is_not_started_again_at_once(tmp_path: Path) -> None:
+    """Each registration would hold a thread for all of the time, in which workers of other models could start."""
+    script = counting(tmp_path / "shim", "sleep 100")
+    allowed = [AllowedInterpreter(script, "slow")]
+    interpreters = Interpreters(allowed, folder=tmp_path / "p", limit_s=0.5)
+
+    for _ in range(3):
+        with pytest.raises(InterpreterRefused, match=r"did not answer within 0\.5 s"):
+            find(interpreters, asks(name="slow"))
+
+    assert (tmp_path / "starts").read_text() == "x\n"
+
+
+def test_one_that_was_refused_is_looked_at_again_at_once(tmp_path: Path) -> None:
+    """The operator may have mended it."""
+    script = counting(tmp_path / "shim", "exit 3")
+    interpreters = Interpreters([AllowedInterpreter(script, "odd")], folder=tmp_path / "p")
+
+    for _ in range(2):
+        with pytest.raises(InterpreterRefused, match="ended with status 3"):
+            find(interpreters, asks(name="odd"))
+
+    assert (tmp_path / "starts").read_text() == "x\nx\n"

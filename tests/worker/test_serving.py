@@ -246,10 +246,60 @@ def test_a_tensor_is_saved() -> None:
 
 def test_an_untouched_answer_is_a_200_without_headers(stage: Stage) -> None:
     """The surface adds what the contract wants."""
-    assert stage.serve_raw(echo, b"a", b"b") == (
-        Results(1, stage.sent[-1][0].handler_s, [Result(200, "", []), Result(200, "", [])]),
-        [b"a", b"b"],
-    )
+    message, bodies = stage.serve_raw(echo, b"a", b"b")
+
+    assert (message.results, bodies) == ([Result(200, "", []), Result(200, "", [])], [b"a", b"b"])
+
+
+def test_a_worker_tells_how_it_spent_the_time_of_a_batch(stage: Stage) -> None:
+    """Before, in and after the author's code, with the spans that the author named."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        with context.span("tokenise"):
+            time.sleep(0.02)
+        time.sleep(0.01)
+        return ["a"] * len(rows)
+
+    before = time.monotonic()
+    message, _ = stage.serve_raw(handle, b"a")
+    now, work = time.monotonic(), message.work
+
+    assert work is not None
+    assert before <= work.began <= now
+    assert 0.03 <= message.handler_s <= now - before
+    assert work.decode_s + message.handler_s + work.encode_s <= now - work.began
+    (span,) = work.spans
+    assert span.name == "tokenise"
+    assert 0.02 <= span.seconds <= message.handler_s
+    assert work.decode_s <= span.after_s <= work.decode_s + 0.01
+
+
+def test_a_batch_that_raised_has_its_spans_too(stage: Stage) -> None:
+    """That is when they are read."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        with context.span("tokenise"):
+            raise ValueError("no")
+
+    message, _ = stage.serve_raw(handle, b"a")
+
+    assert [span.name for span in message.work.spans] == ["tokenise"]
+
+
+def test_spans_of_one_batch_are_not_those_of_the_next(stage: Stage) -> None:
+    """And of one batch there are at most 32."""
+
+    def handle(rows: list[dict[str, Any]], context: Any) -> list[Any]:
+        for number in range(40 if rows[0]["body"] == b"many" else 0):
+            with context.span(f"{number} " + "x" * 100):
+                pass
+        return ["a"]
+
+    many, _ = stage.serve_raw(handle, b"many")
+    none, _ = stage.serve_raw(handle, b"none")
+
+    assert [len(span.name) for span in many.work.spans] == [64] * 32
+    assert none.work.spans == []
 
 
 def test_status_and_headers_of_the_handlers_choosing_go_out(stage: Stage) -> None:

@@ -532,3 +532,86 @@ class SwapStatus(Document):
     after: Annotated[dict[str, Any] | None, Meta(description="the same, as they would be")] = None
     memory: Annotated[dict[str, Any] | None, Meta(description="the host's, in bytes")] = None
     deviceMemory: Annotated[dict[str, Any] | None, Meta(description="that of its devices, in bytes")] = None
+
+
+class RecordedStage(Document):
+    """A part of a request's time; together they are the whole."""
+
+    name: Literal["header", "body", "admit", "queue", "send", "decode", "handle", "encode", "return", "write"]
+    ms: float
+
+
+class RecordedSpan(Document):
+    """A part of the handler's work that its author named with `context.span`."""
+
+    name: str
+    after_ms: Annotated[float, Meta(description="how long after the batch's begin it began")]
+    ms: float
+
+
+class RecordedBatch(Document):
+    """The last batch in which a request went to a worker."""
+
+    size: int
+    mates: Annotated[list[str], Meta(description="the ids of the other requests in it that are recorded")]
+    runs: Annotated[int, Meta(description="how many batches it was in: more than one if it was run again")]
+    first_of_worker: Annotated[bool, Meta(description="whether it was its worker's first")]
+    handler_ms: float
+
+
+class OtherRequest(Document):
+    """A further request of the same id: clients need not make theirs unique."""
+
+    id: str
+    started: str
+
+
+class RecordedRequest(Document, kw_only=True):
+    """One request from its first byte to its last, and why it took so long."""
+
+    id: str
+    client_id: Annotated[str | None, Meta(description="the client's own id, if it has another one")] = None
+    model: Annotated[str, Meta(description="empty for one that no model took")]
+    version: str
+    worker: Annotated[str, Meta(description="as logs name it; empty for one that no worker had")]
+    status: Annotated[int, Meta(description="499: the client went away")]
+    error: Annotated[str | None, Meta(description="the class of the error's cause, as `x-marserve-cause`")] = None
+    started: Annotated[str, Meta(description="when its first byte came, in UTC")]
+    wall_ms: float
+    bytes_in: int
+    bytes_out: int
+    stages: list[RecordedStage]
+    spans: list[RecordedSpan] | None = None
+    batch: Annotated[RecordedBatch | None, Meta(description="null for one that no worker had")]
+    first_piece_ms: Annotated[float | None, Meta(description="until the first piece of a stream")] = None
+    moved_from: Annotated[str | None, Meta(description="the version that had accepted it before")] = None
+    remote_worker: Annotated[
+        bool | None, Meta(description="its worker has another clock: `send` has all of the way there and back")
+    ] = None
+    cause: Annotated[str, Meta(description="what took most of the time")]
+    why: str
+    also: Annotated[list[str], Meta(description="what else took a tenth of the time or more")]
+    meanwhile: Annotated[list[str], Meta(description="what else the server did then")]
+    others: Annotated[list[OtherRequest], Meta(description="older requests of the same id")]
+
+
+class ListedRequest(Document, kw_only=True):
+    """A recorded request in a list."""
+
+    id: str
+    client_id: str | None = None
+    model: str
+    version: str
+    status: int
+    error: str | None = None
+    started: str
+    wall_ms: float
+    cause: str
+    why: str
+
+
+class RecordedRequests(Document):
+    """The slowest of the recorded requests that were asked for."""
+
+    requests: list[ListedRequest]
+    recorded: Annotated[int, Meta(description="how many requests are known at present")]

@@ -53,6 +53,7 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             decoding=parts.decoding,
             ledger=parts.connections.ledger,
             request_ids=parts.request_ids,
+            recorder=parts.recorder,
         )
         listeners.append(
             ports.bind_inference(

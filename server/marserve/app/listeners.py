@@ -204,6 +204,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         browser_rules=predictions_rules if access.inference_tokens is None else None,
         decoding=parts.decoding,
         request_ids=parts.request_ids,
+        recorder=parts.recorder,
     )
     config = uvicorn.Config(
         build_app(

@@ -3,7 +3,8 @@
     models/       one model: register, scale, infer, …
     changes/      many models at once, and the split of requests: apply, rollout, traffic, …
     local/        without a server: new, archive, fetch, version
-    server/       start, stop, status
+    server/       start, stop, status, logs
+    requests/     single requests: explain
     run/          `run`: one model from a file, in this terminal
     torchserve/   TorchServe's command lines, and `migrate`
     platforms/    what containers start, and their health check

@@ -41,6 +41,7 @@ COMMANDS = {
     "watches": "models.watches",
     "logs": "server.logs",
     "log-level": "server.logs",
+    "explain": "requests.explain",
     "infer": "models.infer",
     "migrate": "torchserve.migrate",
     "version": "local.version",

@@ -13,6 +13,7 @@ import msgspec
 
 from marserve.errors import without_stop
 from marserve.machine.vendors.tools import ToolOutput, Tools
+from marserve.names import escaped
 
 PROBE_S = 30.0
 OLDEST, NEWEST = (3, 10), (3, 13)
@@ -38,6 +39,9 @@ import json
 sys.stdout.write("\\n" + "MARK" + json.dumps(found) + "\\n")
 """
 _SHOWN_CHARACTERS = 300
+_VERSION = re.compile(r"[0-9]{1,3}(\.[0-9]{1,5}){2}")
+# Longer, or with a null character, nothing is a path.
+_MOST_PATH = 4096
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -71,6 +75,8 @@ def judge(path: str, output: ToolOutput) -> Probed | str:
     try:
         found = msgspec.json.decode(last, type=Probed)
     except (msgspec.DecodeError, UnicodeError):
+        found = None
+    if found is None or not _is_plausible(found):
         return f"its interpreter {path} cannot be used: it printed {_short(last)!r} where it was to say what it is."
     version = _numbers(found.version)
     if found.implementation != "cpython" or not OLDEST <= version[:2] <= NEWEST:
@@ -87,9 +93,20 @@ def judge(path: str, output: ToolOutput) -> Probed | str:
     return found
 
 
+def _is_plausible(found: Probed) -> bool:
+    """Whether an interpreter may say this. It is shown and logged, and its paths are looked at."""
+    paths = (found.prefix, found.executable)
+    words = (found.implementation, found.msgspec, found.why)
+    return (
+        _VERSION.fullmatch(found.version) is not None
+        and all(len(path) <= _MOST_PATH and "\0" not in path for path in paths)
+        and all(len(word) <= _SHOWN_CHARACTERS for word in words)
+    )
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version)[:3])
 
 
 def _short(text: str) -> str:
-    return " ".join(text.split())[:_SHOWN_CHARACTERS]
+    return escaped(" ".join(text.split())[:_SHOWN_CHARACTERS])

@@ -284,6 +284,7 @@ class WaitingLine:
             return
         assert holder.pool is not None
         holder.pool.metrics.evictions += 1
+        holder.pool.metrics.note("eviction", time.monotonic(), "was put to sleep to make room")
         holder.pool.sleep(reason)
         if holder.on_host is not None:
             task = asyncio.create_task(self._see_out(holder.on_host, holder.pool, size))

@@ -853,6 +853,20 @@ class Life:
     unavailable_status: Literal[503, 429] = _own(
         INT_CHOICE, 503, "Status of a request that comes while a queue is full.", choices=("503", "429")
     )
+    flight_recorder_size: int = _own(
+        SIZE,
+        8 * 1024**2,
+        "Memory for what became of the last requests, a timeline of some 1 KiB each: the newest ones, and of each "
+        "model the slowest of the last hour and the latest that failed. 0: none are kept, and stages have no "
+        "histograms.",
+        minimum=0,
+    )
+    flight_recorder_file: Path | None = _own(
+        PATH,
+        None,
+        "A file for the same, of that size, which outlives the server: after a crash `marserve explain --previous` "
+        "reads what it leaves. Writing it costs each request some microseconds.",
+    )
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,
         "off",

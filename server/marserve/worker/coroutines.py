@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+import msgspec
+
 from marserve.messages import (
     Batch,
     Batches,
@@ -33,6 +35,7 @@ from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import loss_told_by, misfit, raised
+from marserve.worker.process.hindrances import hindrances
 from marserve.worker.process.printed_lines import set_level
 from marserve.worker.serving import WAS_CANCELLED, ServedModel, recover
 from marserve_handlers.context import Context
@@ -140,6 +143,8 @@ class ConcurrentLoop:
         run = self._running[batch.number] = _Run(batch.number, context, outcome, self._send_pieces)
         context.send_call = lambda place, *what: self._served.calls.call(batch.number, run.positions[place], *what)
         run.items, run.named = live, named
+        run.began = began
+        hindrances.begin()
         task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
         run.task = task
         self._tasks.add(task)
@@ -154,6 +159,7 @@ class ConcurrentLoop:
         _ids.set(context.request_ids or {})
         of_this_task.set(run.items)
         began = time.monotonic()
+        held = hindrances.read()
         answered: Any = None
         failure: Raised | None = None
         try:
@@ -170,13 +176,15 @@ class ConcurrentLoop:
         if failure is not None:
             self._served.end_if_lost(run.number, failure, wait=False)
             recover(failure)
-            self._answer(run, failure, [])
+            work = self._served.work_of(context, run.began, began, handler_s, held)
+            self._answer(run, msgspec.structs.replace(failure, work=work), [])
             return
         results, bodies = self._served.encode(answered, run.outcome, context)
         if self._served.failed:
             self._served.end_if_lost(run.number, wait=False)
         together = sum(len(other.outcome) for other in self._running.values())
-        self._answer(run, Results(run.number, handler_s, results), bodies)
+        work = self._served.work_of(context, run.began, began, handler_s, held)
+        self._answer(run, Results(run.number, handler_s, results, work), bodies)
         self._served.note_peak(together)
 
     def _answer(self, run: _Run, message: Results | Raised, bodies: list[bytes]) -> None:
@@ -220,6 +228,7 @@ class _Run:
         self.task: asyncio.Task[None] | None = None
         self.items: list[Item] = []
         self.named: Sequence[Item] = ()
+        self.began = 0.0
         self.positions = [position for position, result in enumerate(outcome) if result is None]
         self._gone: set[int] = set()
         self._has_begun = False

@@ -30,7 +30,9 @@ from marserve.messages import (
     Raised,
     Result,
     Results,
+    Span,
     Warned,
+    Work,
 )
 from marserve.option_values import Sample
 from marserve.shared_page import Page
@@ -57,6 +59,7 @@ from marserve.worker.outgoing import (
     thrown_of,
     warnings_since,
 )
+from marserve.worker.process.hindrances import Held, hindrances
 from marserve.worker.process.own_process import leave
 from marserve.worker.process.printed_lines import running
 from marserve.worker.rank import Leader
@@ -165,6 +168,8 @@ class ServedModel:
 
     def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
+        hindrances.begin()
+        held = hindrances.read()
         items = self.distinct_ids.of(batch.items)
         if items is not batch.items:
             batch = Batch(batch.number, items)
@@ -211,7 +216,8 @@ class ServedModel:
             recover(failure)
             self._page.finish()
             self.send_metrics()
-            self._connection.send(failure)
+            work = self.work_of(context, began, handler_began, handler_s, held)
+            self._connection.send(msgspec.structs.replace(failure, work=work))
             return
         assert answered is not None
         results, out = self.encode(answered, outcome, context)
@@ -219,9 +225,24 @@ class ServedModel:
             self.end_if_lost(number)
         self._page.finish()
         self.send_metrics()
-        self.send_results(Results(number, handler_s, results), out)
+        work = self.work_of(context, began, handler_began, handler_s, held)
+        self.send_results(Results(number, handler_s, results, work), out)
         if len(rows) > self._most_rows:
             self.note_peak(len(rows))
+
+    def work_of(self, context: Context, began: float, handler_began: float, handler_s: float, held: Held) -> Work:
+        """How the time of a batch was spent that began with these sums of what holds a worker up."""
+        collected_s, waited_s, printed_s = hindrances.read()
+        spans = [Span(name, max(0.0, at - began), seconds) for name, at, seconds in context.spans]
+        return Work(
+            0.0 if self._page.clock_ahead_s else began,
+            handler_began - began,
+            max(0.0, time.monotonic() - handler_began - handler_s),
+            max(0.0, collected_s - held.collected_s),
+            max(0.0, waited_s - held.waited_s),
+            max(0.0, printed_s - held.printed_s),
+            spans,
+        )
 
     async def _send_call(self, place: int, *what: Any) -> ModelAnswer:
         """Call another model on behalf of live item `place` of the running batch."""

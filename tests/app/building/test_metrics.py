@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from marserve.app.building.metrics import build_metrics, declare_families
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.metrics import build_metrics, build_recorder, declare_families
 from marserve.errors import BadSettings
 from marserve.machine.describe import describe_machine
 from marserve.settings import load_settings
 from marserve.telemetry.logs.logs import configure_logs
+from marserve.telemetry.recorder import Recorder
 
 
 class Page:
@@ -56,3 +58,28 @@ def test_a_metrics_file_that_is_none_keeps_the_server_from_starting(tmp_path: Pa
             build_metrics(settings, logs, describe_machine({}), contextlib.AsyncExitStack())
     finally:
         logs.close()
+
+
+def recorder_for(folder: Path, stack: contextlib.ExitStack, **settings: str) -> Recorder | None:
+    """The recorder of a server with these settings."""
+    file = folder / "config.properties"
+    file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return build_recorder(load_settings("marserve", {}, {}, folder), stack)
+
+
+def test_requests_are_recorded_unless_that_is_switched_off(tmp_path: Path) -> None:
+    """In memory, without a file."""
+    with contextlib.ExitStack() as stack:
+        assert type(recorder_for(tmp_path, stack)) is Recorder
+        assert recorder_for(tmp_path, stack, flight_recorder_size="0") is None
+
+
+def test_a_recorders_file_that_cannot_be_had_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    """It is named with its key; another server may have it."""
+    path = tmp_path / "requests"
+    with contextlib.ExitStack() as stack:
+        assert recorder_for(tmp_path, stack, flight_recorder_file=str(path)) is not None
+        with pytest.raises(CannotStart, match=f"flight_recorder_file cannot be used: {path} belongs to another server"):
+            recorder_for(tmp_path, stack, flight_recorder_file=str(path))
+    with contextlib.ExitStack() as stack:
+        assert recorder_for(tmp_path, stack, flight_recorder_file=str(path)) is not None

@@ -14,6 +14,7 @@ from marserve.archive.writing.sources import (
     TASKS,
     Wishes,
     is_archive,
+    is_of_transformers,
     is_source,
     missing_modules,
     plan_source,
@@ -247,6 +248,14 @@ def test_the_known_tasks_are_the_handlers() -> None:
     assert set(TASKS) == set(TASKS_OF_HANDLER)
     with pytest.raises(CannotArchive, match="embeddings; it got 'fill-masks'; did you mean fill-mask"):
         plan_source(".", Wishes(task="fill-masks"))
+
+
+@pytest.mark.parametrize("config", ["[" * 100_000, "[]", "{", "{}", '{"model_type": \xff}'])
+def test_a_folder_with_another_config_is_not_one_of_transformers(tmp_path: Path, config: str) -> None:
+    """Files of a hub are anybody's: JSON may be nested deeper than Python reads."""
+    write(tmp_path, {"m/config.json": config})
+
+    assert not is_of_transformers(tmp_path / "m")
 
 
 def test_a_task_is_for_folders_of_transformers_alone(tmp_path: Path) -> None:

@@ -891,9 +891,10 @@ def look_at(folder: Path) -> Interpreter:
     python = make_environment(folder / "e", "msgspec")
     allowed = [AllowedInterpreter(python, "other")]
     options = ModelOptions("m", "1.0", interpreter_name="other")
-    found = Interpreters(allowed, worker_environment(), folder / "packages").find(options)
-    assert found is not None
-    return found
+    interpreters = Interpreters(allowed, worker_environment(), folder / "packages")
+    chosen = interpreters.choose(options)
+    assert chosen is not None
+    return interpreters.look_at(chosen, options)
 
 
 async def test_workers_of_another_interpreter_have_its_packages_and_ours_alone(

@@ -135,18 +135,18 @@ async def test_one_word_of_a_document_stands_for_both_of_the_archive(house: Hous
 async def test_requirements_are_not_installed_for_another_interpreter(
     house: House, config: str, model: dict[str, Any], what: str
 ) -> None:
-    """The refusal says what to do instead."""
-    said = str(await house.refusal(house.put_with(f"environment: good\n{config}", **model)))
+    """The refusal says what to do instead; the interpreter, which is unfit, is not started for it."""
+    said = str(await house.refusal(house.put_with(f"environment: bare\n{config}", **model)))
 
-    assert f"it names the interpreter {house.good}, and the server installs {what}" in said.replace(
+    assert f"it names the interpreter {house.bare}, and the server installs {what}" in said.replace(
         "an environment of its own (useVenv)", "useVenv"
     )
-    assert f"Install what the model needs by {house.good} -m pip, and remove {what} from the archive." in said
+    assert f"Install what the model needs by {house.bare} -m pip, and remove {what} from the archive." in said
 
 
 async def test_a_cluster_has_interpreters_of_its_own(house: House) -> None:
-    """The nodes choose theirs, so both together are refused."""
-    said = str(await house.refusal(house.put_with("environment: good\nlauncher: ray\n")))
+    """The nodes choose theirs, so both together are refused, and nothing is started."""
+    said = str(await house.refusal(house.put_with("environment: bare\nlauncher: ray\n")))
 
     assert "launcher: ray" in said
     assert "Remove one of the two." in said

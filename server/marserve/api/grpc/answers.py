@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Final
 
 from marserve.api.grpc.errors import SlowReader
@@ -21,6 +22,10 @@ HOLD_ABOVE_BYTES: Final = 64 * 1024
 MOST_WAITING_BYTES: Final = 8 * 1024 * 1024
 
 
+# The error of a request that failed, the bytes of its answer, and when the first piece of a stream came, 0 without one.
+Ended = Callable[[MarserveError | None, int, float], None]
+
+
 class Pieces:
     """The pieces of one answer, in order. `next` is called by one task at a time.
 
@@ -30,10 +35,13 @@ class Pieces:
 
     __slots__ = (
         *("_came", "_error", "_is_held", "_is_over", "_job", "_waiting", "_waiting_bytes"),
-        *("headers", "version_header"),
+        *("_bytes", "_ended", "_first_at", "headers", "version_header"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Ended | None = None) -> None:
+        self._ended = ended
+        self._bytes = 0
+        self._first_at = 0.0
         self._waiting: deque[bytes | bytearray] = deque()
         self._waiting_bytes = 0
         self._came: asyncio.Future[None] | None = None
@@ -45,10 +53,17 @@ class Pieces:
         self.headers: Sequence[tuple[str, str]] = ()
 
     @classmethod
-    def of(cls, submit: Callable[[Pieces], Accepted]) -> Pieces:
-        """The pieces of the request that `submit` hands to the data plane. Raises what it raises."""
-        pieces = cls()
-        job = submit(pieces)
+    def of(cls, submit: Callable[[Pieces], Accepted], ended: Ended | None = None) -> Pieces:
+        """The pieces of the request that `submit` hands to the data plane. Raises what it raises.
+
+        `ended` is called once, when the request was refused or nobody takes pieces any more.
+        """
+        pieces = cls(ended)
+        try:
+            job = submit(pieces)
+        except MarserveError as error:
+            pieces._tell_end(error)
+            raise
         if not pieces._is_over:
             pieces._job = job
         return pieces
@@ -78,11 +93,17 @@ class Pieces:
         return bytes(piece)
 
     def cancel(self) -> None:
-        """Cancel the job: the rest of the answer is not wanted."""
+        """Nobody takes pieces any more: cancel the job, if the answer has not come in full."""
+        self._tell_end(self._error)
         self._is_over = True
         job, self._job = self._job, None
         if job is not None:
             job.cancel()
+
+    def _tell_end(self, error: MarserveError | None) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(error, self._bytes, self._first_at)
 
     def on_answer(self, answer: Answer) -> None:
         """Take the whole answer."""
@@ -91,14 +112,16 @@ class Pieces:
 
     def on_piece(self, piece: Answer, last: bool) -> None:
         """Take one piece."""
+        if not last and not self._first_at:
+            self._first_at = monotonic()
         self._take(piece)
         if last:
             self._end()
         elif self._waiting_bytes > MOST_WAITING_BYTES:
+            self._error = SlowReader(MOST_WAITING_BYTES)
             self.cancel()
             self._waiting.clear()
             self._waiting_bytes = 0
-            self._error = SlowReader(MOST_WAITING_BYTES)
         elif self._waiting_bytes > HOLD_ABOVE_BYTES and not self._is_held and self._job is not None:
             self._is_held = True
             self._job.hold()
@@ -115,6 +138,7 @@ class Pieces:
             if piece.headers[-1][0] == VERSION_HEADER:
                 self.version_header = piece.headers[-1]
         self._waiting.append(body)
+        self._bytes += len(body)
         self._waiting_bytes += len(body)
         self._wake()
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from marserve.api.byte_ledger import UNBOUNDED, ByteLedger, Hold
 from marserve.api.decoding import SHORT_BYTES, Decoding
-from marserve.api.errors import AS_RECORDED, ErrorRules, NoRoomForBody
+from marserve.api.errors import AS_RECORDED, ErrorRules, NoRoomForBody, error_status
 from marserve.api.grpc.errors import MethodNotFound, StalledReader, grpc_status
 from marserve.api.grpc.schema import Schema
 from marserve.api.grpc.transport.framing import IDENTITY, Message, compressed, decompressed
@@ -34,6 +34,8 @@ from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.timeline import CLIENT_GONE, Timeline
 
 log = logging.getLogger("marserve.api")
 
@@ -86,6 +88,7 @@ class Call:
         "key",
         "message_bytes",
         "metadata",
+        "recorder",
         "version_header",
         "wishes",
     )
@@ -98,7 +101,9 @@ class Call:
         stall_timeout_s: float,
         ledger: ByteLedger,
         decoding: Decoding,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.recorder = recorder
         self._decoding = decoding
         self._stream = stream
         self._ledger = ledger
@@ -131,6 +136,10 @@ class Call:
         server_headers: Sequence[tuple[str, str]] = (),
     ) -> Request:
         """The request that this call makes; one of several in the call has an id of its own."""
+        timeline = None
+        if self.recorder is not None:
+            began = self.began if request_id in (None, self.id) else monotonic()
+            timeline = Timeline(self.id, began, self.message_bytes, self.client_id)
         return Request(
             request_id or self.id,
             parts,
@@ -143,7 +152,22 @@ class Call:
             metadata=self.metadata,
             key=self.key,
             client_id=self.client_id,
+            timeline=timeline,
         )
+
+    def keep_time(self, request: Request, error: MarserveError | None, size: int, first_piece_at: float) -> None:
+        """A request of the call has ended: give its timeline to the recorder, as `answers.Ended` says."""
+        timeline = request.timeline
+        if timeline is None or self.recorder is None:
+            return
+        timeline.first_piece_at = first_piece_at
+        if error is not None:
+            timeline.end(monotonic(), error_status(error, self.error_rules), size, error.cause or "error")
+        elif size or timeline.last is None or timeline.last.landed_at:
+            timeline.end(monotonic(), 200, size)
+        else:
+            timeline.end(monotonic(), CLIENT_GONE, 0, "client_gone")
+        self.recorder.take(timeline)
 
     def part(self, number: int) -> Call:
         """The call as one of the requests in it sees it: with an id, wishes and a deadline of its own."""
@@ -266,9 +290,11 @@ class Calls:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
         request_ids: RequestIds | None = None,
+        recorder: Recorder | None = None,
         message_bytes: int = UNBOUNDED,
     ) -> None:
         """`message_bytes`: the most that a compressed message may hold."""
+        self._recorder = recorder
         self._ledger = ledger or ByteLedger(UNBOUNDED)
         self._message_bytes = message_bytes
         self._stall_timeout_s = stall_timeout_s
@@ -426,7 +452,15 @@ class Calls:
         self, stream: Stream, work: Callable[[Call], Awaitable[bytes | Message | None]], *, is_busy: bool = True
     ) -> bytes | Message | None:
         """Run one call to its end, and count and log it. Returns its answer; None if there is none to be sent."""
-        call = Call(stream, self._request_ids, self._error_rules, self._stall_timeout_s, self._ledger, self._decoding)
+        call = Call(
+            stream,
+            self._request_ids,
+            self._error_rules,
+            self._stall_timeout_s,
+            self._ledger,
+            self._decoding,
+            self._recorder,
+        )
         with about_request(call.line_id):
             return await self._carry_call(stream, call, work, is_busy=is_busy)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from typing import Any, Final
 
@@ -143,7 +144,10 @@ class GrpcInference:
             _check_inputs(message)
             parts = [Part(name, value) for name, value in message.input.items()]
         request = call.request(parts, version, headers, request_id)
-        return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
+        return Pieces.of(
+            lambda pieces: self._data_plane.submit(model, version, request, pieces),
+            functools.partial(call.keep_time, request),
+        )
 
     def _read_sequence(self, message: Any) -> tuple[list[tuple[bytes, bytes]], list[Part]]:
         """The sequence headers for the handler, and the inputs that do not concern the sequence.

@@ -42,6 +42,7 @@ from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import Recorder
 
 ALPN: Final = "h2"
 
@@ -99,6 +100,7 @@ class GrpcPorts:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
         request_ids: RequestIds | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._decoding = decoding or Decoding()
         self._schema = Schema()
@@ -116,6 +118,7 @@ class GrpcPorts:
             decoding=self._decoding,
             ledger=self._ledger,
             request_ids=request_ids or RequestIds(),
+            recorder=recorder,
         )
 
     def bind_inference(

@@ -8,6 +8,7 @@ writes it. Tensors come in typed contents or raw. Those of the answer are raw if
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import struct
@@ -183,7 +184,10 @@ class GrpcOpenInference:
             raise BadInput("Parameter model_name is required.")
         try:
             request = await self._request(message, call)
-            return Pieces.of(lambda pieces: self._data_plane.submit(model, version, request, pieces))
+            return Pieces.of(
+                lambda pieces: self._data_plane.submit(model, version, request, pieces),
+                functools.partial(call.keep_time, request),
+            )
         except (ModelNotFound, VersionNotFound) as error:
             raise ReportedInternal(error) if self._is_torchserves else error from None
 

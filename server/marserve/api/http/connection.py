@@ -67,6 +67,7 @@ from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import Recorder
 
 log = logging.getLogger("marserve.api")
 
@@ -106,6 +107,7 @@ def bind_connection(
     browser_rules: BrowserRules | None = None,
     decoding: Decoding | None = None,
     request_ids: RequestIds | None = None,
+    recorder: Recorder | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
@@ -127,6 +129,7 @@ def bind_connection(
         browser_rules,
         decoding,
         request_ids,
+        recorder,
     )
 
     class BoundConnection(HttpConnection):
@@ -148,6 +151,7 @@ class HttpConnection(WrittenConnection):
     chunks: int
     framed_bytes: int
     run: AsgiRun | None  # gets the body
+    head_began: float  # as `head_since` was
     body_since: float
     body_mark_at: float
     body_mark_bytes: int
@@ -384,6 +388,7 @@ class HttpConnection(WrittenConnection):
         lines = list(self.lines)
         listener = self.listener
         limits = listener.limits
+        self.head_began = self.head_since
         if self.read_bytes > limits.header_bytes or self.head_since:
             self.head_since = 0.0
             if header_bytes(lines) > limits.header_bytes:
@@ -472,6 +477,8 @@ class HttpConnection(WrittenConnection):
         elif isinstance(body, HeldBytes):
             body = bytes(body)  # it has no hold; the exchange counts it
         exchange = Exchange(self, head, body)
+        if exchange.timeline is not None and (self.head_began or self.body_since):
+            exchange.timeline.came_in_pieces(self.head_began, self.body_since)
         if self.active is None:
             self.active = exchange
             exchange.start()

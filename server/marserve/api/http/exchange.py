@@ -35,9 +35,11 @@ from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
+from marserve.telemetry.timeline import CLIENT_GONE, Timeline
 
 log = logging.getLogger("marserve.api")
 
+SLOW_READER: Final = "slow_reader"
 # Statuses whose answers have no body and no length.
 BODILESS: Final = (204, 304)
 # Up to this length head and body are copied into one write; above it two writes are cheaper.
@@ -73,6 +75,7 @@ class Exchange:
         "refusal",
         "small_bytes",
         "stream_type",
+        "timeline",
     )
 
     def __init__(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
@@ -82,7 +85,12 @@ class Exchange:
         self.body = body
         listener = connection.listener
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
-        self.began = monotonic()
+        self.began = began = monotonic()
+        self.timeline: Timeline | None = None
+        if listener.recorder is not None:
+            self.timeline = Timeline(self.id, began, len(body))
+            if head.client_id and head.client_id != self.id:
+                self.timeline.client_id = head.client_id
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -231,6 +239,7 @@ class Exchange:
                 parts,
                 *self._names(connection),
                 instances,
+                self.timeline,
             )
         except MarserveError as error:
             self.on_error(error)
@@ -252,6 +261,7 @@ class Exchange:
         """The client has gone: cancel the request."""
         if self.connection is not None:
             self.release(self.connection)
+            self._keep_time(self.connection, monotonic(), CLIENT_GONE, 0, "client_gone")
         self.connection = None
         job, self.job = self.job, None
         if job is not None:
@@ -274,7 +284,7 @@ class Exchange:
             plain = (headers.of(head.lines) if headers.has_origins else headers).plain
             if len(body) <= ONE_WRITE_BYTES:
                 connection.transport.write(plain % (self.id.encode(), len(body), body))
-                self._sent(connection, 200, True)
+                self._sent(connection, 200, True, len(body))
             else:
                 self._send(connection, plain % (self.id.encode(), len(body), b""), body, 200, True)
             return
@@ -307,6 +317,9 @@ class Exchange:
                 self.on_error(error)
                 return
         body = piece.body
+        timeline = self.timeline
+        if timeline is not None:
+            timeline.bytes_out += len(body)
         if piece.thrown is not None:
             body = with_exception(body, piece.thrown, connection.listener.error_rules)
         if body and not self.is_bodiless:
@@ -322,14 +335,17 @@ class Exchange:
             if connection.flow.write_paused and self.job is not None:
                 self.job.hold()
             if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
-                connection.listener.metrics.count_refused("slow_reader")
+                connection.listener.metrics.count_refused(SLOW_READER)
+                self._keep_stream(connection, monotonic(), SLOW_READER)
                 self.abandon()
                 connection.transport.abort()
                 return
         if last:
             if not self.is_bodiless and not self.head.is_http10:
                 connection.stream(b"0\r\n\r\n")
-            self._end(connection, monotonic(), self.keep and connection.keep_open)
+            now = monotonic()
+            self._keep_stream(connection, now, "" if piece.thrown is None else HandlerFailed.cause or "")
+            self._end(connection, now, self.keep and connection.keep_open)
 
     def go_on(self) -> None:
         """Go on: the client has taken what was written."""
@@ -351,6 +367,7 @@ class Exchange:
         if self.is_streaming:
             self.release(connection)
             self.connection = self.job = None
+            self._keep_stream(connection, monotonic(), _class_of(error))
             if isinstance(error, Draining) and not self.is_bodiless and not self.head.is_http10:
                 self._tell_in_stream(connection, error)
             connection.break_off(at_once=self.head.is_http10)
@@ -363,7 +380,7 @@ class Exchange:
             connection.listener.error_rules,
             is_open_inference=route is not None and route.protocol != "",
         )
-        self._answer(connection, status, phrase_of(status), headers, body)
+        self._answer(connection, status, phrase_of(status), headers, body, _class_of(error))
 
     def _tell_in_stream(self, connection: WrittenConnection, error: MarserveError) -> None:
         """Write why the stream breaks off, if its content type has a form for that."""
@@ -379,8 +396,12 @@ class Exchange:
         reason: str,
         headers: list[tuple[str, str]],
         body: bytes | bytearray,
+        error: str = "",
     ) -> None:
-        """Write a whole answer. Raises HandlerFailed, with nothing written, if its head is not legal HTTP."""
+        """Write a whole answer; `error` is a failure's class.
+
+        Raises HandlerFailed, with nothing written, if its head is not legal HTTP.
+        """
         keep = self.head.keep_alive and connection.keep_open and self.refusal is None
         ours = connection.listener.response_headers.of(self.head.lines)
         start = ours.head(status, reason, headers, keep_alive=keep)
@@ -391,7 +412,7 @@ class Exchange:
             start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.id.encode(), len(body))
             if self.head.is_head:
                 body = b""
-        self._send(connection, start, body, status, keep)
+        self._send(connection, start, body, status, keep, error)
 
     def _begin_stream(self, connection: WrittenConnection, piece: Answer) -> None:
         head = self.head
@@ -404,12 +425,19 @@ class Exchange:
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         # Counted and logged at its first piece, as TorchServe does.
-        connection.listener.record(
-            connection.peer, head.line, piece.status, self.began, monotonic(), self.id, head.client_id
-        )
+        now = monotonic()
+        if self.timeline is not None:
+            self.timeline.first_piece_at, self.timeline.status = now, piece.status
+        connection.listener.record(connection.peer, head.line, piece.status, self.began, now, self.id, head.client_id)
 
     def _send(
-        self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
+        self,
+        connection: WrittenConnection,
+        start: bytes,
+        body: bytes | bytearray,
+        status: int,
+        keep: bool,
+        error: str = "",
     ) -> None:
         transport = connection.transport
         if len(body) <= ONE_WRITE_BYTES:
@@ -420,11 +448,18 @@ class Exchange:
         else:
             self._send_large(connection, start, body, status, keep)
             return
-        self._sent(connection, status, keep)
+        self._sent(connection, status, keep, len(body), error)
 
-    def _sent(self, connection: WrittenConnection, status: int, keep: bool) -> None:
-        """The whole answer was written."""
+    def _sent(self, connection: WrittenConnection, status: int, keep: bool, size: int, error: str = "") -> None:
+        """The whole answer was written, with a body of `size` bytes."""
         now = monotonic()
+        timeline, recorder = self.timeline, connection.listener.recorder
+        if timeline is not None and recorder is not None:  # as `_keep_time`, but without a call
+            self.timeline = None
+            timeline.written_at, timeline.status, timeline.bytes_out = now, status, size
+            if error:
+                timeline.error = error
+            recorder.take(timeline)
         head = self.head
         connection.listener.record(connection.peer, head.line, status, self.began, now, self.id, head.client_id)
         self._end(connection, now, keep)
@@ -436,6 +471,8 @@ class Exchange:
         self.job = None
         self.keep = keep
         head = self.head
+        if self.timeline is not None:
+            self.timeline.status, self.timeline.bytes_out = status, len(body)
         connection.listener.record(connection.peer, head.line, status, self.began, monotonic(), self.id, head.client_id)
         connection.stream(start)
         feed = connection.listener.large_answers.feed(body, _Way(self, connection))
@@ -447,7 +484,9 @@ class Exchange:
         self.feed = None
         connection = self.connection
         if connection is not None:
-            self._end(connection, monotonic(), self.keep and connection.keep_open)
+            now = monotonic()
+            self._keep_stream(connection, now, "")
+            self._end(connection, now, self.keep and connection.keep_open)
 
     def cut(self) -> None:
         """A large answer cannot be kept: break it off so that it cannot pass for a whole one."""
@@ -455,8 +494,23 @@ class Exchange:
         connection, self.connection = self.connection, None
         if connection is not None:
             self.release(connection)
-            connection.listener.metrics.count_refused("slow_reader")
+            self._keep_stream(connection, monotonic(), SLOW_READER)
+            connection.listener.metrics.count_refused(SLOW_READER)
             connection.transport.abort()
+
+    def _keep_time(self, connection: WrittenConnection, now: float, status: int, size: int, error: str) -> None:
+        """The request has ended: give its timeline to the recorder, once."""
+        timeline, self.timeline = self.timeline, None
+        recorder = connection.listener.recorder
+        if timeline is not None and recorder is not None:
+            timeline.end(now, status, size, error)
+            recorder.take(timeline)
+
+    def _keep_stream(self, connection: WrittenConnection, now: float, error: str) -> None:
+        """As `_keep_time`, of an answer whose status and size are known already."""
+        timeline = self.timeline
+        if timeline is not None:
+            self._keep_time(connection, now, timeline.status, timeline.bytes_out, error)
 
     def _end(self, connection: WrittenConnection, now: float, keep: bool) -> None:
         if self.small_bytes:
@@ -479,6 +533,11 @@ def _read_asked(parts: list[Part], end: int, names: SequenceHeaderNames) -> Read
 def _read_instances(body: bytes | bytearray) -> Read:
     """Called in a thread if the body is long."""
     return Read([], read_instances(body))
+
+
+def _class_of(error: BaseException) -> str:
+    """The class of an error's cause, as `x-marserve-cause` has it."""
+    return getattr(error, "cause", None) or "error"
 
 
 class _Way:

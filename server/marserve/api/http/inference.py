@@ -21,6 +21,7 @@ from marserve.errors import BadInput, WorkflowNotFound
 from marserve.messages import Accepted, Part, Receiver, Request
 from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
+from marserve.telemetry.timeline import Timeline
 from marserve.workflows.workflows import Workflows
 
 # Clients choose targets, so the table of known ones is bounded.
@@ -123,13 +124,14 @@ class InferenceSurface:
         key: int = 0,
         client_id: str = "",
         instances: Sequence[Part] | None = None,
+        timeline: Timeline | None = None,
     ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
         `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own. `asked_version` is a
         version or label that the client's header asks for; one in the path has precedence. `parts` is the decoded body,
-        None if it is not decoded yet. `key` and `client_id` are those of the `Request`. With `instances` each of them
-        is a request, and the answer has all of theirs.
+        None if it is not decoded yet. `key`, `client_id` and `timeline` are those of the `Request`. With `instances`
+        each of them is a request, and the answer has all of theirs.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
@@ -141,7 +143,17 @@ class InferenceSurface:
         else:
             parts = read_parts(bytes(body), content_type)
         if route.is_workflow:
-            request = Request(request_id, parts, headers, [], deadline, priority=priority, key=key, client_id=client_id)
+            request = Request(
+                request_id,
+                parts,
+                headers,
+                [],
+                deadline,
+                priority=priority,
+                key=key,
+                client_id=client_id,
+                timeline=timeline,
+            )
             return self._run_workflow(route.model or "", request, receiver)
         server_headers = route.server_headers
         if added is None and self._shared_tensors is not None and route.protocol == "v2" and len(parts) == 1:
@@ -165,6 +177,7 @@ class InferenceSurface:
             asked_version=asked_version,
             key=key,
             client_id=client_id,
+            timeline=timeline,
         )
         if instances is None:
             return self._data_plane.submit(model, version, request, receiver)

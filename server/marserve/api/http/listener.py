@@ -19,6 +19,7 @@ from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import Recorder
 
 MAX_KNOWN_HEADS: Final = 1024
 MAX_KNOWN_HEAD_BYTES: Final = 2048
@@ -42,6 +43,7 @@ class Listener:
         "match",
         "metrics",
         "next_id",
+        "recorder",
         "request_ids",
         "response_headers",
         "surface",
@@ -62,8 +64,10 @@ class Listener:
         browser_rules: BrowserRules | None = None,
         decoding: Decoding | None = None,
         request_ids: RequestIds | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.surface = surface
+        self.recorder = recorder
         self.tokens = tokens
         self.browser_rules = browser_rules
         self.match = surface.match if surface is not None else _match_nothing

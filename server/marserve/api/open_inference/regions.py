@@ -90,8 +90,8 @@ class Regions:
             )
         _check_name(name)
         file = _file_of(key)
-        offset = whole(offset, "Parameter offset", 0)
-        byte_size = whole(byte_size, "Parameter byte_size", 1)
+        offset = _whole_number(offset, "Parameter offset", 0)
+        byte_size = _whole_number(byte_size, "Parameter byte_size", 1)
         if name in self._regions:
             raise BadInput(
                 f"A region with the name {shown(name)} is registered; unregister it first, or choose another name."
@@ -139,8 +139,8 @@ class Regions:
             found = self._find(region)
         except BadInput as error:
             raise BadInput(f"{words} has a shared_memory_region that cannot be used. {error}") from None
-        offset = whole(offset, f"{words}: shared_memory_offset", 0)
-        byte_size = whole(byte_size, f"{words}: shared_memory_byte_size", 0)
+        offset = _whole_number(offset, f"{words}: shared_memory_offset", 0)
+        byte_size = _whole_number(byte_size, f"{words}: shared_memory_byte_size", 0)
         if offset + byte_size > found.byte_size:
             raise BadInput(
                 f"{words}: shared_memory_offset {offset} and shared_memory_byte_size {byte_size} end at "
@@ -160,7 +160,7 @@ def no_cuda_region(name: str) -> BadInput:
     return BadInput(f"No region of CUDA shared memory has the name {shown(name)}; this server takes none.")
 
 
-def whole(value: Any, words: str, least: int) -> int:
+def _whole_number(value: Any, words: str, least: int) -> int:
     """The value, a whole number from `least` on. Raises BadInput that begins with `words`."""
     if type(value) is not int or not least <= value <= MAX_PLACE:
         raise BadInput(f"{words} is {shown(value)}; it must be a whole number of bytes, from {least} to {MAX_PLACE}.")

@@ -6,6 +6,7 @@ platforms/   health, metrics, KServe, Open Inference, SageMaker, plug-ins
 pages/       `GET /`, `/openapi.json`, and the page at `/docs`
 no_route     what is there, for a request that has no route
 logs         the logs, asked for and followed; their levels
+requests     single requests that are recorded, and why they were slow
 guard        checks keys, and applies the rules for browsers
 only_here    refuses callers of other machines
 hang_up      cancels work for a client that hung up

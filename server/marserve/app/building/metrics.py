@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeVar
 
+from marserve.app.building.cannot_start import CannotStart
 from marserve.machine.describe import Machine, Meter
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
@@ -26,6 +27,8 @@ from marserve.telemetry.metrics.page.foreign import ForeignCollectors, Source
 from marserve.telemetry.metrics.page.torchserve import LEGACY_PAGE
 from marserve.telemetry.metrics.scrapes import Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import FiledRecorder, Recorder
+from marserve.telemetry.recorder_file import FileUnusable
 
 log = logging.getLogger("marserve.app")
 
@@ -84,6 +87,20 @@ class _LibraryRegistry:
         from prometheus_client import REGISTRY
 
         return REGISTRY.collect()
+
+
+def build_recorder(settings: Settings, stack: contextlib.ExitStack | contextlib.AsyncExitStack) -> Recorder | None:
+    """What keeps the timelines of requests; None if none are kept. Raises CannotStart for a file it cannot have."""
+    if not settings.flight_recorder_size:
+        return None
+    if settings.flight_recorder_file is None:
+        return Recorder(settings.flight_recorder_size)
+    try:
+        recorder = FiledRecorder(settings.flight_recorder_size, settings.flight_recorder_file)
+    except FileUnusable as error:
+        raise CannotStart(f"flight_recorder_file cannot be used: {error}; name another one") from error
+    stack.callback(recorder.close)
+    return recorder
 
 
 def declare_families(

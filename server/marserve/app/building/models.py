@@ -43,6 +43,7 @@ from marserve.memory.waiting_line import WaitingLine, mib
 from marserve.messages import Load
 from marserve.pool.launchers.cgroups import WorkerCgroups
 from marserve.pool.launchers.launcher import Launchers
+from marserve.pool.launchers.leftovers import Leftovers
 from marserve.pool.launchers.remote.cluster import Cluster
 from marserve.pool.options import PoolOptions
 from marserve.pool.pool import Pool
@@ -197,6 +198,7 @@ def build_registry(
     make_pool: PoolFactory,
     metrics: Metrics,
     environments: Environments,
+    leftovers: Leftovers,
     fetcher: Fetcher,
     on_change: Callable[[], None],
     archives: UnpackedArchives,
@@ -213,7 +215,12 @@ def build_registry(
         archives,
     )
     options = registry_options(settings, machine, devices)
-    interpreters = Interpreters(settings.allowed_interpreters, worker_environment(settings), scratch / "interpreters")
+    interpreters = Interpreters(
+        settings.allowed_interpreters,
+        worker_environment(settings),
+        scratch / "interpreters",
+        leftovers=leftovers,
+    )
     options = replace(options, interpreters=interpreters)
     return Registry(options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks)
 

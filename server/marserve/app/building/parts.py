@@ -28,7 +28,7 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, build_scrapes, declare_families
+from marserve.app.building.metrics import build_metrics, build_recorder, build_scrapes, declare_families
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -61,11 +61,14 @@ from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
+from marserve.telemetry.collector_pauses import CollectorPauses
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.metrics.scrapes import Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import Recorder
 from marserve.workflows.workflows import Workflows
 
 
@@ -92,6 +95,8 @@ class Parts:
     large_answers: LargeAnswers
     decoding: Decoding
     request_ids: RequestIds
+    recorder: Recorder | None
+    happenings: Happenings
     log_levels: LogLevels
     log_settings: LogSettings
     repository: Repository
@@ -124,6 +129,10 @@ async def build_parts(
     stack.callback(scratch.remove)
     keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
     metrics = build_metrics(settings, logs, machine, stack)
+    recorder = build_recorder(settings, stack)
+    pauses = CollectorPauses(metrics.happenings)
+    pauses.begin()
+    stack.callback(pauses.end)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
     devices = usable_devices(settings, machine)
     restored = await asyncio.to_thread(read_snapshot, settings)
@@ -149,6 +158,7 @@ async def build_parts(
         pool_maker(settings, launchers, worker_log, metrics, host, device_memory, on_crash, calls),
         metrics,
         environments,
+        launchers.leftovers,
         fetcher,
         snapshots.note_change if snapshots is not None else lambda: None,
         archives,
@@ -203,6 +213,8 @@ async def build_parts(
         large_answers=large_answers,
         decoding=decoding,
         request_ids=RequestIds(takes_clients=settings.take_request_id),
+        happenings=metrics.happenings,
+        recorder=recorder,
         log_levels=log_levels,
         log_settings=LogSettings(
             log_levels,

@@ -29,6 +29,7 @@ from marserve.api.rest.platforms.open_inference_models import add_index, open_in
 from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoint_router
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.rest.platforms.shared_memory import shared_memory_router
+from marserve.api.rest.requests import requests_router
 from marserve.api.tokens import Access
 from marserve.app.building.from_settings import sagemaker_endpoint, speaks_all_open_inference
 from marserve.app.building.parts import Parts
@@ -136,6 +137,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
 
         logs = logs_router(parts.logs.book, parts.log_levels, versions_of, data_plane.check_exists)
         routers.append((logs, "management"))
+        if parts.recorder is not None:
+            routers.append((requests_router(parts.recorder, parts.happenings), "management"))
     # This router checks the management key, or the source's own secret, itself.
     secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)
     events = events_router(parts.watches, secrets, parts.watches.count_events)

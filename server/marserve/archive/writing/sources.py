@@ -314,7 +314,7 @@ def is_of_transformers(folder: Path) -> bool:
     """Whether a folder is one that `save_pretrained` wrote, without code of its own."""
     try:
         document = json.loads((folder / _TRANSFORMERS_CONFIG).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     if not isinstance(document, dict) or document.keys().isdisjoint(("architectures", "model_type")):
         return False

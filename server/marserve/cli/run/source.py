@@ -240,6 +240,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     """A JSON file's object; empty without one."""
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -58,8 +58,8 @@ class _TooMuch(Exception):
 class Tools:
     """Runs tools, which together may take `total_s`. Thread-safe; blocks, so do not call it on the event loop.
 
-    They have this `environment`, None for the server's. With `ends_groups` each leads a process group, and what it
-    started ends with it.
+    They have this `environment`, None for the server's. With `ends_groups` each leads a process group, which is
+    ended with it when its time is over, it prints too much, or it is cancelled.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from marserve.errors import (
     Unavailable,
     WaitTooLong,
 )
-from marserve.messages import Answer, Raised, Receiver, Request, Result
+from marserve.messages import Answer, Raised, Receiver, Request, Result, Work
 from marserve.pool.dispatch.actions import Actions
 from marserve.pool.dispatch.batcher import MAX_JOBS_IN_FLIGHT, Batcher
 from marserve.pool.dispatch.deadlines import Deadlines
@@ -160,6 +160,10 @@ class Dispatcher:
             self.queue.displace(displaced)
             displaced.state = JobState.GROUPED  # in no queue any more; may still be cancelled until it is failed below
         self.queue.enqueue(job)
+        timeline = request.timeline
+        if timeline is not None and not timeline.admitted_at:
+            timeline.admitted_at = now
+            timeline.of = self.metrics.stages
         if self.living_slots <= 0:
             self.hold_for_start.watch(now, deadline)
         self.metrics.requests += 1
@@ -396,6 +400,7 @@ class Dispatcher:
         results: Sequence[Result],
         bodies: Sequence[bytes | bytearray],
         now: float,
+        work: Work | None = None,
     ) -> Landed:
         """Book that worker `key` has ended batch `number`, so that `pump` may send it the next; `tell` must follow.
 
@@ -405,12 +410,22 @@ class Dispatcher:
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
         self._mode.land(flight, handler_s, results, now)
+        self._keep_times(flight, handler_s, work, now)
         if self.goal is not None and flight.jobs:
             length = max(job.length for job in flight.jobs) if self._batcher.knows_lengths else 1
             self.goal.learn(len(flight.jobs), handler_s, length=length)
             if self.asked_lengths is not None:
                 self.asked_lengths.earn(handler_s)
         return Landed(flight, results, bodies)
+
+    def _keep_times(self, flight: Flight, handler_s: float, work: Work | None, now: float) -> None:
+        """Note when a batch landed and what its worker says of its work, for its requests' timelines."""
+        times = flight.times
+        if times is None:
+            return
+        times.land(now, handler_s, work)
+        if work is not None:
+            self.metrics.stages.observe_batch(times)
 
     def tell(self, landed: Landed, now: float) -> None:
         """Pass the answer, or the next piece, of each job of a landed batch to its receiver."""
@@ -484,6 +499,7 @@ class Dispatcher:
         """
         flight = self.lanes.flight(key, raised.number)
         self._mode.land(flight, raised.handler_s, (), now)
+        self._keep_times(flight, raised.handler_s, raised.work, now)
         live = [job for job in flight.jobs if job.state is not JobState.DONE]
         # All jobs of the batch count, not only those that still wait: one that has left may have been the guilty one.
         has_mates = len(flight.jobs) > 1
@@ -572,6 +588,9 @@ class Dispatcher:
             job.state = JobState.WAITING
             job.flight = None
             job.length, job.length_digest = 0, b""
+            timeline = job.request.timeline
+            if timeline is not None:
+                timeline.move(self.metrics.stages)
             self.queue.enqueue(job)
             self.metrics.requests += 1
             if job.deadline is not None:

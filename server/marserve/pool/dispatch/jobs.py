@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from marserve.messages import Receiver, Request, Result
+from marserve.telemetry.timeline import BatchTimes
 
 DEFAULT_PRIORITY = 5
 
@@ -142,7 +143,7 @@ class Flight:
 
     `is_check`: a check of the server's own, without jobs, which occupies the worker. `is_ahead`: the worker was busy
     with another flight when this one was sent. `key` is the worker's, `heard_at` when it last sent something of the
-    flight.
+    flight. `times` is what the timelines of its requests refer to; None for a check.
     """
 
     number: int
@@ -153,6 +154,7 @@ class Flight:
     is_ahead: bool = False
     key: str = ""
     heard_at: float = 0.0
+    times: BatchTimes | None = None
 
 
 @dataclass(eq=False, slots=True)

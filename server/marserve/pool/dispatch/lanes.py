@@ -15,6 +15,7 @@ from marserve.errors import BadFrame
 from marserve.pool.dispatch.actions import Actions
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.timeline import BatchTimes
 
 
 # A protocol: the orders have no code in common.
@@ -117,16 +118,20 @@ class Lanes:
     ) -> Flight:
         """Book a flight, which the caller sends; the first `mates` of its jobs were in the flight before."""
         lane.last_number += 1
-        flight = Flight(lane.last_number, jobs, is_group, now, False, is_ahead, lane.key, now)
+        number, size = lane.last_number, len(jobs)
+        times = BatchTimes(lane.key, size, now, number == 1)
+        flight = Flight(number, jobs, is_group, now, False, is_ahead, lane.key, now, times)
         lane.flights.append(flight)
         self._under_way += 1
         if is_ahead:
-            self.jobs_ahead += len(jobs)
+            self.jobs_ahead += size
         for order in self._orders:
             order.note(lane)
         if mates:
             for job in jobs[:mates]:
                 job.flight = flight
+                if job.request.timeline is not None:
+                    job.request.timeline.left_in(times)
         running = JobState.RUNNING
         waits_s: list[float] = []
         named_s: list[float] = []
@@ -135,14 +140,21 @@ class Lanes:
             job.flight = flight
             wait_s = now - job.arrived
             waits_s.append(wait_s)
-            if job.request.names_version:
+            request = job.request
+            if request.names_version:
                 named_s.append(wait_s)
+            timeline = request.timeline
+            if timeline is not None:  # as `left_in`, but without a call: every request comes here
+                if timeline.first is None:
+                    timeline.first = times
+                timeline.last = times
+                timeline.runs += 1
         metrics = self._metrics
         metrics.queue_seconds.observe_all(waits_s)
-        metrics.batch_sizes.observe(len(jobs))
+        metrics.batch_sizes.observe(size)
         if metrics.queue_seconds.examples is not None and waits_s:
             metrics.queue_seconds.exemplify(waits_s[-1], jobs[-1].request.id)
-            metrics.batch_sizes.exemplify(len(jobs), jobs[-1].request.id)
+            metrics.batch_sizes.exemplify(size, jobs[-1].request.id)
         if named_s:
             metrics.named_queue_s += sum(named_s)
         if metrics.tap is not None:
@@ -173,6 +185,8 @@ class Lanes:
         flights.remove(flight)
         if flights and flights[0].is_ahead:
             self.jobs_ahead -= len(flights[0].jobs)
+            if flights[0].times is not None:
+                flights[0].times.free_at = now
         self._under_way -= 1
         lane.mean_run_s = handler_s if not before else 0.8 * before + 0.2 * handler_s
         self.mean_runs_s += lane.mean_run_s - before

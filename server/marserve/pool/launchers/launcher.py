@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -23,7 +24,7 @@ from marserve.machine.describe import count_cores
 from marserve.machine.devices import Assigner, View, view_of
 from marserve.machine.numa import cpus_near
 from marserve.messages import HEAVY_MODULES, Load, Preload
-from marserve.pool.interpreter import find_change
+from marserve.pool.interpreter import find_change, link_packages
 from marserve.pool.launchers.cgroups import WorkerCgroups
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.forked import StartFailed, Template
@@ -315,8 +316,12 @@ class Launcher:
     async def _check_interpreter(self) -> None:
         """Raise StartFailed if the interpreter of the workers is not what it was when the version was planned."""
         interpreter = self._options.interpreter
-        if interpreter is not None and (change := await asyncio.to_thread(find_change, interpreter)):
+        if interpreter is None:
+            return
+        if change := await asyncio.to_thread(find_change, interpreter):
             raise StartFailed(Death(Cause.LOAD_FAILED, change))
+        # What tidies temporary folders may have taken the links.
+        await asyncio.to_thread(link_packages, Path(interpreter.packages))
 
     async def _restore_folder(self) -> None:
         """Have deleted files of the model's folder unpacked again. Raises StartFailed if the load needs them."""

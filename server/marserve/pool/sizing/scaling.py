@@ -189,6 +189,7 @@ class Scaling:
                 return
             decision = Decision(allowed, self.autoscaler.reason)
         log.info("%s: %d workers instead of %d: %s", self._name, decision.target, before, decision.reason)
+        self._metrics.note("scaling", time.monotonic(), f"{decision.target} workers instead of {before}")
         self.changed_at = time.time()
         if decision.target and self.autoscaler.may_sleep:
             self._has_template = True

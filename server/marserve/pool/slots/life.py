@@ -151,6 +151,7 @@ class Life:
     async def start(self, gpu_id: int | None, devices: Sequence[int]) -> None:
         """Start the process and have the model loaded. Raises StartFailed."""
         context = self._context
+        began = time.monotonic()
         limit_s = context.options.startup_timeout_s
         try:
             async with asyncio.timeout(limit_s) as limit:
@@ -168,7 +169,8 @@ class Life:
             log.exception("%s could not be started", self._name)
             raise StartFailed(Death(Cause.LOAD_FAILED, f"the worker could not be started: {error}")) from error
         self.is_ready = True
-        self.ready_at = time.monotonic()
+        now = self.ready_at = time.monotonic()
+        context.metrics.note("load", now, f"{self._name} was started and loaded the model", seconds=now - began)
         context.dispatcher.open_lane(self.key, self.ready_at)
 
     async def _start(self, gpu_id: int | None, devices: Sequence[int], limit: asyncio.Timeout) -> None:
@@ -318,7 +320,9 @@ class Life:
                 self._check_ended(message.number)
                 context.metrics.answer_bytes += sum(map(len, bodies))
                 landed.append(
-                    dispatcher.land(self.key, message.number, message.handler_s, message.results, bodies, now)
+                    dispatcher.land(
+                        self.key, message.number, message.handler_s, message.results, bodies, now, message.work
+                    )
                 )
         finally:  # if one of them is refused, those before it have ended all the same
             dispatcher.pump(now)

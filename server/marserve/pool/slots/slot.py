@@ -362,7 +362,9 @@ class Slot:
             self.devices = devices if self.devices else ()
 
     def _record(self, death: Death, traceback: str, running: Sequence[Request]) -> None:
-        self._context.metrics.worker_deaths[death.cause.value] += 1
+        metrics = self._context.metrics
+        metrics.worker_deaths[death.cause.value] += 1
+        metrics.note("death", time.monotonic(), f"{self.name} ended ({death.cause.value})")
         is_known = self.last_death is not None and self.last_death.traceback == traceback
         self.last_death = DeathView(death.cause.value, time.time(), death.detail, traceback)
         # A load that fails the same way again and again is logged with its traceback once.

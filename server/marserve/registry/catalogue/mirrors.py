@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -198,6 +199,8 @@ class Mirrors:
         """
         entry = self._versions.model(model)
         given, taken = entry.find(giver), entry.find(taker)
+        now = time.monotonic()
+        given.pool.metrics.note("rollback", now, f"version {giver} gives its requests back to {taker}")
         return given.pool.hand_over(taken.pool, lambda receiver: _rename(receiver, taken.header))
 
     def default_of(self, model: str) -> str:

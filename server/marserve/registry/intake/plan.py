@@ -164,22 +164,23 @@ def _with_interpreter(facts: Facts, wanted: Wanted | None, server: RegistryOptio
             f"interpreter; allowed_interpreters={options.interpreter_name}=/path/to/bin/python would give it another"
         )
         return replace(facts, warnings=(*facts.warnings, warning))
-    interpreter = server.interpreters.find(options)
-    if interpreter is None:
+    chosen = server.interpreters.choose(options)
+    if chosen is None:
         return facts
     model = options.model
     if options.ray is not None:
         raise InterpreterRefused(
-            f"Model {model} cannot be loaded: it has launcher: ray and names the interpreter {interpreter.path} of "
+            f"Model {model} cannot be loaded: it has launcher: ray and names the interpreter {chosen.path} of "
             "this machine; on a cluster the nodes choose. Remove one of the two."
         )
     if wanted is not None:
         file = wanted.requirements.file
         raise InterpreterRefused(
-            f"Model {model} cannot be loaded: it names the interpreter {interpreter.path}, and the server installs "
+            f"Model {model} cannot be loaded: it names the interpreter {chosen.path}, and the server installs "
             f"{file or 'an environment of its own (useVenv)'} for its own interpreter alone. Install what the model "
-            f"needs by {interpreter.path} -m pip, and remove {file or 'useVenv'} from the archive."
+            f"needs by {chosen.path} -m pip, and remove {file or 'useVenv'} from the archive."
         )
+    interpreter = server.interpreters.look_at(chosen, options)
     return replace(facts, options=replace(options, interpreter=interpreter))
 
 

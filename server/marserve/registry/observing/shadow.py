@@ -329,6 +329,7 @@ class _Copy:
             deadline=time.monotonic() + COPY_LIMIT_S,
             names_version=False,
             is_inner=True,  # not counted as a client's request
+            timeline=None,
         )
         try:
             self._job = self.pool.submit(copied, self)

@@ -10,6 +10,7 @@ metric_definitions  the metrics, TorchServe's list or the operator's
 series              a family of the page that is fed update by update
 recent              figures of the last minute
 histogram           counts values between bounds
+stages              histograms of the stages of requests
 handler_metrics     decides which values of handlers are kept
 printed_metrics     metrics in what workers print
 metric_line         the syntax of lines

@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from marserve.telemetry.happenings import Happenings, Kind
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.measurements import Tap
 from marserve.telemetry.metrics.recent import Recent
+from marserve.telemetry.metrics.stages import StageSeconds
 
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+STAGES_FAMILY = "marserve_request_seconds"
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -71,7 +74,7 @@ def _histogram(family: str, bounds: Sequence[float], *words: str) -> Any:
 
 def _stage(stage: str) -> Any:
     """A field for the seconds that requests spend in a stage."""
-    return _histogram("marserve_request_seconds", SECONDS_BOUNDS, stage)
+    return _histogram(STAGES_FAMILY, SECONDS_BOUNDS, stage)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +88,7 @@ class VersionMetrics:
     queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
     total_seconds       arrival to answer; `named_total_s` as above
+    stages              further stages of its requests, from first byte to last
     batch_sizes         requests a batch; `recent` samples some of these counts
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
@@ -108,6 +112,7 @@ class VersionMetrics:
     chosen              accepted requests that named no version, by why this one was chosen and not as the default:
                         `override`, `sticky`, `weight`
     read_gauges         asked at scrape time; `read_share`: which share of the requests that name no version it gets
+    happenings          what `note` keeps, for explanations; None while the page does not have the version
     tap                 observer of single events; None if no metric needs it
     processes           what its workers' processes use, as last seen; None before
     retired             what the page counts of it among its model's versions that went; None while it is shown
@@ -119,6 +124,7 @@ class VersionMetrics:
     queue_seconds: Histogram = _stage("queue")
     handler_seconds: Histogram = _stage("handler")
     total_seconds: Histogram = _stage("total")
+    stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = _histogram("marserve_batch_size", BATCH_BOUNDS)
     recent: Recent = field(default_factory=Recent)
     named_requests: int = 0
@@ -126,6 +132,7 @@ class VersionMetrics:
     named_queue_s: float = 0.0
     named_total_s: float = 0.0
     read_share: Callable[[], float] | None = None
+    happenings: Happenings | None = None
     tap: Tap | None = None
     processes: Processes | None = None
     retired: tuple[object, int, Mapping[str, float]] | None = None
@@ -163,6 +170,9 @@ class VersionMetrics:
     batch_checks: dict[str, int] = _by("verdict", "marserve_batch_checks_total")
     worker_recycles: dict[str, int] = _by("reason", "marserve_worker_recycles_total")
 
+    def __post_init__(self) -> None:
+        self.stages = StageSeconds(self.model, self.version, SECONDS_BOUNDS)
+
     def sample(self, now: float) -> None:
         """Keep the counts as they are now (monotonic), for the figures of the last minute."""
         self.recent.sample(now, self.total_seconds, self.batch_sizes, self.busy_seconds)
@@ -171,6 +181,11 @@ class VersionMetrics:
     def default_requests(self) -> int:
         """Accepted requests that named no version."""
         return self.client_requests - self.named_requests
+
+    def note(self, kind: Kind, now: float, text: str, *, seconds: float = 0.0) -> None:
+        """Keep what has just happened to it, after so many seconds, for the explanations of requests."""
+        if self.happenings is not None:
+            self.happenings.note(kind, now - seconds, now, text, self.model, self.version)
 
     def reasons(self) -> dict[str, int]:
         """Accepted requests by why this version was chosen."""

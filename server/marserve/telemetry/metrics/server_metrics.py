@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from marserve.messages import Metric
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.metrics.causes import by_known_cause
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.handler_metrics import PREDICTION_TIME, ModelMetrics
@@ -80,6 +81,7 @@ class Metrics:
     ) -> None:
         self.mode = mode
         self.responses = [0] * 10
+        self.happenings = Happenings()
         self._refused: dict[str, int] = defaultdict(int)
         self._calls: dict[str, int] = defaultdict(int)
         self._dropped_lines = dropped_lines
@@ -174,6 +176,7 @@ class Metrics:
         if self._keeps_examples:
             view.keep_examples()
         self._versions.append(view)
+        version.happenings = self.happenings
         self._totals.setdefault(version.model, ModelTotals(_KEPT_OF_MODELS)).take_back(version)
         if self._lines is not None:
             self._lines.register(version)

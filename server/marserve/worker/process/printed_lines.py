@@ -16,9 +16,11 @@ import io
 import logging
 import sys
 from collections.abc import Sequence
+from time import monotonic
 from typing import TextIO
 
 from marserve.messages import Named, line_ids
+from marserve.worker.process.hindrances import hindrances
 from marserve_handlers.support.line_owner import of_this_task
 
 MARK = "\x1e"
@@ -80,7 +82,17 @@ class MarkedStream(io.TextIOWrapper):
         self._is_in_traceback = False
 
     def write(self, text: str) -> int:
-        """Write text, with a mark before each line that begins in it; returns the length of `text`."""
+        """Write text, with a mark before each line that begins in it; returns the length of `text`.
+
+        Blocks while the server reads slowly; that time is counted.
+        """
+        began = monotonic()
+        try:
+            return self._write(text)
+        finally:
+            hindrances.printed_s += monotonic() - began
+
+    def _write(self, text: str) -> int:
         if not text or not isinstance(text, str):
             return super().write(text)
         if text.startswith(MARK):

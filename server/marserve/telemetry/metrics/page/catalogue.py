@@ -35,7 +35,7 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             (*_V, "stage"),
             "seconds",
             "Time of requests by stage.",
-            "queue: when a batch is sent; handler: when it comes back; total: when the request has ended",
+            "queue: when a batch is sent; handler, send, decode, encode, return: when it is back; others: at the end",
         ),
         Meaning("marserve_batch_size", _H, _V, "requests", "Requests in a batch.", "when a batch is sent to a worker"),
         Meaning(

@@ -10,20 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from marserve.telemetry.metrics.causes import CAUSES
-from marserve.telemetry.metrics.counts import HISTOGRAMS
+from marserve.telemetry.metrics.counts import HISTOGRAMS, STAGES_FAMILY
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition
 from marserve.telemetry.metrics.page.catalogue import CATALOGUE, Meaning
 from marserve.telemetry.metrics.page.foreign import WHY
 from marserve.telemetry.metrics.page.torchserve import family_of, help_of
+from marserve.telemetry.timeline import STAGES
 
 COMMAND: Final = "python -m marserve.telemetry.metrics.page.reference > docs/metrics-reference.md"
 
 # What the values of labels are, where the label is not a name of the operator's.
-_STAGES = ", ".join(f"`{words[0]}`" for _, words in HISTOGRAMS["marserve_request_seconds"])
+_OF_FIELDS = [words[0] for _, words in HISTOGRAMS[STAGES_FAMILY]]
+_FURTHER = [stage for stage in STAGES if stage not in (*_OF_FIELDS, "handle")]
+_STAGES = ", ".join(f"`{stage}`" for stage in (*_OF_FIELDS, *_FURTHER, "first_chunk", "next_chunk"))
 LABELS: Final[Mapping[str, str]] = {
     "model": "the name under which the model is registered",
     "version": "the version's name",
-    "stage": f"where the time was spent: {_STAGES}",
+    "stage": f"where the time was spent, one of [the stages](slow-requests.md#the-stages): {_STAGES}",
     "status": "the status of the answer, as a number",
     "cause": "a word of [the table of causes](#causes)",
     "reason": "why: of traffic `path`, `override`, `sticky`, `weight`, `default`; of copies `busy`, `memory`; of "

@@ -85,7 +85,7 @@ def _by_cause(read: Callable[[VersionMetrics], Any]) -> Callable[[VersionMetrics
 
 
 def _histograms(views: Views, name: str) -> Callable[[], list[Row]]:
-    return lambda: [row for view in views() for row in view.histograms[name]]
+    return lambda: [row for view in views() for row in view.histograms(name)]
 
 
 def _gauge(views: Views, read: Callable[[Gauges], float | None]) -> Callable[[], Iterator[Row]]:

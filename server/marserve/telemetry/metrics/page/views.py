@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from marserve.telemetry.metrics.counts import HISTOGRAMS, Gauges, VersionMetrics
+from marserve.telemetry.metrics.counts import HISTOGRAMS, STAGES_FAMILY, Gauges, VersionMetrics
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.measurements import RequestCounts
 from marserve.telemetry.metrics.page.families import Labels
@@ -20,10 +20,11 @@ class VersionView:
         self.request_counts = RequestCounts(*self.key)
         self.request_counts.skip(version.client_requests, version.named_requests)
         self.seen_answers = 0
-        self.histograms: Mapping[str, tuple[tuple[Labels, Histogram], ...]] = {
-            family: tuple(((*self.key, *words), getattr(version, name)) for name, words in fields)
+        self._histograms: Mapping[str, list[tuple[Labels, Histogram]]] = {
+            family: [((*self.key, *words), getattr(version, name)) for name, words in fields]
             for family, fields in HISTOGRAMS.items()
         }
+        self._known_stages = 0
         self._gauges: Gauges | None = None
 
     @property
@@ -37,9 +38,18 @@ class VersionView:
         """Read the figures again for the next page."""
         self._gauges = None
 
+    def histograms(self, family: str) -> list[tuple[Labels, Histogram]]:
+        """Its histograms of a family, with the values of their labels."""
+        rows = self._histograms[family]
+        if family == STAGES_FAMILY and len(self.of.stages.by_stage) > self._known_stages:
+            new = list(self.of.stages.by_stage.items())[self._known_stages :]
+            rows += [((*self.key, stage), histogram) for stage, histogram in new]
+            self._known_stages += len(new)
+        return rows
+
     def keep_examples(self) -> None:
-        """Have each of its histograms keep examples from now on."""
-        for rows in self.histograms.values():
+        """Have its histograms keep examples from now on; those of stages beside queue, handler and total have none."""
+        for rows in self._histograms.values():
             for _, histogram in rows:
                 histogram.keep_examples()
 

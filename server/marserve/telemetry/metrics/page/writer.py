@@ -10,6 +10,7 @@ text of many numbers together, the block of a histogram, and the part of a line 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -23,6 +24,8 @@ NUMBERS_AT_ONCE = 64
 HISTOGRAMS_AT_ONCE = 4
 # The most characters of names and values of an exemplar's labels together, by OpenMetrics.
 MAX_EXEMPLAR = 128
+# Ids without what would be escaped: the library's own parser refuses a page for an exemplar with a quote or a brace.
+_PLAIN = re.compile(r"[^\"\\{}\n]+")
 EOF = "# EOF\n"
 
 _Numbers = list[tuple[Labels, float]]
@@ -198,11 +201,11 @@ def exemplar(example: Example) -> str:
 
 
 def exemplar_labels(example: Example) -> dict[str, str]:
-    """The labels of an exemplar, by name: those of the request's and the trace's id that fit."""
+    """The labels of an exemplar, by name: the request's and the trace's id, where they fit and are plain."""
     labels = {}
     room = MAX_EXEMPLAR
     for name, value in (("trace_id", example.trace_id), ("request_id", example.request_id)):
-        if value and len(name) + len(value) <= room:
+        if _PLAIN.fullmatch(value) and len(name) + len(value) <= room:
             labels[name] = value
             room -= len(name) + len(value)
     return dict(sorted(labels.items()))

@@ -1,0 +1,53 @@
+"""What else the server did: loads, deaths, evictions, roll-backs, stalls, collections. Bounded, no I/O, no clock.
+
+A request that was slow is explained by what happened meanwhile, so each part notes what may hold others up. It is read
+only when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["load", "death", "eviction", "scaling", "swap", "rollback", "stall", "collection", "printing"]
+
+MOST_KEPT: Final = 4096
+MAX_TEXT: Final = 200
+
+
+class Happening(NamedTuple):
+    """Something that took from `began` to `ended`, seconds on the monotonic clock; equal for a moment.
+
+    `model` and `version` are empty for what concerns the whole server. `text` goes on where "… ms before, " ends.
+    """
+
+    kind: Kind
+    began: float
+    ended: float
+    model: str
+    version: str
+    text: str
+
+    def overlap_s(self, begin: float, end: float) -> float:
+        """For how long of this time it went on."""
+        return max(0.0, min(end, self.ended) - max(begin, self.began))
+
+
+class Happenings:
+    """The latest ones. All calls are made on the event loop, or with the interpreter's lock held for one append."""
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._kept: deque[Happening] = deque(maxlen=most)
+
+    def note(self, kind: Kind, began: float, ended: float, text: str, model: str = "", version: str = "") -> None:
+        """Keep one; the oldest leaves for it."""
+        self._kept.append(Happening(kind, began, ended, model, version, text[:MAX_TEXT]))
+
+    def between(self, begin: float, end: float) -> list[Happening]:
+        """Those that went on at some time from `begin` to `end`, the oldest first."""
+        return [each for each in list(self._kept) if each.ended >= begin and each.began <= end]
+
+    def __iter__(self) -> Iterator[Happening]:
+        """All, the oldest first."""
+        return iter(list(self._kept))

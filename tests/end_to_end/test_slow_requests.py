@@ -1,0 +1,225 @@
+"""Where the time of a request went, told by a real server about requests over real sockets."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from marserve.api.grpc.schema import INFERENCE, Schema
+from marserve.telemetry.timeline import STAGES
+from support.server import Server, make_archive, poll
+
+HANDLER = """
+import json
+import time
+
+def handle(data, context):
+    if data is None:
+        return None
+    answers = []
+    for row in data:
+        asked = json.loads(bytes(next(iter(row.values()))) or b"{}")
+        with context.span("work"):
+            time.sleep(asked.get("sleep", 0))
+        if asked.get("fail"):
+            raise ValueError("no such picture")
+        answers.append("x" * asked.get("bytes", 2))
+    return answers
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a model of one worker, which has answered a few requests."""
+    folder = tmp_path_factory.mktemp("slow_requests")
+    with Server(folder, entry="marserve") as running:
+        make_archive(running.store / "m.mar", HANDLER)
+        assert running.register("m.mar", initial_workers=1, batch_size=4).status_code == 200
+        for _ in range(8):
+            assert running.predict("m", b"{}").status_code == 200
+        yield running
+
+
+def explained(server: Server, request_id: str) -> dict[str, Any]:
+    """What the server says of a request, once it has ended."""
+    for _ in poll(5, f"request {request_id} is recorded"):
+        answer = server.client.get(f"{server.management}/requests/{request_id}")
+        if answer.status_code == 200:
+            break
+    found: dict[str, Any] = answer.json()
+    assert [stage["name"] for stage in found["stages"]] == list(STAGES)
+    assert sum(stage["ms"] for stage in found["stages"]) == pytest.approx(found["wall_ms"], rel=0.02, abs=0.1)
+    return found
+
+
+def ms(found: dict[str, Any], stage: str) -> float:
+    """How long a stage took."""
+    return next(float(each["ms"]) for each in found["stages"] if each["name"] == stage)
+
+
+def ask(server: Server, request_id: str, **asked: Any) -> threading.Thread:
+    """Send a request on a thread."""
+    thread = threading.Thread(target=server.predict, args=("m", json.dumps(asked)), kwargs={"X-Request-Id": request_id})
+    thread.start()
+    return thread
+
+
+def test_a_slow_handler_is_named_with_what_its_author_named(server: Server) -> None:
+    """The stages add up to what the client saw."""
+    began = time.monotonic()
+    server.predict("m", json.dumps({"sleep": 0.3}), **{"X-Request-Id": "slow-handler"})
+    seen_ms = (time.monotonic() - began) * 1000
+
+    found = explained(server, "slow-handler")
+
+    assert (found["cause"], found["model"], found["version"]) == ("handler", "m", "1.0")
+    assert 300 <= ms(found, "handle") <= found["wall_ms"] <= seen_ms
+    assert [span["name"] for span in found["spans"]] == ["work"]
+    assert found["spans"][0]["ms"] >= 300
+    assert (found["bytes_in"], found["bytes_out"], found["worker"]) == (14, 2, "W-9000-m_1.0")
+
+
+def test_a_request_that_waited_is_told_for_whom(server: Server) -> None:
+    """The only worker ran another one."""
+    first = ask(server, "before", sleep=0.5)
+    time.sleep(0.1)  # the first one is with the worker by now
+    second = ask(server, "behind")
+    for thread in (first, second):
+        thread.join()
+
+    found = explained(server, "behind")
+
+    assert found["cause"] == "queue"
+    assert "request before" in found["why"]
+    assert ms(found, "queue") > 200
+
+
+def test_mates_are_named(server: Server) -> None:
+    """Those that left together."""
+    first = ask(server, "blocks", sleep=0.4)
+    time.sleep(0.1)  # the first one is with the worker by now
+    others = [ask(server, f"mate-{number}") for number in range(3)]
+    for thread in (first, *others):
+        thread.join()
+
+    found = explained(server, "mate-0")
+
+    assert found["batch"]["size"] == 3
+    assert set(found["batch"]["mates"]) == {"mate-1", "mate-2"}
+
+
+def test_a_client_that_sends_slowly_is_named(server: Server) -> None:
+    """Its header and body came in pieces."""
+    with socket.create_connection(("127.0.0.1", int(server.inference.rpartition(":")[2]))) as client:
+        client.sendall(b"POST /predictions/m HTTP/1.1\r\nhost: localhost\r\nx-request-id: trickle\r\n")
+        time.sleep(0.15)  # what is slow here is the client
+        client.sendall(b"content-length: 4\r\n\r\n{ ")
+        time.sleep(0.2)  # as above
+        client.sendall(b" }")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+    found = explained(server, "trickle")
+
+    assert found["cause"] == "slow_client"
+    assert ms(found, "header") > 100
+    assert ms(found, "body") > 150
+
+
+def test_a_failure_has_its_class_and_stands_in_the_list(server: Server) -> None:
+    """A client's mistake does not."""
+    failed = server.predict("m", json.dumps({"fail": True}), **{"X-Request-Id": "fails"})
+    unknown = server.predict("nosuch", b"{}", **{"X-Request-Id": "unknown-model"})
+    assert (failed.status_code, unknown.status_code) == (500, 404)
+
+    found = explained(server, "fails")
+    listed = server.client.get(f"{server.management}/requests", params={"failed": "true"}).json()["requests"]
+
+    assert (found["status"], found["error"]) == (500, "handler")
+    assert "fails" in [each["id"] for each in listed]
+    assert "unknown-model" not in [each["id"] for each in listed]
+    assert explained(server, "unknown-model")["model"] == ""
+
+
+def test_a_client_that_left_is_recorded_as_gone(server: Server) -> None:
+    """With what had become of its request."""
+    with socket.create_connection(("127.0.0.1", int(server.inference.rpartition(":")[2]))) as client:
+        body = json.dumps({"sleep": 0.3})
+        head = "POST /predictions/m HTTP/1.1\r\nhost: localhost\r\nx-request-id: leaves\r\n"
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        time.sleep(0.1)  # the request is with the worker by now
+
+    found = explained(server, "leaves")
+
+    assert (found["status"], found["error"]) == (499, "client_gone")
+    assert found["wall_ms"] < 300
+
+
+def test_calls_over_grpc_have_timelines_as_well(server: Server) -> None:
+    """Each under the call's id."""
+    schema = Schema()
+    request = schema.message(f"{INFERENCE}.PredictionsRequest")
+    response = schema.message(f"{INFERENCE}.PredictionResponse")
+    with grpc.insecure_channel(server.grpc_inference) as channel:
+        call = channel.unary_unary(
+            f"/{INFERENCE}.InferenceAPIsService/Predictions",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        call(request(model_name="m", input={"body": b'{"sleep": 0.5}'}), metadata=[("x-request-id", "by-grpc")])
+
+    found = explained(server, "by-grpc")
+
+    assert (found["cause"], found["status"]) == ("handler", 200)
+    assert found["bytes_out"] == 2
+
+
+def test_stages_have_histograms(server: Server) -> None:
+    """For all requests together."""
+    page = server.client.get(f"{server.metrics}/metrics").text
+
+    for stage in (
+        "header",
+        "body",
+        "admit",
+        "queue",
+        "send",
+        "decode",
+        "handler",
+        "encode",
+        "return",
+        "write",
+        "total",
+    ):
+        assert f'marserve_request_seconds_count{{model="m",version="1.0",stage="{stage}"}}' in page
+
+
+def test_a_killed_server_leaves_its_requests_to_the_next_one(tmp_path: Path) -> None:
+    """In a file, if that is asked for."""
+    settings = {"flight_recorder_file": str(tmp_path / "requests")}
+    with Server(tmp_path, entry="marserve", settings=settings) as server:
+        make_archive(server.store / "m.mar", HANDLER)
+        assert server.register("m.mar", initial_workers=1).status_code == 200
+        server.predict("m", json.dumps({"sleep": 0.2}), **{"X-Request-Id": "before-the-crash"})
+        server.stop(check=False, number=signal.SIGKILL)
+        server.start()
+
+        found = explained(server, "before-the-crash")
+        listed = server.client.get(f"{server.management}/requests", params={"previous": "true"}).json()["requests"]
+
+    assert (found["model"], found["cause"], found["worker"]) == ("m", "cold_worker", "W-9000-m_1.0")
+    assert [each["id"] for each in listed] == ["before-the-crash"]
+
+
+def test_under_torchserve_there_are_no_such_routes(tmp_path: Path) -> None:
+    """As recorded; and without the recorder there are none either."""
+    with Server(tmp_path, entry="torchserve") as server:
+        assert server.client.get(f"{server.management}/requests").status_code in (404, 405)
