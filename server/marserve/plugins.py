@@ -111,8 +111,10 @@ class MetricsCollector(Protocol):
     """Metrics of one's own on the metrics page: a collector of prometheus_client, or one of its registries."""
 
     def collect(self) -> Iterable[Any]:
-        """The families as they are now, as `prometheus_client.core.Metric`. Called for each page, in a thread, at most
-        once at a time; it may block. What it raises is logged once, and the page is written without it, as after 1 s.
+        """The families as they are now, as `prometheus_client.core.Metric`.
+
+        Called for a page, in a thread, about once a second and never twice at once; it may block. What it raises is
+        logged once. The page is written without it then, and where it takes longer than a second.
         """
 
 

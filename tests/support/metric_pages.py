@@ -62,4 +62,4 @@ def assert_equal(families: Sequence[Family]) -> None:
 
 def scrapes_of(metrics: Metrics, *sources: Source) -> Scrapes:
     """Pages of these metrics, with what these collect, in both formats."""
-    return Scrapes(metrics, ForeignCollectors(sources, in_own_thread))
+    return Scrapes(metrics, ForeignCollectors(sources, in_own_thread, fresh_s=0))

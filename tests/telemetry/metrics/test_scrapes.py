@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 
@@ -277,6 +278,31 @@ async def test_a_name_that_the_page_has_is_not_taken_from_a_collector() -> None:
     assert "acme_depth 3.0\n" in page
     assert 'marserve_collector_failures_total{collector="one",why="clash"} 2.0' in page
     assert 'marserve_collector_failures_total{collector="two",why="clash"} 2.0' in page
+
+
+async def test_a_collector_is_called_about_once_a_second_however_often_pages_are() -> None:
+    """And again for a page in another format."""
+    now = [100.0]
+    calls = []
+
+    class Counting:
+        def collect(self) -> Iterator[object]:
+            calls.append(now[0])
+            registry = CollectorRegistry()
+            Gauge("acme_depth", "Depth.", registry=registry).set(len(calls))
+            yield from registry.collect()
+
+    foreign = ForeignCollectors([Source("acme", "acme", Counting())], in_own_thread, now=lambda: now[0])
+    scrapes = Scrapes(metrics_of(1), foreign)
+    seen = []
+    for after_s in (0.0, 0.9, 0.2):
+        now[0] += after_s
+        seen.append(re.findall(r"\nacme_depth (\S+)", text_of(await scrapes.page())))
+    opened = text_of(await scrapes.page(OPEN))
+
+    assert seen == [["1.0"], ["1.0"], ["2.0"]]
+    assert "acme_depth 3.0" in opened
+    assert calls == pytest.approx([100.0, 101.1, 101.1])
 
 
 async def test_what_is_looked_at_before_a_page_is_on_it() -> None:

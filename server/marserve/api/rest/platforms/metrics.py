@@ -54,6 +54,10 @@ def metrics_router(scrapes: Scrapes) -> APIRouter:
     async def page(request: Request) -> Response:
         return Scrape(scrapes, request.headers.get("accept", ""), request.query_params.getlist("name[]"))
 
+    # An empty list means every method. It comes first, as FastAPI takes longer to find that a query fits.
+    router.add_route("/metrics", page, methods=[], include_in_schema=False)
+    router.add_route("/metrics/{rest:path}", page, methods=[], include_in_schema=False)
+
     @router.get(
         "/metrics",
         operation_id="metrics",
@@ -74,7 +78,4 @@ def metrics_router(scrapes: Scrapes) -> APIRouter:
     ) -> Response:
         return await page(request)
 
-    # An empty list means every method.
-    router.add_route("/metrics", page, methods=[], include_in_schema=False)
-    router.add_route("/metrics/{rest:path}", page, methods=[], include_in_schema=False)
     return router

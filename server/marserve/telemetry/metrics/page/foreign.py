@@ -1,8 +1,8 @@
 """Collectors of others on the page: those of plug-ins, and what stands in prometheus_client's own registry.
 
-Each is called in a thread of its own, at most once at a time. Whatever it raises, gives or takes of time, the page is
-written without it: after `WAIT_S` at the latest, and of what it gives only families that Prometheus would not refuse
-the page for. What went wrong is counted by collector, and logged once for each reason.
+Each is called in a thread of its own, at most once at a time and about once a second. Whatever it raises, gives or takes
+of time, the page is written without it: after `WAIT_S` at the latest, and of what it gives only families that Prometheus
+would not refuse the page for. What went wrong is counted by collector, and logged once for each reason.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from marserve.telemetry.metrics.page.families import Row, claimed_names
@@ -28,6 +29,8 @@ log = logging.getLogger("marserve.telemetry")
 
 # How long a page waits for all collectors together.
 WAIT_S: Final = 1.0
+# For so long what a collector gave is shown again: pages that come faster do not call it.
+FRESH_S: Final = 1.0
 # The most samples of one collector on a page.
 MAX_SAMPLES: Final = 10_000
 # The most families of one collector on a page.
@@ -65,6 +68,8 @@ class Source:
     collector: Collector
     failures: Counter[str] = field(default_factory=Counter)
     call: asyncio.Future[list[Written]] | None = None
+    kept: tuple[object, float, list[Written]] | None = None
+    """For which page it was last written, when (monotonic), and what."""
 
     def failed(self, why: str, detail: str) -> None:
         """Count that something of it is missing, and log it the first time."""
@@ -76,9 +81,17 @@ class Source:
 class ForeignCollectors:
     """All collectors of others. `run` calls a function in a thread that the process's end does not wait for."""
 
-    def __init__(self, sources: Sequence[Source], run: RunInThread) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        run: RunInThread,
+        now: Callable[[], float] = monotonic,
+        fresh_s: float = FRESH_S,
+    ) -> None:
         self.sources = sources
         self._run = run
+        self._now = now
+        self._fresh_s = fresh_s
 
     def failures(self) -> list[Row]:
         """How often something of each collector was missing."""
@@ -89,8 +102,9 @@ class ForeignCollectors:
 
         With `wanted` only samples of these names are there.
         """
-        calls = [self._begin(source, form, wanted) for source in self.sources]
-        begun = [call for call in calls if call is not None]
+        key, now = (form.content_type, wanted), self._now()
+        calls = [self._kept(source, key, now) or self._begin(source, form, wanted) for source in self.sources]
+        begun = [call for call in calls if call is not None and not call.done()]
         if begun:
             await asyncio.wait(begun, timeout=WAIT_S)
         texts: list[str] = []
@@ -105,6 +119,8 @@ class ForeignCollectors:
                 why = error.why if isinstance(error, _Unfit) else "raised"
                 source.failed(why, str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}")
                 continue
+            if source.kept is None or source.kept[2] is not call.result():
+                source.kept = key, now, call.result()
             for names, text in call.result():
                 if not claimed.isdisjoint(names):
                     source.failed("clash", f"{min(claimed & names)} is the name of another metric on the page")
@@ -112,6 +128,14 @@ class ForeignCollectors:
                 claimed |= names
                 texts.append(text)
         return texts
+
+    def _kept(self, source: Source, key: object, now: float) -> asyncio.Future[list[Written]] | None:
+        """What it gave for a page like this a moment ago; None where that is too old."""
+        if source.kept is None or source.kept[0] != key or now - source.kept[1] >= self._fresh_s:
+            return None
+        kept: asyncio.Future[list[Written]] = asyncio.get_running_loop().create_future()
+        kept.set_result(source.kept[2])
+        return kept
 
     def _begin(self, source: Source, form: Format, wanted: frozenset[str]) -> asyncio.Future[list[Written]] | None:
         """Begin a call; None while the last one has not ended, so that a collector that hangs holds one thread."""
