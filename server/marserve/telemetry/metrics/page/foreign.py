@@ -1,8 +1,8 @@
 """Collectors of others on the page: those of plug-ins, and what stands in prometheus_client's own registry.
 
-Each is called in a thread of its own, at most once at a time and about once a second. Whatever it raises, gives or takes
-of time, the page is written without it: after `WAIT_S` at the latest, and of what it gives only families that Prometheus
-would not refuse the page for. What went wrong is counted by collector, and logged once for each reason.
+Each is called in a thread of its own, at most once at a time and about once a second. Whatever it raises, gives or
+takes of time, the page is written without it: after `WAIT_S` at the latest, and of what it gives only families that
+Prometheus would not refuse the page for. What went wrong is counted by collector, and logged once for each reason.
 """
 
 from __future__ import annotations
