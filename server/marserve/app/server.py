@@ -238,7 +238,7 @@ class Server:
         binds_grpc = self._companion is None or self._companion.binds_grpc
         preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
         stack.callback(preemption.stop)
-        parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash)
+        parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash, stop.hurry)
         listeners = bind_listeners(parts)
         for listener in listeners:
             stack.callback(listener.close)

@@ -369,8 +369,8 @@ class ModelsAndWorkers:
     default_workers_per_model: int = _key(
         INT,
         0,
-        "Workers of a model without a number of its own; 0: at start one for each accelerator or else core, "
-        "and none for models registered later.",
+        "Workers of a model without a number of its own; 0: at start one for each accelerator, without any one on all "
+        "cores (under torchserve one for each core), and none for a registration that names none.",
         minimum=0,
     )
     job_queue_size: int = _key(INT, 100, "Requests of a model version that may wait.", minimum=1)

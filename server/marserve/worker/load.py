@@ -158,7 +158,7 @@ def open_class(cls: type[Any], context: Context, load: Load, module: ModuleType 
     initialize = getattr(service, "initialize", None)
     if initialize is not None:
         initialize(context)
-    handle = _in_envelope(service.handle, load.envelope)
+    handle = _in_envelope(service.handle, load.envelope, getattr(service, "reads_open_inference", False) is True)
     compare = _compare_of(service) or _compare_of(module)
     declaration = getattr(service, "declaration", b"")  # of our base handler; an author's own may be anything
     if type(declaration) is not bytes:
@@ -222,11 +222,16 @@ def _open_lit_api(api: type[Any], module: ModuleType, context: Context, load: Lo
     return LoadedModel(handle, context, msgspec.structs.replace(load, decode_input=False))
 
 
-def _in_envelope(handle: Handle, word: str | None) -> Handle:
-    """`handle`, wrapped by the envelope of that word if there is one. `initialize` is never wrapped."""
+def _in_envelope(handle: Handle, word: str | None, reads_open_inference: bool = False) -> Handle:
+    """`handle`, wrapped by the envelope of that word if there is one. `initialize` is never wrapped.
+
+    A handler that reads requests of the Open Inference Protocol itself gets them past the protocol's own envelope.
+    """
     if not word:
         return handle
     envelope = find_envelope(word)(handle)
+    if reads_open_inference and word == "kservev2":
+        envelope.passes_protocol = True
     is_async = inspect.iscoroutinefunction(handle)
     wrapped: Handle = getattr(envelope, "handle_async", envelope.handle) if is_async else envelope.handle
     return wrapped

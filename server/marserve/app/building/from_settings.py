@@ -17,7 +17,8 @@ from marserve.model_options import Said, said_in
 from marserve.pool.launchers.remote.cluster import ClusterOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.registration import RegistryOptions
-from marserve.settings import KEYS, Settings
+from marserve.settings import KEYS, Address, Settings
+from marserve.settings.report import workers_at_start
 
 if TYPE_CHECKING:
     from marserve.api.grpc.transport.limits import GrpcLimits
@@ -111,8 +112,8 @@ def most_bytes_in_flight(settings: Settings, machine: Machine) -> int:
     return settings.max_bytes_in_flight or UNBOUNDED
 
 
-def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:
-    """The limits of a gRPC client, from the settings."""
+def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None, rest: Address) -> GrpcLimits:
+    """The limits of a gRPC client, from the settings. `rest` is the address of the same API over HTTP/1.1."""
     from marserve.api.grpc.transport.limits import GrpcLimits
 
     return GrpcLimits(
@@ -126,6 +127,7 @@ def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None
         keepalive_s=settings.grpc_keepalive_time,
         keepalive_timeout_s=settings.grpc_keepalive_timeout,
         least_ping_interval_s=settings.grpc_min_ping_interval,
+        rest=str(rest) if rest.port else "",
     )
 
 
@@ -184,7 +186,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
     workers = settings.default_workers_per_model
     return RegistryOptions(
         workers_by_api=workers or 0,
-        workers_at_startup=workers or devices or machine.cores,
+        workers_at_startup=workers_at_start(settings, cores=machine.cores, accelerators=devices),
         defaults=Said({option.attribute: getattr(settings, option.setting or "") for option in said_in("server")}),
         unregister_timeout_s=settings.unregister_model_timeout,
         swap_order=settings.swap_order,

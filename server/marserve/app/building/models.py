@@ -85,8 +85,12 @@ def build_launchers(
     worker_log: PrintedMetrics,
     watch: DeviceWatch | None,
     archives: UnpackedArchives,
+    hurry: asyncio.Event | None,
 ) -> Launchers:
-    """The launchers of workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked."""
+    """The launchers of workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked.
+
+    `hurry` as `Launchers` has it.
+    """
     return Launchers(
         worker_environment(settings) | order_of_devices(machine.vendor, os.environ),
         worker_log,
@@ -102,6 +106,7 @@ def build_launchers(
         read_device=watch.of if watch is not None else lambda device: None,
         is_device_lost=watch.has_lost if watch is not None else lambda: False,
         restore_folder=archives.restore,
+        hurry=hurry,
     )
 
 

@@ -114,8 +114,11 @@ async def build_parts(
     access: AccessControl,
     stack: contextlib.AsyncExitStack,
     on_crash: Callable[[str], None],
+    hurry: asyncio.Event | None = None,
 ) -> Parts:
     """Make all parts. `on_crash` is called when a worker of a model with `onCrash: fail` crashed.
+
+    `hurry` is set when the server's end is not to wait for workers.
 
     Raises CannotStart and BadSettings; the parts made so far are on the stack.
     """
@@ -141,7 +144,7 @@ async def build_parts(
     snapshots = build_snapshots(settings, devices)
     archives = UnpackedArchives()
     device_watch = await watch_devices(machine, devices, metrics, stack)
-    launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives)
+    launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives, hurry)
     stack.push_async_callback(launchers.close)
     environments = build_environments(settings, scratch.path, launchers)
     downloads = DownloadList()

@@ -452,7 +452,10 @@ class Dispatcher:
                 goal.answered(total_s)
             if job.request.names_version:
                 named_s.append(total_s)
-            metrics.answers[result.status] += 1
+            if job.has_failed or result.thrown is not None:  # a stream whose last event says so
+                metrics.errors[HandlerFailed.cause] += 1
+            else:
+                metrics.answers[result.status] += 1
             answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
             if job.has_sent_pieces:
                 job.receiver.on_piece(answer, True)
@@ -484,6 +487,7 @@ class Dispatcher:
                 continue
             if result.error is None:
                 job.has_sent_pieces = True
+                job.has_failed = job.has_failed or result.thrown is not None
                 answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
                 job.receiver.on_piece(answer, False)
                 continue
@@ -618,10 +622,11 @@ class Dispatcher:
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends.
 
-        Ignored where workers run jobs side by side, which must not wait for one slow client. The bound of that client's
+        Ignored where workers run jobs side by side that must not wait for one slow client. The bound of that client's
         connection ends it.
         """
-        if not (self.options.is_concurrent or self.options.continuous_batching):
+        options = self.options
+        if not options.continuous_batching and (options.holds_coroutines or not options.is_concurrent):
             self.lanes.hold(job)
 
     def resume(self, job: Job) -> None:

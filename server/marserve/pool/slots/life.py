@@ -64,7 +64,8 @@ log = logging.getLogger("marserve.pool")
 # How long a worker that was asked to stop has to end before SIGTERM, and then before SIGKILL.
 STOP_GRACE_S = 2.0
 LAST_OUTPUT_S = 0.5
-# How long a worker past its limit has after SIGTERM before SIGKILL. Its clients wait meanwhile.
+# How long a worker past its limit has after SIGTERM before SIGKILL. Its clients wait meanwhile. So it is at the end of
+# a server that a second signal hurries.
 TERM_GRACE_S = 0.25
 
 
@@ -297,7 +298,7 @@ class Life:
     def resume(self) -> None:
         """Read again. The response limit begins anew: the worker did not cause the wait."""
         self._limit.is_held = False
-        self._limit.heard_at = time.monotonic()
+        self._limit.heard_at = self._limit.resumed_at = time.monotonic()
         self.client.resume_reading()
 
     def on_loaded(self, message: Loaded) -> None:
@@ -512,8 +513,13 @@ class Life:
         status: int | None = None
         if self.process is not None:
             was_told = self.known is not None and self.known.cause is Cause.STOPPED
-            await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S if was_told else LAST_OUTPUT_S)
-            status = await self.process.end(STOP_GRACE_S)
+            hurry = asyncio.ensure_future(self._context.launchers.hurry.wait())
+            ends: list[asyncio.Future[Any]] = [self.process.exited, hurry]
+            limit_s = STOP_GRACE_S if was_told else LAST_OUTPUT_S
+            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+            is_hurried = self._context.launchers.hurry.is_set()
+            status = await self.process.end(TERM_GRACE_S if is_hurried else STOP_GRACE_S)
             await self._context.launcher.end_leftovers(self.process, self._page_inode)
             with contextlib.suppress(TimeoutError):  # what it wrote last is still on its way in
                 async with asyncio.timeout(LAST_OUTPUT_S):

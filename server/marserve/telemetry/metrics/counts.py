@@ -84,7 +84,8 @@ class VersionMetrics:
     requests            accepted, before queueing; `named_requests` of them named this version in the URL,
                         `inner_requests` came from nodes of workflows, not from clients
     answers             by status, from the model or the server
-    errors, refused     by cause (`x-marserve-cause`): after it was accepted; before (queue full, no worker, …)
+    errors, refused     by cause (`x-marserve-cause`): after it was accepted, also streams whose last event says that
+                        they failed; before (queue full, no worker, …)
     queue_seconds       arrival to being given to a worker; `named_queue_s` is what named requests have of its sum
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
     total_seconds       arrival to answer; `named_total_s` as above

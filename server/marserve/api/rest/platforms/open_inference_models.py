@@ -103,7 +103,8 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         return _ready({"name": model_name}, is_ready=is_ready)
 
     async def config(request: Request, model_name: str, model_version: str | None) -> Response:
-        return PrettyJson(config_document(registry.describe(model_name, model_version)))
+        declaration = registry.declaration_of(model_name, model_version)
+        return PrettyJson(config_document(registry.describe(model_name, model_version), declaration))
 
     async def statistics(request: Request, model_name: str, model_version: str | None) -> Response:
         metrics = registry.version_metrics(model_name, model_version)

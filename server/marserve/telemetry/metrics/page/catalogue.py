@@ -51,7 +51,7 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             _C,
             (*_V, "cause"),
             "requests",
-            "Accepted requests that failed, by cause.",
+            "Accepted requests that failed, by cause; also a stream of events whose last one says so, with status 200.",
             "when the request ends",
         ),
         Meaning(
