@@ -802,6 +802,19 @@ class TooManyAskLogs(Unavailable):
         super().__init__(f"The logs are {what} by {limit} calls, which is as many as may be at once. Try again later.")
 
 
+class TooManyScrapes(Unavailable):
+    """As many clients take the metrics page as may at once."""
+
+    cause = "scrapes"
+    retry_after_s = 1.0
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} clients are taking the metrics page, which is as many as may at once. Close those that do not "
+            "read, or scrape less often."
+        )
+
+
 class DeadlinePassed(MarserveError):
     """The request's deadline passed, `where` it was: `queue` or `worker`."""
 

@@ -60,7 +60,7 @@ def test_a_held_loop_is_told_of_and_the_server_is_not_alive_for_a_while(tmp_path
             if server.client.get(f"{server.management}/livez").status_code == 200:
                 break
         page = server.client.get(f"{server.metrics}/metrics").text
-        assert sample(page, 'marserve_loop_stalls_total{cause="held"}') >= 1
+        assert sample(page, 'marserve_loop_stalls_total{reason="held"}') >= 1
         assert sample(page, "marserve_loop_longest_stall_seconds") > 0.3
         assert sample(page, 'marserve_loop_lag_seconds_bucket{le="+Inf"}') > 10
         assert "The event loop stands still" in server.output()

@@ -184,7 +184,7 @@ class Pool:
         self._context.launchers.watch_kills()
         self._upkeep.start()
         self.certifier.start()
-        self.metrics.recent.sample(time.monotonic(), self.metrics.total_seconds, self.metrics.batch_sizes)
+        self.metrics.sample(time.monotonic())
         self.scale(self._minimum, self._maximum)
 
     def scale(self, minimum: int, maximum: int) -> None:
@@ -570,6 +570,8 @@ class Pool:
         target = self.scaling.autoscaler.target
         sequences = self.dispatcher.describe_sequences()
         checks_health = self.options.health_interval_s > 0
+        now = time.monotonic()
+        busy = self.metrics.recent.busy_workers(now, self.metrics.busy_seconds)
         return Gauges(
             queue_length=self.queued,
             workers=states,
@@ -578,6 +580,8 @@ class Pool:
             sequences=None if sequences is None else sequences["living"],
             memory_bytes=self.held_bytes,
             failing=sum(life.is_failing for life in self.lives.by_key.values()) if checks_health else None,
+            oldest_s=self.dispatcher.oldest_wait_s(now),
+            busy_ratio=busy / states["ready"] if busy is not None and states["ready"] else None,
         )
 
 

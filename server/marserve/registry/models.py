@@ -57,7 +57,8 @@ from marserve.registry.intake.registration import (
 from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
-from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
 
@@ -377,11 +378,15 @@ class Registry:
         """The progress of fetches that may become this version of a model; the model need not exist yet."""
         return self.coming.of(model, version)
 
+    def processes(self) -> list[tuple[VersionMetrics, list[int]]]:
+        """The processes on this machine that work for each version."""
+        pools = [version.pool for version in self._versions.all()]
+        return [(pool.metrics, [pid for pids in pool.pids_by_worker for pid in pids]) for pool in pools]
+
     def sample_figures(self, now: float) -> None:
         """Keep each version's counts as they are now (monotonic), for its figures of the last minute in describe."""
         for version in self._versions.all():
-            metrics = version.pool.metrics
-            metrics.recent.sample(now, metrics.total_seconds, metrics.batch_sizes)
+            version.pool.metrics.sample(now)
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""

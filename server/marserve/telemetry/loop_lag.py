@@ -105,31 +105,10 @@ class LoopLag:
         return last if last is not None and now - last.end < within_s else None
 
 
-LAG_TEXT = "How late the event loop was, at a tenth of a second each."
-
-FAMILIES: tuple[tuple[str, str, str, str, Callable[[LoopLag], Mapping[str, float]]], ...] = (
-    (
-        "marserve_loop_stalls_total",
-        "counter",
-        "Times that the event loop stood still longer than loop_stall_threshold: held by a call, or as the whole "
-        "process did not run (paused).",
-        "cause",
-        lambda lag: {"held": lag.stalls, "paused": lag.pauses},
-    ),
-    (
-        "marserve_loop_stalled_seconds_total",
-        "counter",
-        "Seconds of those stalls.",
-        "cause",
-        lambda lag: {"held": lag.stalled_seconds, "paused": lag.paused_seconds},
-    ),
-    (
-        "marserve_loop_longest_stall_seconds",
-        "gauge",
-        "The longest time that a call held the event loop since the start.",
-        "",
-        lambda lag: {"": lag.longest_s},
-    ),
+FAMILIES: tuple[tuple[str, Callable[[LoopLag], Mapping[str, float]]], ...] = (
+    ("marserve_loop_stalls_total", lambda lag: {"held": lag.stalls, "paused": lag.pauses}),
+    ("marserve_loop_stalled_seconds_total", lambda lag: {"held": lag.stalled_seconds, "paused": lag.paused_seconds}),
+    ("marserve_loop_longest_stall_seconds", lambda lag: {"": lag.longest_s}),
 )
 
 

@@ -23,9 +23,9 @@ class Page:
     def __init__(self) -> None:
         self.families: dict[str, Any] = {}
 
-    def declare(self, name: str, kind: str, text: str, label: str, read: Any) -> None:
+    def declare(self, name: str, read: Any) -> None:
         """Note it."""
-        self.families[name] = (kind, text, label, read)
+        self.families[name] = read
 
 
 def test_families_are_read_off_the_part_that_keeps_them() -> None:
@@ -35,16 +35,15 @@ def test_families_are_read_off_the_part_that_keeps_them() -> None:
     declare_families(
         page,
         [
-            ("x_total", "counter", "All.", "what", lambda numbers: dict(numbers)),
-            ("x", "gauge", "How many.", "", lambda numbers: {"": float(len(numbers))}),
+            ("x_total", lambda numbers: dict(numbers)),
+            ("x", lambda numbers: {"": float(len(numbers))}),
         ],
         counted,
     )
     counted["b"] = 2.0
 
-    assert page.families["x_total"][:3] == ("counter", "All.", "what")
-    assert page.families["x_total"][3]() == {"a": 1.0, "b": 2.0}
-    assert page.families["x"][3]() == {"": 2.0}
+    assert page.families["x_total"]() == {"a": 1.0, "b": 2.0}
+    assert page.families["x"]() == {"": 2.0}
 
 
 def test_a_metrics_file_that_is_none_keeps_the_server_from_starting(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ async def test_answers_errors_and_rejections_are_told_apart() -> None:
     seen = arm.seen()
 
     assert (seen.requests, seen.errors, seen.rejections) == (6, 2, 3)
+    assert arm.ended == {"answered": 1, "rejected": 3, "failed": 2}
     assert all(client.end is not None for client in clients)
 
 

@@ -52,6 +52,17 @@ def test_samples_older_than_a_minute_go() -> None:
     assert found.requests_per_s == pytest.approx(KEPT / 55)
 
 
+def test_busy_workers_are_those_of_the_samples_time() -> None:
+    """Seconds of work a second; unknown before there is a sample."""
+    recent, nothing = Recent(), Histogram(BOUNDS)
+    assert recent.busy_workers(1.0, 0.0) is None
+    recent.sample(10.0, nothing, nothing, 4.0)
+    assert recent.busy_workers(10.0, 4.0) is None
+    recent.sample(20.0, nothing, nothing, 9.0)
+
+    assert recent.busy_workers(30.0, 34.0) == 1.5
+
+
 @pytest.mark.parametrize(
     ("counts", "value"),
     [([0, 0, 0, 0], None), ([100, 0, 0, 0], 0.095), ([50, 0, 50, 0], 0.38), ([0, 0, 0, 5], 0.4)],

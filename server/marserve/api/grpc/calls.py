@@ -33,7 +33,7 @@ from marserve.messages import PART_MARK, Part, Request
 from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.recorder import Recorder
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
 

@@ -66,7 +66,7 @@ from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.recorder import Recorder
 
 log = logging.getLogger("marserve.api")

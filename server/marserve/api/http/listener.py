@@ -18,7 +18,7 @@ from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens
 from marserve.telemetry.logs.access_log import AccessLog
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.recorder import Recorder
 
 MAX_KNOWN_HEADS: Final = 1024

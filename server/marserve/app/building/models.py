@@ -62,8 +62,8 @@ from marserve.store.fetching.download_list import DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
-from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
 

@@ -29,7 +29,7 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, build_recorder, declare_families
+from marserve.app.building.metrics import build_metrics, build_recorder, build_scrapes, declare_families
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -67,9 +67,10 @@ from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.loop_lag import FAMILIES as LOOP_FAMILIES
-from marserve.telemetry.loop_lag import LAG_TEXT, LoopLag
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.loop_lag import LoopLag
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
+from marserve.telemetry.metrics.scrapes import Scrapes
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.recorder import Recorder
 from marserve.workflows.workflows import Workflows
 
@@ -82,6 +83,7 @@ class Parts:
     logs: Logs
     metrics: Metrics
     loop_lag: LoopLag
+    scrapes: Scrapes
     registry: Registry
     desired: DesiredStates
     reconciler: Reconciler
@@ -139,7 +141,7 @@ async def build_parts(
     pauses.begin()
     stack.callback(pauses.end)
     loop_lag = LoopLag(time.monotonic(), settings.loop_stall_threshold, metrics.happenings)
-    metrics.declare_histogram("marserve_loop_lag_seconds", LAG_TEXT, loop_lag.lag_seconds)
+    metrics.declare_rows("marserve_loop_lag_seconds", lambda: [((), loop_lag.lag_seconds)])
     declare_families(metrics, LOOP_FAMILIES, loop_lag)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
     devices = usable_devices(settings, machine)
@@ -206,6 +208,7 @@ async def build_parts(
         logs=logs,
         metrics=metrics,
         loop_lag=loop_lag,
+        scrapes=build_scrapes(settings, metrics, registry),
         registry=registry,
         desired=desired,
         reconciler=reconciler,

@@ -96,7 +96,7 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if has_management and parts.access.tokens is not None:
         routers.append((token_router(parts.access.tokens), "open"))  # checks the API key itself
     if "Metrics" in names:
-        routers.append((metrics_router(parts.metrics, is_filled=settings.metrics_mode != "log"), "open"))
+        routers.append((metrics_router(parts.scrapes), "open"))
     return routers
 
 

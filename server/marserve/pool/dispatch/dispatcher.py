@@ -476,6 +476,8 @@ class Dispatcher:
             else:
                 job.receiver.on_answer(answer)
         metrics.total_seconds.observe_all(totals_s)
+        if metrics.total_seconds.examples is not None and len(totals_s) == len(flight.jobs) > 0:
+            metrics.total_seconds.exemplify(totals_s[-1], flight.jobs[-1].request.id)
         if named_s:
             metrics.named_total_s += sum(named_s)
         if metrics.tap is not None:
@@ -769,6 +771,7 @@ class Dispatcher:
         total_s = now - job.arrived
         metrics.errors[error.cause or "unknown"] += 1
         metrics.total_seconds.observe(total_s)
+        metrics.total_seconds.exemplify(total_s, job.request.id)
         if job.request.names_version:
             metrics.named_total_s += total_s
         if metrics.tap is not None:

@@ -367,6 +367,7 @@ class Life:
         try:
             for message, bodies in ended:
                 self._check_ended(message.number)
+                context.metrics.answer_bytes += sum(map(len, bodies))
                 landed.append(
                     dispatcher.land(
                         self.key, message.number, message.handler_s, message.results, bodies, now, message.work
@@ -417,6 +418,7 @@ class Life:
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream has come: the response limit begins anew."""
         now = self._limit.heard_at = time.monotonic()
+        self._context.metrics.answer_bytes += sum(map(len, bodies))
         self._context.dispatcher.piece(self.key, message.number, message.results, bodies, now)
 
     def on_called(self, message: Called, bodies: list[Body]) -> None:
@@ -436,7 +438,12 @@ class Life:
         if self._page is None or self._page.finished < number:
             raise BadFrame(f"batch {number} is answered, though the worker has not ended it")
 
+    def _count_sent(self) -> None:
+        self._context.metrics.input_bytes += self.client.sent_bytes
+        self.client.sent_bytes = 0
+
     def _note_answer(self) -> None:
+        self._count_sent()
         if not self._has_answered:
             self._has_answered = True
             self._answered()
@@ -574,6 +581,7 @@ class Life:
         self.ended.set()
         if self.health is not None:
             self.health.stop()
+        self._count_sent()
         self._context.launchers.levels.leave(self.client.set_level)
         status: int | None = None
         if self.process is not None:

@@ -152,6 +152,8 @@ class WorkerClient(asyncio.Protocol):
         self._metrics_unanswered = 0
         self.last_sent = 0
         """The number of the last flight that was written."""
+        self.sent_bytes = 0
+        """Bytes of inputs that were written. The peer counts them, and sets this to 0."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to send."""
@@ -196,6 +198,7 @@ class WorkerClient(asyncio.Protocol):
             together.append(Batch(flight.number, items))
             bodies += more
             size += more_bytes
+            self.sent_bytes += more_bytes
         self._send_batches(together, bodies)
 
     def _send_batches(self, batches: list[Batch], bodies: list[wire.Body]) -> None:

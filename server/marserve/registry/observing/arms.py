@@ -111,6 +111,16 @@ class Arm:
             tuple(ended + runs for ended, runs in zip(self._latency.buckets, running.buckets, strict=True)),
         )
 
+    @property
+    def ended(self) -> dict[str, int]:
+        """How many requests have ended since `restart`, by how: `answered`, `rejected`, `failed`."""
+        rejected, failed = self.rejections, self.errors
+        return {
+            "answered": self._latency.count - rejected - failed,
+            "rejected": rejected,
+            "failed": failed,
+        }
+
     def _end(self, follower: ArmReceiver, status: int) -> None:
         if follower not in self._running:
             return  # of the window before

@@ -30,6 +30,7 @@ class _Sample(NamedTuple):
     answered: tuple[int, ...]
     batches: int
     batched: float
+    busy_s: float = 0.0
 
 
 class Recent:
@@ -40,9 +41,16 @@ class Recent:
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=KEPT)
 
-    def sample(self, now: float, total_seconds: Histogram, batch_sizes: Histogram) -> None:
-        """Keep the counts as they are now."""
-        self._samples.append(_taken(now, total_seconds, batch_sizes))
+    def sample(self, now: float, total_seconds: Histogram, batch_sizes: Histogram, busy_s: float = 0.0) -> None:
+        """Keep the counts as they are now. `busy_s` is for how long workers have run batches."""
+        self._samples.append(_taken(now, total_seconds, batch_sizes)._replace(busy_s=busy_s))
+
+    def busy_workers(self, now: float, busy_s: float) -> float | None:
+        """How many workers ran batches at once, on average, up to now; None before the first sample."""
+        if not self._samples or now <= self._samples[0].at:
+            return None
+        first = self._samples[0]
+        return max(0.0, busy_s - first.busy_s) / (now - first.at)
 
     def figures(self, now: float, total_seconds: Histogram, batch_sizes: Histogram) -> Figures | None:
         """The figures up to now; None before the first sample."""
