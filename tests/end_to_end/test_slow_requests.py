@@ -36,6 +36,17 @@ def handle(data, context):
     return answers
 """
 
+STREAM = """
+from marserve_handlers.context import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    for _ in range(199):
+        send_intermediate_predict_response([b"x" * 65536], context.request_ids, "part", 200, context)
+    return [b"x" * 65536]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -132,6 +143,26 @@ def test_a_client_that_sends_slowly_is_named(server: Server) -> None:
     assert found["cause"] == "slow_client"
     assert ms(found, "header") > 100
     assert ms(found, "body") > 150
+
+
+def test_a_client_that_takes_its_stream_slowly_is_named(server: Server) -> None:
+    """Its worker had to wait; the handler itself was quick."""
+    make_archive(server.store / "stream.mar", STREAM)
+    assert server.register("stream.mar", initial_workers=1).status_code == 200
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        client.connect(("127.0.0.1", int(server.inference.rpartition(":")[2])))
+        head = "POST /predictions/stream HTTP/1.1\r\nhost: localhost\r\nx-request-id: sips\r\n"
+        client.sendall(f"{head}content-length: 0\r\n\r\n".encode())
+        time.sleep(1.0)  # what is slow here is the client
+        while not client.recv(1 << 20).endswith(b"0\r\n\r\n"):
+            pass
+
+    found = explained(server, "sips")
+
+    assert found["cause"] == "slow_client"
+    assert found["bytes_out"] == 200 * 65536
+    assert found["first_piece_ms"] < found["wall_ms"] / 2
 
 
 def test_a_failure_has_its_class_and_stands_in_the_list(server: Server) -> None:

@@ -337,6 +337,8 @@ class Exchange:
                 connection.stream(b"\r\n")
             if connection.flow.write_paused and self.job is not None:
                 self.job.hold()
+                if timeline is not None:
+                    timeline.hold(monotonic())
             if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
                 connection.listener.metrics.count_refused(SLOW_READER)
                 self._keep_stream(connection, monotonic(), SLOW_READER)
@@ -357,6 +359,8 @@ class Exchange:
             self.feed.go_on()
         elif self.is_streaming and self.job is not None:
             self.job.resume()
+            if self.timeline is not None:
+                self.timeline.resume(monotonic())
 
     def look(self, now: float, unsent_bytes: int) -> None:
         """Check about once a second whether a large answer must leave memory, because its client is slow."""
@@ -524,6 +528,7 @@ class Exchange:
         """As `_keep_time`, of an answer whose status and size are known already."""
         timeline = self.timeline
         if timeline is not None:
+            timeline.resume(now)
             self._keep_time(connection, now, timeline.status, timeline.bytes_out, error)
 
     def _end(self, connection: WrittenConnection, now: float, keep: bool) -> None:
