@@ -240,10 +240,11 @@ def test_devices_are_shown_by_describe_and_by_metrics(tmp_path: Path, tool: Fake
         page = server.client.get(f"{server.metrics}/metrics").text
 
         assert worker["gpuUsage"] == "gpuId::1 utilization.gpu::10 % utilization.memory::3 % memory.used::40000 MiB"
-        assert f'marserve_device_memory_used_bytes{{gpu_id="0"}} {678 << 20}' in page
-        assert f'marserve_device_memory_bytes{{gpu_id="1"}} {81559 << 20}' in page
-        assert 'marserve_device_busy_ratio{gpu_id="1"} 0.1' in page
-        assert 'marserve_device_temperature_celsius{gpu_id="0"} 40' in page
+        values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("marserve_device_"))
+        assert float(values['marserve_device_memory_used_bytes{gpu_id="0"}']) == 678 << 20
+        assert float(values['marserve_device_memory_bytes{gpu_id="1"}']) == 81559 << 20
+        assert float(values['marserve_device_busy_ratio{gpu_id="1"}']) == 0.1
+        assert float(values['marserve_device_temperature_celsius{gpu_id="0"}']) == 40
         assert 'GPUMemoryUsed{Level="Host",DeviceId="1"' in page
 
         make_archive(server.store / "n.mar", WHAT_I_SEE, config="deviceIds: [1, 7]\n")
