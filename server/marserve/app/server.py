@@ -48,7 +48,7 @@ from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.logs.log_limit import TELL_EVERY_S
 from marserve.telemetry.logs.logs import Logs, configure_logs
-from marserve.telemetry.metrics.recent import SAMPLE_EVERY_S
+from marserve.telemetry.metrics.windows import SAMPLE_EVERY_S
 
 log = logging.getLogger("marserve.app")
 

@@ -179,7 +179,7 @@ class Pool:
         self._context.launchers.watch_kills()
         self._upkeep.start()
         self.certifier.start()
-        self.metrics.recent.sample(time.monotonic(), self.metrics.total_seconds, self.metrics.batch_sizes)
+        self.metrics.sample(time.monotonic())
         self.scale(self._minimum, self._maximum)
 
     def scale(self, minimum: int, maximum: int) -> None:

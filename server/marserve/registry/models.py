@@ -373,10 +373,9 @@ class Registry:
         return self.coming.of(model, version)
 
     def sample_figures(self, now: float) -> None:
-        """Keep each version's counts as they are now (monotonic), for its figures of the last minute in describe."""
+        """Keep each version's counts as they are now (monotonic), for its figures of the last minutes."""
         for version in self._versions.all():
-            metrics = version.pool.metrics
-            metrics.recent.sample(now, metrics.total_seconds, metrics.batch_sizes)
+            version.pool.metrics.sample(now)
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""

@@ -107,14 +107,14 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
-    metrics = pool.metrics
-    recent = metrics.recent.figures(monotonic(), metrics.total_seconds, metrics.batch_sizes)
+    recent = pool.metrics.windows.figures(monotonic(), pool.metrics)
     if recent is not None:
+        p95_s, mean_batch = recent.total_seconds.quantile(0.95), recent.batch_sizes.mean
         described["lastMinute"] = to_builtins(
             LastMinute(
-                round(recent.requests_per_s, 3),
-                None if recent.p95_s is None else round(1000 * recent.p95_s, 3),
-                None if recent.mean_batch is None else round(recent.mean_batch, 2),
+                round(recent.per_second(recent.total_seconds.count), 3),
+                None if p95_s is None else round(1000 * p95_s, 3),
+                None if mean_batch is None else round(mean_batch, 2),
             )
         )
     if facts.resolved_url is not None:

@@ -4,7 +4,7 @@ counts              `VersionMetrics`, to which pools add; the Prometheus page
 measurements        events of requests, as TorchServe's metrics
 metric_definitions  the metrics, TorchServe's list or the operator's
 series              a family of the page that is fed update by update
-recent              figures of the last minute
+windows             figures of the last 1, 5 and 60 minutes, and since the start
 histogram           counts values between bounds
 stages              histograms of the stages of requests
 handler_metrics     decides which values of handlers are kept

@@ -40,11 +40,11 @@ from marserve.telemetry.metrics.measurements import (
     Tap,
 )
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
-from marserve.telemetry.metrics.recent import Recent
 from marserve.telemetry.metrics.series import Series, labels
 from marserve.telemetry.metrics.series import escape as _escape
 from marserve.telemetry.metrics.series import number as _number
 from marserve.telemetry.metrics.stages import StageSeconds
+from marserve.telemetry.metrics.windows import Windows
 
 log = logging.getLogger("marserve.telemetry")
 
@@ -100,7 +100,7 @@ class VersionMetrics:
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
     total_seconds       arrival to answer; `named_total_s` as above
     stages              further stages of its requests, from first byte to last
-    batch_sizes         requests a batch; `recent` samples some of these counts
+    batch_sizes         requests a batch; `windows` samples these counts
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
@@ -135,7 +135,7 @@ class VersionMetrics:
     total_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BOUNDS))
     stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
-    recent: Recent = field(default_factory=Recent)
+    windows: Windows = field(default_factory=Windows)
     named_requests: int = 0
     inner_requests: int = 0
     named_queue_s: float = 0.0
@@ -192,6 +192,10 @@ class VersionMetrics:
 
     def __post_init__(self) -> None:
         self.stages = StageSeconds(self.model, self.version, SECONDS_BOUNDS)
+
+    def sample(self, now: float) -> None:
+        """Keep the counts as they are now (monotonic), for the figures of the last minutes."""
+        self.windows.sample(now, self)
 
     @property
     def default_requests(self) -> int:
