@@ -13,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from marserve.answers.management import VersionActivity
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
 from marserve.errors import Draining, LoadFailed
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
+from marserve.registry.catalogue.activity import activity_of
 from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of, takes_elements
 from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
@@ -376,6 +378,15 @@ class Registry:
         """Keep each version's counts as they are now (monotonic), for its figures of the last minutes."""
         for version in self._versions.all():
             version.pool.metrics.sample(now)
+
+    def activities(self, now: float) -> Iterator[VersionActivity]:
+        """What each version does now (monotonic) and did in the last minute; workflows' functions are left out.
+
+        Each is made when it is asked for. Reads `/proc`.
+        """
+        for version in list(self._versions.all()):
+            if not version.facts.is_function:
+                yield activity_of(version, now, is_default=self._versions.is_default(version))
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""
