@@ -140,9 +140,7 @@ async def test_a_version_before_its_first_sample_has_no_windows(stand: Stand) ->
         ("/stats?rows=1", 400, "rows"),
     ],
 )
-async def test_what_cannot_be_told_is_refused_with_what_can(
-    stand: Stand, target: str, status: int, words: str
-) -> None:
+async def test_what_cannot_be_told_is_refused_with_what_can(stand: Stand, target: str, status: int, words: str) -> None:
     """A clear answer each."""
     await stand.add()
 
