@@ -649,8 +649,8 @@ class WindowStatistics(Document, kw_only=True):
     seconds: Annotated[float, Meta(description="how long that time was: shorter for a younger version")]
     requests: Annotated[int, Meta(description="accepted")]
     requestsPerSecond: float
-    answers: Annotated[dict[str, int], Meta(description="by status, of the model and of the server")]
-    answersPerSecond: float
+    answers: Annotated[dict[str, int], Meta(description="by status; those that failed are in `errors`")]
+    answersPerSecond: Annotated[float, Meta(description="requests that ended, well or badly")]
     errors: Annotated[dict[str, int], Meta(description="accepted requests that failed, by cause")]
     refused: Annotated[dict[str, int], Meta(description="requests that were not accepted, by cause")]
     cancelled: Annotated[int, Meta(description="whose clients went away")]

@@ -168,7 +168,7 @@ def test_a_server_that_goes_away_is_tried_again() -> None:
         apis.answer("GET /stats", server_activity(version_activity()))
         apis.answer("GET /stats", gone, status=503)
         with on_terminal("top", "--management", apis.url) as terminal:
-            terminal.screen.wait_for("The server is stopping; trying again.")
+            terminal.screen.wait_for("Old figures, trying again: The server is stopping")
             apis.answer("GET /stats", server_activity(version_activity("back")))
             terminal.screen.wait_for("back")
             terminal.press("q")

@@ -117,7 +117,7 @@ class Polls:
             try:
                 activity = _activity(self._server, sort)
             except CommandFailed as failure:
-                words = f"{without_stop(failure.message)}; trying again. What is shown is old."
+                words = f"Old figures, trying again: {without_stop(failure.message)}"
                 self._tell(lambda words=words: setattr(self._view, "trouble", words))  # type: ignore[misc]
                 pause_s = AWAY_S
                 continue

@@ -22,7 +22,12 @@ Activity = Mapping[str, Any]
 
 SORTS: Final = {"r": "rate", "p": "p99", "u": "queue", "m": "memory", "n": "name"}
 SORTED_BY: Final = {"rate": "answers a second", "p99": "p99", "queue": "queue", "memory": "memory", "name": "name"}
-HELP: Final = "↑↓ select · sort: r rate, p p99, u queue, m memory, n name · e explain slowest · + - scale · q quit"
+# The first that fits.
+_HELPS: Final = (
+    "q quit · ↑↓ select · e explain its slowest · + - scale it · sort: r rate, p p99, u queue, m memory, n name",
+    "q quit · ↑↓ select · e explain · + - scale · sort: r p u m n",
+    "q quit",
+)
 # Lines that are no version: header, headline, the selected one's title, message, help.
 _OTHER_LINES: Final = 7
 # Between columns; the first columns are names; a name has so many places at least.
@@ -189,13 +194,13 @@ class View:
     def draw(self, width: int, height: int) -> RenderableType:
         """The whole screen."""
         if self.overlay is not None:
-            lines = [*self.overlay[: height - 2], "", "any key goes back"]
-            return Group(*[_line(line) for line in lines])
+            return Group(Text("any key goes back", style="dim"), *[Text(escaped(line)) for line in self.overlay])
         below = self._below(width)
         room = max(3, height - _OTHER_LINES - len(below))
         first = min(max(0, self._place - room // 2), max(0, len(self._rows) - room))
         parts: list[RenderableType] = [self._header(), self._table(width, first, first + room)]
-        return Group(*parts, Text(), *below, self._last_line(), Text(HELP, style="dim", no_wrap=True))
+        help_line = next((words for words in _HELPS if cell_len(words) <= width), "")
+        return Group(*parts, Text(), *below, self._last_line(), _line(help_line, "dim"))
 
     def draw_once(self, width: int) -> RenderableType:
         """All versions that there are, with no marks."""
