@@ -191,7 +191,10 @@ class Lanes:
             order.note(lane)
         metrics = self._metrics
         metrics.busy_seconds += handler_s
-        metrics.handler_seconds.observe(handler_s, len(flight.jobs))
+        size = len(flight.jobs)
+        metrics.handler_seconds.observe(handler_s, size)
+        runs, seconds = metrics.runs_by_size.get(size, (0, 0.0))
+        metrics.runs_by_size[size] = (runs + 1, seconds + handler_s)
         if metrics.tap is not None:
             server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
             metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, server_s)

@@ -101,6 +101,7 @@ class VersionMetrics:
     total_seconds       arrival to answer; `named_total_s` as above
     stages              further stages of its requests, from first byte to last
     batch_sizes         requests a batch; `windows` samples these counts
+    runs_by_size        batches that ended, and the seconds that they took together, by how many requests they had
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
@@ -136,6 +137,7 @@ class VersionMetrics:
     stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
     windows: Windows = field(default_factory=Windows)
+    runs_by_size: dict[int, tuple[int, float]] = field(default_factory=dict)
     named_requests: int = 0
     inner_requests: int = 0
     named_queue_s: float = 0.0
