@@ -160,7 +160,7 @@ class Companion(Protocol):
 async def sample_figures(registry: Registry) -> None:
     """Sample the counts of all versions regularly; never returns."""
     while True:
-        registry.sample_figures(time.monotonic())
+        await registry.sample_figures(time.monotonic())
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 

@@ -62,6 +62,9 @@ from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
 
 log = logging.getLogger("marserve.registry")
 
+# The event loop takes some 10 µs for the sample of a version that is asked.
+_SAMPLED_AT_ONCE = 100
+
 STOP_LIMIT_S = 60.0
 
 
@@ -374,10 +377,12 @@ class Registry:
         """The progress of fetches that may become this version of a model; the model need not exist yet."""
         return self.coming.of(model, version)
 
-    def sample_figures(self, now: float) -> None:
+    async def sample_figures(self, now: float) -> None:
         """Keep each version's counts as they are now (monotonic), for its figures of the last minutes."""
-        for version in self._versions.all():
+        for number, version in enumerate(list(self._versions.all()), 1):
             version.pool.metrics.sample(now)
+            if number % _SAMPLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def activities(self, now: float) -> Iterator[VersionActivity]:
         """What each version does now (monotonic) and did in the last minute; workflows' functions are left out.

@@ -121,6 +121,10 @@ class Polls:
                 self._tell(lambda words=words: setattr(self._view, "trouble", words))  # type: ignore[misc]
                 pause_s = AWAY_S
                 continue
+            except RuntimeError:
+                if self._has_ended:  # the connections are closed then
+                    return
+                raise
             pause_s = max(POLL_S, REST * (time.monotonic() - began))
             # Of an order that was changed meanwhile there will be newer ones.
             if sort == self._view.sort:
@@ -136,6 +140,9 @@ class Polls:
                 self._say(str(answer["status"]))
         except CommandFailed as failure:
             self._say(failure.message)
+        except RuntimeError:
+            if not self._has_ended:  # the connections are closed then
+                raise
         finally:
             self._is_busy.release()
             self.soon()

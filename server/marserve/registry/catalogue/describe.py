@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import to_builtins
 
@@ -21,6 +21,8 @@ from marserve.store.addresses.fetch_guard import hide_query
 
 if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
     from marserve.pool.pool import DeathView, Pool, WorkerView
+
+State = Literal["ready", "degraded", "loading", "failed", "idle"]
 
 # Stands for a time: the worker is started again only when the version is scaled.
 WHEN_SCALED = "when scaled"
@@ -155,7 +157,7 @@ def takes_elements(declaration: Mapping[str, Any]) -> bool:
     return isinstance(item, Mapping) and item.get("type") in ("text", "bytes", "image") and not is_stream
 
 
-def state_of(pool: Pool, min_workers: int) -> str:
+def state_of(pool: Pool, min_workers: int) -> State:
     """`ready`, `degraded` (it serves, but workers that died or wait are missing), `loading`, `failed` (given up until
     scaled or probed, or all of its devices are lost), or `idle` if no worker is wanted.
     """

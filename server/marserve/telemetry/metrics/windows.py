@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
@@ -50,7 +51,8 @@ class Counted(Protocol):
     batch_sizes: Histogram
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Growth:
     """What a histogram grew by: `counts` has one more entry than `bounds`, for larger values."""
 
     bounds: Sequence[float]
@@ -232,12 +234,14 @@ def _figures(seconds: float, of: Counted, numbers: array[float] | None, words: t
     now = _numbers_of(of)
     grown = iter(now if numbers is None else [after - before for after, before in zip(now, numbers, strict=True)])
     plain = [next(grown) for _ in _PLAIN]
-    return Figures(
-        seconds,
-        *map(int, plain[:-1]),
-        plain[-1],
-        *[_growth(histogram.bounds, grown) for histogram in _histograms(of)],
-        *[_grown(each, before) for each, before in zip(_by_word(of), words or ({},) * len(_BY_WORD), strict=True)],
+    return Figures._make(
+        (
+            seconds,
+            *map(int, plain[:-1]),
+            plain[-1],
+            *[_growth(histogram.bounds, grown) for histogram in _histograms(of)],
+            *[_grown(each, before) for each, before in zip(_by_word(of), words or ({},) * len(_BY_WORD), strict=True)],
+        )
     )
 
 
