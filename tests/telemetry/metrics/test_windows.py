@@ -93,13 +93,17 @@ def test_an_idle_model_has_a_rate_of_zero_and_no_times() -> None:
 def test_a_window_begins_where_it_should_or_a_sample_earlier(window: float) -> None:
     """And says how long it was."""
     metrics = VersionMetrics("m", "1")
-    run(metrics, 5000.0)
+    run(metrics, 4000.0)
 
-    for late in (0.0, 1.0, 4.9):
-        found = metrics.windows.figures(5000.0 + late, metrics, window)
-        assert found is not None
-        assert window <= found.seconds <= window + SPACING[window]
-        assert found.requests == pytest.approx(found.seconds / 5, abs=2)
+    for step in range(200):
+        now = 4005.0 + 5 * step
+        metrics.sample(now)
+        for late in (0.0, 4.9):
+            found = metrics.windows.figures(now + late, metrics, window)
+            assert found is not None
+            assert window <= found.seconds <= window + SPACING[window]
+            assert found.requests == pytest.approx(found.seconds / 5, abs=2)
+        serve(metrics)
 
 
 def test_a_model_that_rested_is_not_said_to_have_been_asked() -> None:
