@@ -33,7 +33,7 @@ CHANGES_NOTHING = {
     "version": "it reads",
 }
 TOLD = {
-    "status": 'Model "digits" Version: 2.0 would be registered with 1 initial workers',
+    "status": 'Model "digits" Version: 2.0 would be registered with 1 initial worker',
     "isDryRun": True,
     "modelName": "digits",
     "modelVersion": "2.0",

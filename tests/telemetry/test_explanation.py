@@ -144,6 +144,16 @@ def of_a_client_that_takes_slowly(world: World) -> Timeline:
     return timeline
 
 
+def of_a_client_that_takes_its_stream_slowly(world: World) -> Timeline:
+    """The worker was held meanwhile."""
+    timeline = world.run(["slow"], 100.0, handler_s=2.0)[0]
+    timeline.first_piece_at = 100.1
+    timeline.hold(100.2)
+    timeline.hold(100.3)
+    timeline.resume(101.9)
+    return timeline
+
+
 def beside_neighbours(world: World) -> Timeline:
     """Other processes had the processor."""
     return world.run(["slow"], 100.0, handler_s=0.5, waited_s=0.4)[0]
@@ -188,6 +198,7 @@ FAULTS: dict[Callable[[World], Timeline], Cause] = {
     with_a_large_body: "large_body",
     of_a_slow_client: "slow_client",
     of_a_client_that_takes_slowly: "slow_client",
+    of_a_client_that_takes_its_stream_slowly: "slow_client",
     beside_neighbours: "neighbour",
     while_it_printed: "printing",
     while_it_collected: "garbage_collection",

@@ -76,6 +76,15 @@ class WorkerRank(Document):
     pid: int
 
 
+class WorkerHealth(Document):
+    """What the handler's own `health()` said of a worker, where the model has a `healthInterval`."""
+
+    state: Literal["unknown", "well", "failing"]
+    failures: Annotated[int, Meta(description="checks in a row that it failed")]
+    checkedAt: Annotated[str | None, Meta(description="when it was last asked, UTC")] = None
+    reason: Annotated[str | None, Meta(description="what it said or raised, if it failed")] = None
+
+
 class Worker(Document, kw_only=True):
     """One worker of a version."""
 
@@ -95,6 +104,7 @@ class Worker(Document, kw_only=True):
     computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
+    health: WorkerHealth | None = None
     lastDeath: Death | None = None
     nextStart: Annotated[
         str | None, Meta(description="when it is tried again after failing, UTC, or `when scaled`")
@@ -273,6 +283,7 @@ class ModelDescription(Document, kw_only=True):
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
     maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None
+    healthInterval: Annotated[float | None, Meta(description="seconds between two calls of a worker's health()")] = None
     maxRestarts: Annotated[int | None, Meta(description="in a row")] = None
     noRestartExitCodes: list[int] | None = None
     onCrash: Literal["fail"] | None = None
@@ -484,8 +495,15 @@ class KServeReady(Document):
     ready: bool
 
 
+class WorkersOfModel(Document):
+    """How many workers of a version have loaded it, and how many it needs."""
+
+    ready: int
+    needed: int
+
+
 class ModelOfV1(Document):
-    """A model as OpenAI's clients know it, and as KServe's do."""
+    """A model as OpenAI's clients know it, and as KServe's do. While it cannot answer, it says why."""
 
     id: str
     object: Literal["model"]
@@ -493,6 +511,17 @@ class ModelOfV1(Document):
     owned_by: str
     name: str
     ready: bool
+    reason: Annotated[str | None, Meta(description="why it cannot answer")] = None
+    workers: WorkersOfModel | None = None
+
+
+class ModelReady(Document):
+    """Whether a model can answer, in the Open Inference Protocol; else with the reason."""
+
+    name: str
+    ready: bool
+    reason: Annotated[str | None, Meta(description="why it cannot answer")] = None
+    workers: WorkersOfModel | None = None
 
 
 class ModelsOfV1(Document):

@@ -205,6 +205,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         decoding=parts.decoding,
         request_ids=parts.request_ids,
         recorder=parts.recorder,
+        logs_streams_at_end=settings.entry == "marserve",
     )
     config = uvicorn.Config(
         build_app(

@@ -174,6 +174,8 @@ class _Case:
 
     def _weigh_client(self) -> None:
         of, stages = self.of, self.stages
+        words = f"the client took its stream so slowly that the worker had to wait, {_bytes(of.bytes_out)} in all"
+        self._give("slow_client", "handle", of.held_s, words)
         read_s = stages["header"] + stages["body"]
         if read_s:
             is_slow = of.bytes_in < LARGE_BYTES or of.bytes_in / read_s < SLOW_BYTES_PER_S

@@ -28,6 +28,12 @@ class House:
         self.happenings = Happenings()
         self.app = build_app([requests_router(self.recorder, self.happenings)], title="t")
 
+    def leave(self, *names: str) -> None:
+        """Requests of the server before."""
+        other = House()
+        other.take(*names)
+        self.recorder.previous = lambda: list(other.recorder)  # type: ignore[method-assign]
+
     def take(self, *names: str, wall_s: float = 0.1, status: int = 200, error: str = "", model: str = "m") -> None:
         """A batch of requests."""
         of = StageSeconds(model, "1", (0.1,))
@@ -99,6 +105,19 @@ async def test_of_several_requests_of_one_id_the_newest_is_explained(house: Hous
 
     assert body["wall_ms"] == 200.0
     assert [other["id"] for other in body["others"]] == ["a"]
+
+
+async def test_requests_of_the_server_before_are_found_too(house: House) -> None:
+    """Where it left a file; lists have them if they are asked for."""
+    house.leave("old")
+    house.take("new")
+
+    status, body = await house.get("/requests/old")
+    listed = (await house.get("/requests"))[1]["requests"]
+    before = (await house.get("/requests?previous=true"))[1]["requests"]
+
+    assert (status, body["id"]) == (200, "old")
+    assert ([each["id"] for each in listed], [each["id"] for each in before]) == (["new"], ["old"])
 
 
 async def test_a_request_that_is_gone_is_told_how_long_they_are_kept(house: House) -> None:

@@ -257,6 +257,25 @@ def test_a_quantile_is_between_the_bounds_around_the_true_one(values: list[float
     assert low <= found <= high
 
 
+def test_busy_workers_are_those_of_the_last_minute() -> None:
+    """As the figures have them, at less cost."""
+    metrics = VersionMetrics("m", "1")
+    assert metrics.windows.busy_workers(1.0, 0.0) is None
+    metrics.busy_seconds = 4.0
+    metrics.sample(10.0)
+    assert metrics.windows.busy_workers(10.0, 4.0) is None
+    metrics.busy_seconds = 34.0
+    assert metrics.windows.busy_workers(30.0, 34.0) == 1.5
+    for number in range(20):
+        metrics.sample(30.0 + number * 5)
+        metrics.busy_seconds += 10.0
+
+    found = metrics.windows.figures(125.0, metrics)
+
+    assert found is not None
+    assert metrics.windows.busy_workers(125.0, metrics.busy_seconds) == found.busy_workers > 0
+
+
 def test_an_empty_windows_has_no_samples() -> None:
     """Nothing is made before it is needed."""
     assert len(Windows()) == 0

@@ -66,7 +66,7 @@ from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.recorder import Recorder
 
 log = logging.getLogger("marserve.api")
@@ -108,6 +108,7 @@ def bind_connection(
     decoding: Decoding | None = None,
     request_ids: RequestIds | None = None,
     recorder: Recorder | None = None,
+    logs_streams_at_end: bool = False,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
@@ -130,6 +131,7 @@ def bind_connection(
         decoding,
         request_ids,
         recorder,
+        logs_streams_at_end=logs_streams_at_end,
     )
 
     class BoundConnection(HttpConnection):

@@ -70,9 +70,15 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
         failed: Annotated[
             Flag, Query(description="only those that failed by the server's or the handler's fault")
         ] = None,
+        previous: Annotated[
+            Flag, Query(description="those of the server before, from its `flight_recorder_file`")
+        ] = None,
         limit: _Limit = None,
     ) -> Response:
         wanted = read_wanted(request.query_params)
+        if wanted.previous:
+            known = await asyncio.to_thread(recorder.previous)
+            return PrettyJson(await asyncio.to_thread(_listed, known, Evidence(known, ()), wanted))
         known, meanwhile = list(recorder), list(happenings)
         return PrettyJson(await asyncio.to_thread(_listed, known, Evidence(known, meanwhile), wanted))
 
@@ -85,10 +91,12 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
     async def explain_request(request_id: str) -> Response:
         if len(request_id) > MAX_CLIENT_ID:
             raise BadInput(f"The id has {len(request_id)} characters; a request's id has at most {MAX_CLIENT_ID}.")
-        found = recorder.find(request_id)
+        found, known, meanwhile = recorder.find(request_id), list(recorder), list(happenings)
+        if not found:
+            known, meanwhile = await asyncio.to_thread(recorder.previous), []
+            found = [each for each in reversed(known) if request_id in (each.id, each.client_id)]
         if not found:
             raise RequestUnknown(request_id, recorder.capacity)
-        known, meanwhile = list(recorder), list(happenings)
         return PrettyJson(await asyncio.to_thread(_explained, found, Evidence(known, meanwhile)))
 
     return router
@@ -101,12 +109,13 @@ class Wanted(NamedTuple):
     slower_than_s: float
     cause: Cause | None
     only_failed: bool
+    previous: bool
     limit: int
 
 
 def read_wanted(values: Mapping[str, str]) -> Wanted:
     """Read the query of a list. Raises BadInput."""
-    given = QueryParameters(values, ("model", "slower_than", "cause", "failed", "limit"))
+    given = QueryParameters(values, ("model", "slower_than", "cause", "failed", "previous", "limit"))
     if given.warnings:
         raise BadInput(f"{without_stop(given.warnings[0])}.")
     limit = given.whole("limit")
@@ -123,6 +132,7 @@ def read_wanted(values: Mapping[str, str]) -> Wanted:
         read_duration("slower_than", slower) if slower else 0.0,
         cause,
         given.flag("failed", default=False),
+        given.flag("previous", default=False),
         limit,
     )
 

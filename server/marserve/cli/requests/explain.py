@@ -30,6 +30,9 @@ def explain(
     slower_than: Annotated[
         str | None, typer.Option("--slower-than", metavar="TIME", help="Only requests that took longer, as 250ms.")
     ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", help="Of the server before, from its flight_recorder_file.")
+    ] = False,
     as_list: Annotated[bool, typer.Option("--list", help="A line for each of the slowest requests.")] = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -44,6 +47,7 @@ def explain(
                 "`x-request-id` of an answer is its id.",
             )
     asked = {"model": model, "cause": cause, "slower_than": slower_than, "failed": "true" if failed else None}
+    asked["previous"] = "true" if previous else None
     given = {name: value for name, value in asked.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if request_id is None:

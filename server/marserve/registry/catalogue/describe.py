@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import to_builtins
 
-from marserve.answers.management import Death, DescribedInterpreter, LastMinute, Worker, WorkerRank
+from marserve.answers.management import Death, DescribedInterpreter, LastMinute, Worker, WorkerHealth, WorkerRank
 from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
 from marserve.store.addresses.fetch_guard import hide_query
 
 if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
+    from marserve.pool.checks.health import HealthView
     from marserve.pool.pool import DeathView, Pool, WorkerView
 
 State = Literal["ready", "degraded", "loading", "failed", "idle"]
@@ -209,11 +210,17 @@ def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
             computesOn=worker.computes_on or None,
             gpuIds=list(worker.devices) or None,
             ranks=[WorkerRank(rank, pid) for rank, pid in enumerate(worker.ranks)] or None,
+            health=None if worker.health is None else _health_of(worker.health),
             lastDeath=None if worker.last_death is None else _death_of(worker.last_death),
             nextStart=None if worker.next_start_at is None else _start_of(worker.next_start_at),
         )
     )
     return described
+
+
+def _health_of(health: HealthView) -> WorkerHealth:
+    at = health.checked_at
+    return WorkerHealth(health.state, health.failures, None if at is None else _utc(at), health.reason or None)
 
 
 def _start_of(seconds: float) -> str:

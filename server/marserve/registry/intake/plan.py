@@ -18,7 +18,14 @@ from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements, read_requirements
-from marserve.errors import BadArchive, BadInput, InterpreterRefused, LoadFailed, RequirementsRefused
+from marserve.errors import (
+    BadArchive,
+    BadInput,
+    HandlerNotFound,
+    InterpreterRefused,
+    LoadFailed,
+    RequirementsRefused,
+)
 from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
@@ -117,7 +124,7 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
     """The error for a handler that cannot be found."""
     model, version = facts.options.model, facts.options.version
     if is_synchronous and facts.options.min_workers:
-        return LoadFailed(model, version, reason=defect, cause="missing_module")
+        return HandlerNotFound(model, version, defect)
     return BadArchive(f"Model {model} cannot be loaded: {defect}.")
 
 
@@ -230,9 +237,15 @@ def _facts(
     gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
     layers = layers_of(parameters, unpacked.config, configured, declared)
-    drawn = draw_samples(None if unpacked.declared is None else unpacked.declared.document)
+    document = None if unpacked.declared is None else unpacked.declared.document
     options, option_warnings = effective_options(
-        model, version, layers, server, at_startup=gets_workers, drawn_samples=drawn
+        model,
+        version,
+        layers,
+        server,
+        at_startup=gets_workers,
+        drawn_samples=draw_samples(document),
+        declares_coroutine=document is not None and document["kind"] == "item" and document.get("async") is True,
     )
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
@@ -261,7 +274,7 @@ def _facts(
         asked=_asked(layers, options),
         declared=parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
-        declaration=None if unpacked.declared is None else unpacked.declared.document,
+        declaration=document,
     )
 
 

@@ -31,6 +31,7 @@ _PLAIN: Final = (
     *("requests", "retried", "isolated", "out_of_memory", "expired", "cancelled", "loads_on_demand", "evictions"),
     *("worker_starts", "worker_restarts", "busy_seconds"),
 )
+_BUSY: Final = len(_PLAIN) - 1
 _HISTOGRAMS: Final = ("queue_seconds", "handler_seconds", "total_seconds", "batch_sizes")
 _BY_WORD: Final = ("answers", "errors", "refused", "worker_deaths")
 _mark = attrgetter(*_PLAIN, *[f"{name}.sum" for name in _HISTOGRAMS])
@@ -164,16 +165,27 @@ class Windows:
         """
         if within_s == SINCE_START:
             return _figures(now - self._began if self._began is not None else 0.0, of, None, ())
-        begin = now - within_s
-        first = next((sample for sample in reversed(self._samples) if sample.at <= begin), None)
-        if first is not None:
-            seconds = now - min(begin, first.until)
-        elif self._samples:
-            first = self._samples[0]
-            seconds = now - first.at
-        if first is None or seconds <= 0:
+        if (found := self._first(now, within_s)) is None:
             return None
+        first, seconds = found
         return _figures(seconds, of, first.numbers, first.words)
+
+    def busy_workers(self, now: float, busy_s: float) -> float | None:
+        """`Figures.busy_workers` of the last minute alone, for each scrape; None before the first sample."""
+        if (found := self._first(now, MINUTE_S)) is None:
+            return None
+        first, seconds = found
+        return max(0.0, busy_s - (first.numbers[_BUSY] if first.numbers is not None else 0.0)) / seconds
+
+    def _first(self, now: float, within_s: float) -> tuple[_Sample, float] | None:
+        """The sample at a window's begin, and how long ago the counts were last as it has them."""
+        begin = now - within_s
+        for sample in reversed(self._samples):
+            if sample.at <= begin:
+                return sample, now - min(begin, sample.until)
+        if not self._samples or now <= self._samples[0].at:
+            return None
+        return self._samples[0], now - self._samples[0].at
 
     def _drop_oldest(self, now: float) -> None:
         samples = self._samples
