@@ -105,6 +105,17 @@ async def test_a_version_s_windows_are_told_with_what_fell_into_each(stand: Stan
     assert whole["batchSizes"] == [{"upTo": 1, "batches": 100}, {"upTo": 4, "batches": 15}]
 
 
+async def test_causes_are_those_of_the_metrics_page(stand: Stand) -> None:
+    """A word that the table of causes lacks is `other`."""
+    metrics = await stand.add()
+    metrics.errors["handler"] = metrics.errors["never heard of"] = metrics.refused["queue_full"] = 1
+
+    [version] = (await stand.get("/models/m/stats"))[1]["versions"]
+
+    assert version["sinceStart"]["errors"] == {"handler": 1, "other": 1}
+    assert version["sinceStart"]["refused"] == {"queue_full": 1}
+
+
 async def test_all_versions_are_told_or_one(stand: Stand) -> None:
     """And of a batch that is larger than any bound, only that."""
     await stand.add()

@@ -33,6 +33,7 @@ from marserve.api.rest.late_routes import endpoints, new_router
 from marserve.api.rest.schemas import error_answers
 from marserve.errors import BadInput, without_stop
 from marserve.registry.models import Registry
+from marserve.telemetry.metrics.causes import by_known_cause
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.windows import HOUR_S, MINUTE_S, SINCE_START, Figures, Growth
 
@@ -219,8 +220,8 @@ def _window(figures: Figures) -> WindowStatistics:
         requestsPerSecond=round(figures.per_second(figures.requests), 3),
         answers={str(status): count for status, count in sorted(figures.answers.items())},
         answersPerSecond=round(figures.per_second(figures.total_seconds.count), 3),
-        errors=dict(figures.errors),
-        refused=dict(figures.refused),
+        errors=dict(by_known_cause(figures.errors)),
+        refused=dict(by_known_cause(figures.refused)),
         cancelled=figures.cancelled,
         expired=figures.expired,
         retried=figures.retried,
@@ -239,7 +240,7 @@ def _window(figures: Figures) -> WindowStatistics:
         busyWorkers=round(figures.busy_workers, 3),
         workerStarts=figures.worker_starts,
         workerRestarts=figures.worker_restarts,
-        workerDeaths=dict(figures.worker_deaths),
+        workerDeaths=dict(by_known_cause(figures.worker_deaths)),
         loadsOnDemand=figures.loads_on_demand,
         evictions=figures.evictions,
     )
