@@ -21,6 +21,7 @@ CHANGES_NOTHING = {
     "run": "it serves a model of this folder until it ends",
     "status": "it reads",
     "models": "it reads",
+    "top": "it reads, and scales only when a person says y to a question",
     "check": "workers answer samples, as they answer requests",
     "plan": "it is a dry run itself",
     "history": "it reads",

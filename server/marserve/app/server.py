@@ -50,7 +50,7 @@ from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.logs.log_limit import TELL_EVERY_S
 from marserve.telemetry.logs.logs import Logs, configure_logs
 from marserve.telemetry.loop_watch import LoopWatch
-from marserve.telemetry.metrics.recent import SAMPLE_EVERY_S
+from marserve.telemetry.metrics.windows import SAMPLE_EVERY_S
 
 log = logging.getLogger("marserve.app")
 
@@ -163,7 +163,7 @@ class Companion(Protocol):
 async def sample_figures(registry: Registry) -> None:
     """Sample the counts of all versions regularly; never returns."""
     while True:
-        registry.sample_figures(time.monotonic())
+        await registry.sample_figures(time.monotonic())
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 

@@ -571,7 +571,7 @@ class Pool:
         sequences = self.dispatcher.describe_sequences()
         checks_health = self.options.health_interval_s > 0
         now = time.monotonic()
-        busy = self.metrics.recent.busy_workers(now, self.metrics.busy_seconds)
+        busy = self.metrics.windows.busy_workers(now, self.metrics.busy_seconds)
         return Gauges(
             queue_length=self.queued,
             workers=states,

@@ -13,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from marserve.answers.management import VersionActivity
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
 from marserve.errors import Draining, LoadFailed, ModelNotFound, NodeInUse, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
+from marserve.registry.catalogue.activity import activity_of
 from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of, takes_elements
 from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
@@ -61,6 +63,9 @@ from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
+
+# The event loop takes some 10 µs for the sample of a version that is asked.
+_SAMPLED_AT_ONCE = 100
 
 STOP_LIMIT_S = 60.0
 
@@ -383,10 +388,21 @@ class Registry:
         pools = [version.pool for version in self._versions.all()]
         return [(pool.metrics, [pid for pids in pool.pids_by_worker for pid in pids]) for pool in pools]
 
-    def sample_figures(self, now: float) -> None:
-        """Keep each version's counts as they are now (monotonic), for its figures of the last minute in describe."""
-        for version in self._versions.all():
+    async def sample_figures(self, now: float) -> None:
+        """Keep each version's counts as they are now (monotonic), for its figures of the last minutes."""
+        for number, version in enumerate(list(self._versions.all()), 1):
             version.pool.metrics.sample(now)
+            if number % _SAMPLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def activities(self, now: float) -> Iterator[VersionActivity]:
+        """What each version does now (monotonic) and did in the last minute; workflows' functions are left out.
+
+        Each is made when it is asked for. Reads `/proc`.
+        """
+        for version in list(self._versions.all()):
+            if not version.facts.is_function:
+                yield activity_of(version, now, is_default=self._versions.is_default(version))
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""

@@ -151,6 +151,9 @@ def test_statistics_are_the_versions_counts() -> None:
         metrics.total_seconds.observe(0.5)
     metrics.queue_seconds.observe(0.25, times=4)
     metrics.handler_seconds.observe(0.125, times=4)
+    metrics.stages.observe("decode", 0.001, 4)
+    metrics.stages.observe("encode", 0.002, 4)
+    metrics.runs_by_size.update({4: (1, 0.125), 1: (2, 0.25)})
 
     document = statistics_document(metrics)
 
@@ -160,7 +163,18 @@ def test_statistics_are_the_versions_counts() -> None:
     assert stats["fail"] == {"count": 4, "ns": 2_000_000_000}
     assert stats["queue"] == {"count": 4, "ns": 1_000_000_000}
     assert stats["compute_infer"] == {"count": 4, "ns": 500_000_000}
-    assert stats["compute_input"] == stats["compute_output"] == {"count": 4, "ns": 0}
+    assert (stats["compute_input"], stats["compute_output"]) == (
+        {"count": 4, "ns": 4_000_000},
+        {"count": 4, "ns": 8_000_000},
+    )
+    nothing = {"count": 2, "ns": 0}
+    assert document["batch_stats"][0] == {
+        "batch_size": 1,
+        "compute_input": nothing,
+        "compute_infer": {"count": 2, "ns": 250_000_000},
+        "compute_output": nothing,
+    }
+    assert [each["batch_size"] for each in document["batch_stats"]] == [1, 4]
     assert statistics_document(VersionMetrics("m", "2.0"))["inference_stats"]["success"] == {"count": 0, "ns": 0}
 
 

@@ -81,7 +81,7 @@ async def test_the_last_minute_is_described_after_the_first_sample() -> None:
     """A rate needs two points in time."""
     metrics = VersionMetrics("m", "1.0")
     fresh = describe(PoolOptions("m", "1.0", 1, 1), metrics=metrics)
-    metrics.recent.sample(monotonic() - 10, metrics.total_seconds, metrics.batch_sizes)
+    metrics.sample(monotonic() - 10)
     metrics.total_seconds.observe(0.01, times=50)
     metrics.batch_sizes.observe(2, times=25)
 

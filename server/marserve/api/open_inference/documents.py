@@ -98,15 +98,19 @@ def statistics_document(metrics: VersionMetrics) -> Document:
 
     An inference is a request. One that was accepted and ended with an error counts as failed, whatever its cause; so
     does one whose client went away, as in Triton (its reason is `CANCELED`), though its time is not known.
-    Reading and writing tensors are part of the handler's time, `compute_infer`; their own have its count all the same,
-    as perf_analyzer ends itself where the three counts differ.
+    `compute_input` is what workers took to read requests, `compute_output` to write answers. All three have one count,
+    as perf_analyzer ends itself where they differ. Of the batches of each size only the handler's time is known.
     """
     succeeded = sum(count for status, count in metrics.answers.items() if status < 400)
     failed = sum(count for status, count in metrics.answers.items() if status >= 400) + sum(metrics.errors.values())
     total = metrics.total_seconds
     mean_s = total.sum / total.count if total.count else 0.0
     nothing = {"count": 0, "ns": 0}
-    within = {"count": metrics.handler_seconds.count, "ns": 0}
+    runs = metrics.handler_seconds.count
+    read_ns, written_ns = (
+        _ns(stage.sum) if (stage := metrics.stages.by_stage.get(name)) is not None else 0
+        for name in ("decode", "encode")
+    )
     return {
         "name": metrics.model,
         "version": metrics.version,
@@ -116,13 +120,21 @@ def statistics_document(metrics: VersionMetrics) -> Document:
             "success": {"count": succeeded, "ns": _ns(mean_s * succeeded)},
             "fail": {"count": failed + metrics.cancelled, "ns": _ns(mean_s * failed)},
             "queue": {"count": metrics.queue_seconds.count, "ns": _ns(metrics.queue_seconds.sum)},
-            "compute_input": within,
-            "compute_infer": {"count": metrics.handler_seconds.count, "ns": _ns(metrics.handler_seconds.sum)},
-            "compute_output": within,
+            "compute_input": {"count": runs, "ns": read_ns},
+            "compute_infer": {"count": runs, "ns": _ns(metrics.handler_seconds.sum)},
+            "compute_output": {"count": runs, "ns": written_ns},
             "cache_hit": nothing,
             "cache_miss": nothing,
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": {"count": count, "ns": 0},
+                "compute_infer": {"count": count, "ns": _ns(seconds)},
+                "compute_output": {"count": count, "ns": 0},
+            }
+            for size, (count, seconds) in sorted(metrics.runs_by_size.items())
+        ],
     }
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
+from marserve.answers.management import DeviceActivity
 from marserve.app.building.desired_state import state_folder
 from marserve.app.building.metrics import declare_families
 from marserve.app.building.tasks import keep
@@ -88,6 +89,24 @@ def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatc
         return {str(device): value for device, value in values if value is not None}
 
     return figures
+
+
+def device_activities(watch: DeviceWatch) -> list[DeviceActivity]:
+    """What `/stats` says of each device."""
+    found = []
+    for device in range(len(watch.devices)):
+        reading = watch.of(device)
+        found.append(
+            DeviceActivity(
+                gpuId=device,
+                busyPercent=None if reading is None else reading.busy_percent,
+                usedBytes=None if reading is None else reading.used_bytes,
+                totalBytes=None if reading is None else reading.total_bytes,
+                celsius=None if reading is None else reading.celsius,
+                trouble=watch.trouble_of(device) or None,
+            )
+        )
+    return found
 
 
 def _health(watch: DeviceWatch) -> Mapping[str, float]:

@@ -21,6 +21,7 @@ from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.rollouts import rollout_router
+from marserve.api.rest.models.statistics import statistics_router
 from marserve.api.rest.models.workflows import workflow_router
 from marserve.api.rest.pages.router import links_of, offers_router, pages_router
 from marserve.api.rest.platforms.health import health_router
@@ -34,6 +35,7 @@ from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.rest.platforms.shared_memory import shared_memory_router
 from marserve.api.rest.requests import requests_router
 from marserve.api.tokens import Access, authorization_of
+from marserve.app.building.devices import device_activities
 from marserve.app.building.from_settings import sagemaker_endpoint, speaks_all_open_inference
 from marserve.app.building.parts import Parts
 from marserve.errors import ModelNotFound
@@ -162,6 +164,9 @@ def _add_management(routers: Routers, parts: Parts) -> None:
                 return data_plane.version_names(model)
             return []
 
+        watch = parts.device_watch
+        statistics = statistics_router(registry, tuple if watch is None else lambda: device_activities(watch))
+        routers.insert(0, (statistics, "management"))  # first, as its paths look like those of versions
         logs = logs_router(parts.logs.book, parts.log_levels, versions_of, data_plane.check_exists)
         routers.append((logs, "management"))
         if parts.recorder is not None:

@@ -51,18 +51,19 @@ def explain(
     given = {name: value for name, value in asked.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if request_id is None:
-            found = _asked(server, "/requests", {**given, "limit": "50" if as_list else "1"})
+            found = ask_recorder(server, "/requests", {**given, "limit": "50" if as_list else "1"})
             if as_list:
                 output.result(found, *_rows(found["requests"]))
                 return
             if not found["requests"]:
                 raise CommandFailed(f"None of the {found['recorded']} recorded requests is such a one.")
             request_id = str(found["requests"][0]["id"])
-        explained = _asked(server, f"/requests/{quote(request_id, safe='')}", {})
+        explained = ask_recorder(server, f"/requests/{quote(request_id, safe='')}", {})
         output.result(explained, *described(explained))
 
 
-def _asked(server: Management, path: str, query: dict[str, str]) -> dict[str, Any]:
+def ask_recorder(server: Management, path: str, query: dict[str, str]) -> dict[str, Any]:
+    """What the server has recorded. Raises CommandFailed, for a server that records nothing with why."""
     try:
         found: dict[str, Any] = server.order("GET", path, query)
     except CommandFailed as failure:

@@ -194,7 +194,10 @@ class Lanes:
             order.note(lane)
         metrics = self._metrics
         metrics.busy_seconds += handler_s
-        metrics.handler_seconds.observe(handler_s, len(flight.jobs))
+        size = len(flight.jobs)
+        metrics.handler_seconds.observe(handler_s, size)
+        runs, seconds = metrics.runs_by_size.get(size, (0, 0.0))
+        metrics.runs_by_size[size] = (runs + 1, seconds + handler_s)
         if metrics.handler_seconds.examples is not None and flight.jobs:
             metrics.handler_seconds.exemplify(handler_s, flight.jobs[-1].request.id)
         if metrics.tap is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import to_builtins
 
@@ -22,6 +22,8 @@ from marserve.store.addresses.fetch_guard import hide_query
 if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
     from marserve.pool.checks.health import HealthView
     from marserve.pool.pool import DeathView, Pool, WorkerView
+
+State = Literal["ready", "degraded", "loading", "failed", "idle"]
 
 # Stands for a time: the worker is started again only when the version is scaled.
 WHEN_SCALED = "when scaled"
@@ -108,14 +110,14 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
-    metrics = pool.metrics
-    recent = metrics.recent.figures(monotonic(), metrics.total_seconds, metrics.batch_sizes)
+    recent = pool.metrics.windows.figures(monotonic(), pool.metrics)
     if recent is not None:
+        p95_s, mean_batch = recent.total_seconds.quantile(0.95), recent.batch_sizes.mean
         described["lastMinute"] = to_builtins(
             LastMinute(
-                round(recent.requests_per_s, 3),
-                None if recent.p95_s is None else round(1000 * recent.p95_s, 3),
-                None if recent.mean_batch is None else round(recent.mean_batch, 2),
+                round(recent.per_second(recent.total_seconds.count), 3),
+                None if p95_s is None else round(1000 * p95_s, 3),
+                None if mean_batch is None else round(mean_batch, 2),
             )
         )
     if facts.resolved_url is not None:
@@ -156,7 +158,7 @@ def takes_elements(declaration: Mapping[str, Any]) -> bool:
     return isinstance(item, Mapping) and item.get("type") in ("text", "bytes", "image") and not is_stream
 
 
-def state_of(pool: Pool, min_workers: int) -> str:
+def state_of(pool: Pool, min_workers: int) -> State:
     """`ready`, `degraded` (it serves, but workers that died or wait are missing), `loading`, `failed` (given up until
     scaled or probed, or all of its devices are lost), or `idle` if no worker is wanted.
     """

@@ -29,7 +29,7 @@ from marserve.errors import (
 from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
-from marserve.names import check_new_name, encodable, encodable_document, name_fault
+from marserve.names import check_new_name, encodable, encodable_document, name_fault, reserved_fault
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts
 from marserve.registry.catalogue.plan import Plan, Unpacked, Wanted
@@ -281,7 +281,10 @@ def _facts(
 def _odd_names(model: str, version: str) -> list[str]:
     """Sentences about names that a new registration would be refused; a start and a snapshot may keep them."""
     faults = (name_fault("model", model), name_fault("version", version))
-    return [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
+    odd = [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
+    if (reserved := reserved_fault(version)) is not None:
+        odd.append(f"{reserved}: it is loaded all the same, and a server started as marserve refuses to register it")
+    return odd
 
 
 def _resolved_url(url: str, archive: str) -> str | None:

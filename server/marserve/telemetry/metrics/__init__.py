@@ -8,7 +8,7 @@ scrapes             pages for those who ask, in short steps on the event loop
 measurements        events of requests, as TorchServe's metrics
 metric_definitions  the metrics, TorchServe's list or the operator's
 series              a family of the page that is fed update by update
-recent              figures of the last minute
+windows             figures of the last 1, 5 and 60 minutes, and since the start
 histogram           counts values between bounds
 stages              histograms of the stages of requests
 handler_metrics     decides which values of handlers are kept

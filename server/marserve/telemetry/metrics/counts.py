@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from marserve.telemetry.happenings import Happenings, Kind
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.measurements import Tap
-from marserve.telemetry.metrics.recent import Recent
 from marserve.telemetry.metrics.stages import StageSeconds
+from marserve.telemetry.metrics.windows import Windows
 
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STAGES_FAMILY = "marserve_request_seconds"
@@ -92,7 +92,8 @@ class VersionMetrics:
     handler_seconds     inside the author's code, once a request (`observe(seconds, times=len(batch))`)
     total_seconds       arrival to answer; `named_total_s` as above
     stages              further stages of its requests, from first byte to last
-    batch_sizes         requests a batch; `recent` samples some of these counts
+    batch_sizes         requests a batch; `windows` samples these counts
+    runs_by_size        batches that ended, and the seconds that they took together, by how many requests they had
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
@@ -130,7 +131,8 @@ class VersionMetrics:
     total_seconds: Histogram = _stage("total")
     stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = _histogram("marserve_batch_size", BATCH_BOUNDS)
-    recent: Recent = field(default_factory=Recent)
+    windows: Windows = field(default_factory=Windows)
+    runs_by_size: dict[int, tuple[int, float]] = field(default_factory=dict)
     named_requests: int = 0
     inner_requests: int = 0
     named_queue_s: float = 0.0
@@ -179,8 +181,8 @@ class VersionMetrics:
         self.stages = StageSeconds(self.model, self.version, SECONDS_BOUNDS)
 
     def sample(self, now: float) -> None:
-        """Keep the counts as they are now (monotonic), for the figures of the last minute."""
-        self.recent.sample(now, self.total_seconds, self.batch_sizes, self.busy_seconds)
+        """Keep the counts as they are now (monotonic), for the figures of the last minutes."""
+        self.windows.sample(now, self)
 
     @property
     def default_requests(self) -> int:
