@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from support.ballast import make_ballast
+from support.explained import explained
 from support.plugin_packages import Installation
 from support.server import Server, make_archive, poll
 
@@ -270,16 +271,6 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
         yield made
 
 
-def explained(server: Server, name: str) -> dict[str, Any]:
-    """What the server says of a request."""
-    for _ in poll(5, f"{name} is recorded"):
-        answer = server.client.get(f"{server.management}/requests/{name}")
-        if answer.status_code == 200:
-            break
-    found: dict[str, Any] = answer.json()
-    return found
-
-
 @pytest.mark.timeout(1200)
 def test_of_two_hundred_faults_at_least_nineteen_of_twenty_are_named_right(faults: Faults) -> None:
     """Drawn in any order; each is the cause of most of a request's time."""
@@ -305,8 +296,6 @@ def test_of_two_hundred_faults_at_least_nineteen_of_twenty_are_named_right(fault
         faults.usual()
         name = kind()
         found = explained(faults.small if kind == faults.eviction else faults.server, name)
-        stages = sum(stage["ms"] for stage in found["stages"])
-        assert stages == pytest.approx(found["wall_ms"], rel=0.02, abs=0.1)
         if found["cause"] != kind.__name__:
             wrong[kind.__name__, found["cause"]] += 1
             whys.append(f"{kind.__name__}: {found['cause']}, {found['why']}; also {found['also']}")

@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from marserve.api.grpc.schema import INFERENCE, Schema
-from marserve.telemetry.timeline import STAGES
-from support.server import Server, make_archive, poll
+from support.explained import explained
+from support.server import Server, make_archive
 
 HANDLER = """
 import json
@@ -60,18 +60,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def explained(server: Server, request_id: str) -> dict[str, Any]:
-    """What the server says of a request, once it has ended."""
-    for _ in poll(5, f"request {request_id} is recorded"):
-        answer = server.client.get(f"{server.management}/requests/{request_id}")
-        if answer.status_code == 200:
-            break
-    found: dict[str, Any] = answer.json()
-    assert [stage["name"] for stage in found["stages"]] == list(STAGES)
-    assert sum(stage["ms"] for stage in found["stages"]) == pytest.approx(found["wall_ms"], rel=0.02, abs=0.1)
-    return found
-
-
 def ms(found: dict[str, Any], stage: str) -> float:
     """How long a stage took."""
     return next(float(each["ms"]) for each in found["stages"] if each["name"] == stage)
@@ -93,7 +81,8 @@ def test_a_slow_handler_is_named_with_what_its_author_named(server: Server) -> N
     found = explained(server, "slow-handler")
 
     assert (found["cause"], found["model"], found["version"]) == ("handler", "m", "1.0")
-    assert 300 <= ms(found, "handle") <= found["wall_ms"] <= seen_ms
+    # The client may have the answer before the server has looked at its clock again.
+    assert 300 <= ms(found, "handle") <= found["wall_ms"] <= seen_ms + 50
     assert [span["name"] for span in found["spans"]] == ["work"]
     assert found["spans"][0]["ms"] >= 300
     assert (found["bytes_in"], found["bytes_out"], found["worker"]) == (14, 2, "W-9000-m_1.0")
