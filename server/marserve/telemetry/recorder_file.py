@@ -91,7 +91,7 @@ class RecorderFile:
         os.close(self._descriptor)
 
     def write(self, timeline: Timeline) -> None:
-        """Put a request into the oldest slot. Where the system refuses that, the log says so once; nothing is raised."""
+        """Put a request into the oldest slot. Where the system refuses that, the log says so once."""
         try:
             self._write(timeline)
         except OSError as error:
