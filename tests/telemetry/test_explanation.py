@@ -252,6 +252,19 @@ def test_what_happened_to_another_model_is_not_the_cause() -> None:
     assert world.explain(world.run(["slow"], 100.0, handler_s=0.01, queued_s=0.9)[0])[0] == "queue"
 
 
+def test_a_batch_that_began_long_before_is_found_among_many_that_were_sent_after_it() -> None:
+    """On a second worker the short ones passed by."""
+    world = World()
+    (long,) = world.run(["long"], 90.0, handler_s=9.9)
+    for number in range(30):
+        world.run([f"short{number}"], 90.1 + number / 10, handler_s=0.01)
+
+    cause, why = world.explain(world.run(["slow"], 100.0, handler_s=0.01, queued_s=4.0)[0])
+
+    assert cause == "queue"
+    assert f"request {long.id}," in why
+
+
 def test_other_causes_of_a_tenth_and_more_are_named_beside() -> None:
     """The larger first."""
     world = World()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -130,6 +131,50 @@ def test_it_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     os.waitpid(child, 0)
 
     assert [each.id for each in RecordedFile.at(path)] == [str(number) for number in range(10)]
+
+
+def test_a_file_that_somebody_cuts_short_ends_no_server(tmp_path: Path) -> None:
+    """A mapped one would, by SIGBUS. In a process of its own, which that signal would end."""
+    path = tmp_path / "requests"
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            file = RecorderFile(path, 1 << 20)
+            os.truncate(path, 0)
+            file.write(request("a"))
+            file.close()
+            status = 0
+        finally:
+            os._exit(status)
+
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(FileUnusable):
+        RecordedFile.at(path)
+
+
+def test_a_write_that_the_system_refuses_is_told_once_and_ends_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a disk that became full, or a network that went. Words of it are known once they are written."""
+    path = tmp_path / "requests"
+    file = RecorderFile(path, 1 << 20)
+
+    def refuse(descriptor: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        file.write(request("a"))
+        file.write(request("b"))
+    file.write(request("c"))
+    file.close()
+
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{path} cannot be written: No space left on device; requests are missing there until it can be"
+    ]
+    (read,) = RecordedFile.at(path)
+    assert (read.id, read.model, read.version) == ("c", "m", "1.0")
 
 
 def test_the_server_before_leaves_its_file_beside(tmp_path: Path) -> None:

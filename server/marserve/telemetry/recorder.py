@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from operator import attrgetter, sub
 from pathlib import Path
@@ -188,9 +188,10 @@ class Recorder:
             known.update((id(each), each) for each in (*kept.failed, *(entry[2] for entry in kept.slowest)))
         return iter(sorted(known.values(), key=lambda each: -each.written_at))
 
-    def find(self, request_id: str) -> list[Timeline]:
-        """The requests of this id, of the server's or the client's, the newest first."""
-        return [each for each in self if each.id == request_id or each.client_id == request_id]
+
+def of_id(request_id: str, known: Iterable[Timeline]) -> list[Timeline]:
+    """The requests of this id, of the server's or the client's, in the order given."""
+    return [each for each in known if each.id == request_id or each.client_id == request_id]
 
 
 class FiledRecorder(Recorder):

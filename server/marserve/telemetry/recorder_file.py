@@ -1,7 +1,8 @@
 """The recorder's file: the timelines of the last requests where a crash of the server leaves them.
 
-A ring of slots of one size in a mapped file: what is written there is the system's at once, so it outlives the process
-however that ends. Writing a slot takes about two microseconds, so it is for who asks for it.
+A ring of slots of one size in a file: what is written there is the system's at once, so it outlives the process however
+that ends. It is not mapped, though that costs no call: a file that somebody else cuts short would end a server that has
+it mapped (SIGBUS). Writing a slot takes a few microseconds, so it is for who asks for it.
 
     0      head     magic, version, slots
     4096   words    JSON: names of models, versions, workers and classes of errors, once each, in order
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
+import logging
 import os
 import stat
 import struct
@@ -25,6 +26,8 @@ from marserve.files.locks import try_lock
 from marserve.files.regular import read_regular
 from marserve.messages import Work
 from marserve.telemetry.timeline import BatchTimes, Timeline
+
+log = logging.getLogger("marserve.recorder")
 
 _MAGIC: Final = b"marserve requests"
 _VERSION: Final = 1
@@ -70,25 +73,39 @@ class RecorderFile:
         self._number = 0
         self._batch: BatchTimes | None = None
         self._serial = 0
+        self._path = path
+        self._has_failed = False
         self._descriptor = _open_new(path)
         try:
             size = SLOTS_AT + self.slots * SLOT_BYTES
-            os.posix_fallocate(self._descriptor, 0, size)  # a full disk shows now, and not as a signal later
-            self._map = mmap.mmap(self._descriptor, size)
+            os.posix_fallocate(self._descriptor, 0, size)  # a full disk shows now, and not with some request later
+            os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, _VERSION, self.slots), 0)
+            os.pwrite(self._descriptor, b"[]", WORDS_AT)
+            self._word("")
         except OSError as error:
             os.close(self._descriptor)
             raise FileUnusable(f"{path} cannot be given its {size} bytes: {error.strerror}") from error
-        _HEAD.pack_into(self._map, 0, _MAGIC, _VERSION, self.slots)
-        self._map[WORDS_AT : WORDS_AT + 2] = b"[]"
-        self._word("")
 
     def close(self) -> None:
         """End. The file stays."""
-        self._map.close()
         os.close(self._descriptor)
 
     def write(self, timeline: Timeline) -> None:
-        """Put a request into the oldest slot."""
+        """Put a request into the oldest slot. Where the system refuses that, the log says so once."""
+        try:
+            self._write(timeline)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning(
+                    "%s cannot be written: %s; requests are missing there until it can be",
+                    self._path,
+                    error.strerror,
+                )
+        else:
+            self._has_failed = False
+
+    def _write(self, timeline: Timeline) -> None:
         began, first, last = timeline.began, timeline.first, timeline.last
         flags, begins_s, worker_s, landed_s, handler_s = 0, 0.0, 0.0, 0.0, 0.0
         work: Work | None = None
@@ -105,9 +122,7 @@ class RecorderFile:
         self._number += 1
         head_at = timeline.head_at or began
         ids = [each.encode("utf-8", "replace")[:_MOST_ID] for each in (timeline.id, timeline.client_id)]
-        _SLOT.pack_into(
-            self._map,
-            SLOTS_AT + self._number % self.slots * SLOT_BYTES,
+        slot = _SLOT.pack(
             self._number,
             time.time() - (time.monotonic() - began),
             head_at - began,
@@ -135,6 +150,7 @@ class RecorderFile:
             len(ids[1]),
             *ids,
         )
+        os.pwrite(self._descriptor, slot, SLOTS_AT + self._number % self.slots * SLOT_BYTES)
 
     def _word(self, word: str) -> int:
         """The number of a word; 0, that of the empty one, where there is no room for another."""
@@ -144,10 +160,11 @@ class RecorderFile:
             size = self._word_bytes + len(added) + 1
             if size > SLOTS_AT - WORDS_AT or len(self._words) >= _MOST_WORDS:
                 return 0
-            number = self._words[word] = len(self._words)
+            number = len(self._words)
             text = (b"[" if not number else b",") + added + b"]"
             at = WORDS_AT + (0 if not number else self._word_bytes - 1)
-            self._map[at : at + len(text)] = text
+            os.pwrite(self._descriptor, text, at)
+            self._words[word] = number  # only now: words that could not be written would shift those after them
             self._word_bytes = at + len(text) - WORDS_AT
         return number
 
