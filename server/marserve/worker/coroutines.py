@@ -165,7 +165,7 @@ class ConcurrentLoop:
         _ids.set(context.request_ids or {})
         of_this_task.set(run.items)
         began = time.monotonic()
-        held = hindrances.read()
+        held = hindrances.before(began)
         answered: Any = None
         failure: Raised | None = None
         try:

@@ -174,7 +174,7 @@ class ServedModel:
     def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
         hindrances.begin()
-        held = hindrances.read()
+        held = hindrances.before(began)
         items = self.distinct_ids.of(batch.items)
         if items is not batch.items:
             batch = Batch(batch.number, items)
@@ -237,12 +237,13 @@ class ServedModel:
 
     def work_of(self, context: Context, began: float, handler_began: float, handler_s: float, held: Held) -> Work:
         """How the time of a batch was spent that began with these sums of what holds a worker up."""
-        collected_s, waited_s, printed_s = hindrances.read()
+        now = time.monotonic()
+        collected_s, waited_s, printed_s = hindrances.after(now, now - began)
         spans = [Span(name, max(0.0, at - began), seconds) for name, at, seconds in context.spans]
         return Work(
             0.0 if self._page.clock_ahead_s else began,
             handler_began - began,
-            max(0.0, time.monotonic() - handler_began - handler_s),
+            max(0.0, now - handler_began - handler_s),
             max(0.0, collected_s - held.collected_s),
             max(0.0, waited_s - held.waited_s),
             max(0.0, printed_s - held.printed_s),

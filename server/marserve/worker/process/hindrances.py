@@ -1,8 +1,9 @@
 """What keeps a worker from its work: garbage collections, other processes on the processor, its own printing.
 
-Sums since the process began to count, from which a batch takes the difference. Reading them costs about two
-microseconds; a collection and a printed line cost two looks at the clock. Of a worker with several threads, waiting for
-a processor is that of the main thread alone, which runs the author's code.
+Sums since the process began to count, from which a batch takes the difference. A collection and a printed line cost
+two looks at the clock. What the kernel says of waiting costs two microseconds, so before a batch it is asked again only
+if that was some time ago, and after it only if it took long. Of a worker with several threads it is that of the main
+thread alone, which runs the author's code.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Any, Final, NamedTuple
 
 # Per thread: nanoseconds on a processor, nanoseconds of waiting for one, and how often it got one (Linux).
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"
+# How old the kernel's word may be when a batch begins: so much of waiting may be taken for that of the batch.
+_FRESH_S: Final = 0.02
+# A batch that took less was not held up by others.
+_SHORT_S: Final = 0.001
 
 
 class Held(NamedTuple):
@@ -34,6 +39,8 @@ class Hindrances:
         self._collects_since = 0.0
         self._descriptor = -1
         self._pid = 0
+        self._known_s = 0.0  # of waiting, as it was known last
+        self._known_at = 0.0
 
     def begin(self) -> None:
         """Begin to count in this process: a forked one begins anew. Called again, it does nothing."""
@@ -47,11 +54,19 @@ class Hindrances:
         except OSError:  # another system, or a kernel without it: nothing is known of waiting
             self._descriptor = -1
 
-    def read(self) -> Held:
-        """The sums up to now."""
-        return Held(self._collected_s, self._waited_s(), self.printed_s)
+    def before(self, now: float) -> Held:
+        """The sums as a batch begins."""
+        if now - self._known_at > _FRESH_S:
+            self._known_s, self._known_at = self._ask(), now
+        return Held(self._collected_s, self._known_s, self.printed_s)
 
-    def _waited_s(self) -> float:
+    def after(self, now: float, seconds: float) -> Held:
+        """The sums as a batch has ended that took so long."""
+        if seconds >= _SHORT_S:
+            self._known_s, self._known_at = self._ask(), now
+        return Held(self._collected_s, self._known_s, self.printed_s)
+
+    def _ask(self) -> float:
         if self._descriptor < 0:
             return 0.0
         try:
