@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -203,22 +204,12 @@ def test_calls_over_grpc_have_timelines_as_well(server: Server) -> None:
 
 
 def test_stages_have_histograms(server: Server) -> None:
-    """For all requests together."""
+    """For all requests together; header and body only of those that came in pieces."""
+    assert server.predict("m", b"{}").status_code == 200
+
     page = server.client.get(f"{server.metrics}/metrics").text
 
-    for stage in (
-        "header",
-        "body",
-        "admit",
-        "queue",
-        "send",
-        "decode",
-        "handler",
-        "encode",
-        "return",
-        "write",
-        "total",
-    ):
+    for stage in ({*STAGES} - {"header", "body", "handle"}) | {"handler", "total"}:
         assert f'marserve_request_seconds_count{{model="m",version="1.0",stage="{stage}"}}' in page
 
 
@@ -243,3 +234,22 @@ def test_under_torchserve_there_are_no_such_routes(tmp_path: Path) -> None:
     """As recorded; and without the recorder there are none either."""
     with Server(tmp_path, entry="torchserve") as server:
         assert server.client.get(f"{server.management}/requests").status_code in (404, 405)
+
+
+def test_of_very_many_requests_those_that_fail_are_known(server: Server) -> None:
+    """Though most have no timeline."""
+    with ThreadPoolExecutor(16) as clients:
+        list(clients.map(lambda _: server.predict("nosuch", b"{}"), range(400)))
+        failed = list(
+            clients.map(
+                lambda number: server.predict(
+                    "m", json.dumps({"fail": number % 40 == 0}), **{"X-Request-Id": f"n{number}"}
+                ),
+                range(400),
+            )
+        )
+
+    listed = server.client.get(f"{server.management}/requests", params={"failed": "true", "limit": "1000"}).json()
+
+    assert {answer.status_code for answer in failed} == {200, 500}
+    assert {f"n{number}" for number in range(0, 400, 40)} <= {each["id"] for each in listed["requests"]}

@@ -9,6 +9,7 @@ import pytest
 from marserve.messages import Span, Work
 from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.recorder import (
+    BEGUN_TOGETHER,
     FAILED_KEPT,
     LATEST,
     RING_BURST,
@@ -82,6 +83,33 @@ def test_of_very_many_the_unusual_ones_are_kept() -> None:
     assert sum(each.wall_s > 0.04 for each in known) > 110
     assert len(known) < RING_BURST + 3 * 1000 + LATEST + SORTED_TOGETHER + 500
     assert {str(number) for number in range(60_000 - LATEST, 60_000)} <= {each.id for each in known}
+
+
+def test_timelines_are_begun_for_so_many_in_a_tenth_of_a_second() -> None:
+    """A server that answers tens of thousands a second must not slow down by it."""
+    recorder = Recorder(1 << 20)
+
+    assert sum(recorder.begins(10.0 + number / 10_000) for number in range(999)) == BEGUN_TOGETHER
+    assert recorder.begins(10.1)
+
+
+def test_a_request_without_a_timeline_is_known_if_it_was_slow_or_has_failed() -> None:
+    """It is made at its end, so it is in no histogram: others like it are not."""
+    of = StageSeconds("late", "1", (0.1, 1.0))
+    recorder = Recorder(1 << 20)
+    recorder.take_late(ended("late", 10.0, 5.0, of=of))
+
+    assert [each.id for each in recorder] == ["late"]
+    assert of.by_stage == {}
+
+
+def test_what_is_slow_is_learned_from_others() -> None:
+    """Twice their mean."""
+    recorder = Recorder(1 << 20)
+    for number in range(SORTED_TOGETHER):
+        recorder.take(ended(str(number), 10.0 + number, 0.25))
+
+    assert recorder.slow_above_s == pytest.approx(0.5)
 
 
 def test_the_slowest_and_the_failed_of_each_model_outlive_the_ring() -> None:

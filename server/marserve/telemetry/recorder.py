@@ -1,9 +1,11 @@
 """The flight recorder: the timelines of the last requests, always on, in bounded memory. No clock; I/O only
 by `recorder_file.py`, if a file is asked for.
 
-All of the very last requests are known. Older ones stand in a ring: every one of them up to a thousand a second, beyond
-that a sample of the usual ones, and the unusual ones before all others. Of each model the slowest of the last hour and
-the latest that failed are kept even longer, so that the one slow request is still there when somebody asks.
+Up to two thousand requests a second each have a timeline from their first byte on. Beyond that a sample has, and a
+request that turns out to be slow or to fail gets one at its end, of what is known then. The very last ones are all
+kept. Older ones stand in a ring: all of them up to a thousand a second, beyond that a sample of the usual ones, and the
+unusual ones before all others. Of each model the slowest of the last hour and the latest that failed are kept even
+longer, so that the one slow request is still there when somebody asks.
 
 Nothing is computed for a request when it ends: it is appended to a list, which is sorted now and then. Most timelines
 are forgotten soon, so that their memory is used again while the processor still has it at hand; keeping all of ten
@@ -13,6 +15,7 @@ thousand a second costs more than all other work on them.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
@@ -41,6 +44,8 @@ LATEST: Final = 256
 RING_PER_S, RING_BURST = 1000.0, 2000.0
 # A request that took so many times what requests around it took is unusual.
 UNUSUAL: Final = 2.0
+# Timelines that are begun in each tenth of a second, and those that are made at the end of requests beside them.
+BEGUN_TOGETHER, LATE_TOGETHER, EACH_S = 200, 100, 0.1
 # The least ring, whatever limit is set.
 LEAST_RECORDS: Final = 64
 
@@ -81,6 +86,12 @@ class Recorder:
         self._with_spans: deque[tuple[list[Span], int]] = deque()
         self._spans = 0
         self._order = count()
+        self.left = 0
+        """How many more timelines are begun until `refill_at`."""
+        self.late_left = 0
+        self.refill_at = -math.inf
+        self.slow_above_s = 0.0
+        """From how long on a request without a timeline is worth one at its end."""
 
     def take(self, timeline: Timeline) -> None:
         """A request has ended. Called for every request, on the event loop."""
@@ -88,6 +99,26 @@ class Recorder:
         unsorted.append(timeline)
         if len(unsorted) >= SORTED_TOGETHER:
             self.sort()
+
+    def begins(self, now: float) -> bool:
+        """Whether a request that begins now has a timeline."""
+        if self.left <= 0 and not self.refill(now):
+            return False
+        self.left -= 1
+        return True
+
+    def refill(self, now: float) -> bool:
+        """Let timelines be begun again, if it is time for that."""
+        if now < self.refill_at:
+            return False
+        self.left, self.late_left, self.refill_at = BEGUN_TOGETHER, LATE_TOGETHER, now + EACH_S
+        return True
+
+    def take_late(self, timeline: Timeline) -> None:
+        """A request that had no timeline was slow, or has failed. It is in no histogram: others like it are not."""
+        self.late_left -= 1
+        self._latest.append(timeline)
+        self._sort_out(timeline.model, [timeline])
 
     def sort(self) -> None:
         """Count the stages of the requests taken last, and choose which of them are kept longer."""
@@ -105,7 +136,9 @@ class Recorder:
         """Choose among requests of one model that ended one after the other."""
         walls_s = list(map(sub, map(_written_at, ended), map(_began, ended)))
         slowest_s, now = max(walls_s), ended[-1].written_at
-        usual_s = sum(walls_s) / len(walls_s) * UNUSUAL
+        if len(ended) > 1:
+            self.slow_above_s = sum(walls_s) / len(walls_s) * UNUSUAL
+        usual_s = self.slow_above_s
         has_failed = any(map(_error, ended))
         kept = self._kept.get(model)
         if kept is None or has_failed or slowest_s > kept.slow_above_s or now > kept.fresh_until:
@@ -207,6 +240,11 @@ class FiledRecorder(Recorder):
         """A request has ended."""
         self._file.write(timeline)
         super().take(timeline)
+
+    def take_late(self, timeline: Timeline) -> None:
+        """A request that had no timeline was slow, or has failed."""
+        self._file.write(timeline)
+        super().take_late(timeline)
 
     def close(self) -> None:
         """Close the file, which stays."""

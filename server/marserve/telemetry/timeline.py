@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
@@ -56,7 +56,7 @@ class BatchTimes(msgspec.Struct, gc=False):
 
     `worker` is its key in the pool. `free_at` is when the worker had ended what it ran before, if the batch was sent
     ahead of that. `is_first`: the worker's first batch. `handler_s` is the time inside the author's code. `work` is
-    None until the worker has answered, and where it says nothing of it.
+    None until the worker has answered, and where it says nothing of it. `of` is its version, a `TimedVersion`.
     """
 
     worker: str
@@ -67,6 +67,7 @@ class BatchTimes(msgspec.Struct, gc=False):
     landed_at: float = 0.0
     handler_s: float = 0.0
     work: Work | None = None
+    of: Any = None
 
     @property
     def begins_at(self) -> float:
@@ -78,6 +79,15 @@ class BatchTimes(msgspec.Struct, gc=False):
         self.landed_at = now
         self.handler_s = handler_s
         self.work = work
+
+
+# A protocol: jobs are the pool's, which the API does not know.
+@runtime_checkable
+class Timed(Protocol):
+    """An accepted request of which it is known when it came and in which batch it ran."""
+
+    arrived: float
+    times: BatchTimes | None
 
 
 class Timeline(msgspec.Struct, gc=False):

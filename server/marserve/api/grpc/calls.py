@@ -137,8 +137,8 @@ class Call:
     ) -> Request:
         """The request that this call makes; one of several in the call has an id of its own."""
         timeline = None
-        if self.recorder is not None:
-            began = self.began if request_id in (None, self.id) else monotonic()
+        began = self.began if request_id in (None, self.id) else monotonic()
+        if self.recorder is not None and self.recorder.begins(monotonic()):
             timeline = Timeline(self.id, began, self.message_bytes, self.client_id)
         return Request(
             request_id or self.id,

@@ -35,7 +35,8 @@ from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.timeline import CLIENT_GONE, Timeline
+from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
 
 log = logging.getLogger("marserve.api")
 
@@ -88,7 +89,9 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = began = monotonic()
         self.timeline: Timeline | None = None
-        if listener.recorder is not None:
+        recorder = listener.recorder
+        if recorder is not None and (recorder.left > 0 or (began >= recorder.refill_at and recorder.refill(began))):
+            recorder.left -= 1  # as `Recorder.begins`, but without a call
             self.timeline = Timeline(self.id, began, len(body))
             if head.client_id and head.client_id != self.id:
                 self.timeline.client_id = head.client_id
@@ -478,6 +481,8 @@ class Exchange:
             if error:
                 timeline.error = error
             recorder.take(timeline)
+        elif recorder is not None and (error or now - self.began > recorder.slow_above_s) and recorder.late_left > 0:
+            self._keep_late(recorder, now, status, size, error)
         head = self.head
         connection.listener.record(connection.peer, head.line, status, self.began, now, self.id, head.client_id)
         self._end(connection, now, keep)
@@ -523,6 +528,18 @@ class Exchange:
         if timeline is not None and recorder is not None:
             timeline.end(now, status, size, error)
             recorder.take(timeline)
+
+    def _keep_late(self, recorder: Recorder, now: float, status: int, size: int, error: str) -> None:
+        """Make a timeline of a request that had none: it was slow, or has failed."""
+        head, job = self.head, self.job
+        timeline = Timeline(self.id, self.began, max(0, head.body_bytes))
+        if head.client_id and head.client_id != self.id:
+            timeline.client_id = head.client_id
+        if isinstance(job, Timed) and job.times is not None:  # requests that are made of others have no times
+            timeline.admitted_at, timeline.of = job.arrived, job.times.of
+            timeline.left_in(job.times)
+        timeline.end(now, status, size, error)
+        recorder.take_late(timeline)
 
     def _keep_stream(self, connection: WrittenConnection, now: float, error: str) -> None:
         """As `_keep_time`, of an answer whose status and size are known already."""

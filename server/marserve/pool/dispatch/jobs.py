@@ -71,6 +71,7 @@ class Job:
         "request",
         "state",
         "suspicion",
+        "times",
     )
 
     def __init__(
@@ -99,6 +100,8 @@ class Job:
         self.held_by: str | None = None
         self.left_in: tuple[str, int] | None = None
         """The worker and the batch that ran it when it was cancelled."""
+        self.times: BatchTimes | None = None
+        """The last batch in which it went to a worker, for a timeline that is made at its end."""
         self.suspicion: object | None = None
         """Shared by the jobs of a concurrent worker that one of them ended: each of these jobs runs alone."""
 

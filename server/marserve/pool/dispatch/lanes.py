@@ -119,7 +119,7 @@ class Lanes:
         """Book a flight, which the caller sends; the first `mates` of its jobs were in the flight before."""
         lane.last_number += 1
         number, size = lane.last_number, len(jobs)
-        times = BatchTimes(lane.key, size, now, number == 1)
+        times = BatchTimes(lane.key, size, now, number == 1, of=self._metrics.stages)
         flight = Flight(number, jobs, is_group, now, False, is_ahead, lane.key, now, times)
         lane.flights.append(flight)
         self._under_way += 1
@@ -138,6 +138,7 @@ class Lanes:
         for job in jobs[mates:] if mates else jobs:
             job.state = running
             job.flight = flight
+            job.times = times
             wait_s = now - job.arrived
             waits_s.append(wait_s)
             request = job.request
