@@ -53,12 +53,16 @@ def sources() -> set[str]:
     return {name.partition("/")[2] for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
 
 
-def test_the_wheel_holds_both_packages_the_manual_page_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_both_packages_the_manual_page_what_watches_it_and_nothing_else(wheel: Path) -> None:
     """No tests, no examples, no model store, no file that only the repository needs."""
     version = wheel.name.split("-")[1]
     info = f"marserve-{version}.dist-info"
     around = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    around.add(f"marserve-{version}.data/data/share/man/man1/marserve.1")
+    data = f"marserve-{version}.data/data/share"
+    around.add(f"{data}/man/man1/marserve.1")
+    monitoring = ROOT / "docker/monitoring"
+    around.add(f"{data}/marserve/monitoring/marserve.rules.yml")
+    around |= {f"{data}/marserve/monitoring/dashboards/{path.name}" for path in (monitoring / "dashboards").iterdir()}
 
     packages = {name for name in sources() if not any(part in name for part in SECOND_WHEEL)}
 
