@@ -124,9 +124,9 @@ def test_the_wheel_brings_the_four_commands(wheel: Path) -> None:
 
 
 def test_the_source_distribution_holds_what_building_needs(sdist: Path) -> None:
-    """The two folders of sources, what stands in the metadata, and the changelog."""
+    """The two folders of sources, what watches a server, what stands in the metadata, and the changelog."""
     members = sdist_members(sdist)
-    above = {name for name in members if not name.startswith(("server/", "handlers/"))}
+    above = {name for name in members if not name.startswith(("server/", "handlers/", "docker/monitoring/"))}
 
     assert above == {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO", ".gitignore"}
     assert not [name for name in members if "__pycache__" in name]
