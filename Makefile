@@ -61,6 +61,10 @@ test-system: $(STAMPS)/test  ## run what `make test` has a shorter case of: roll
 test-browser: $(STAMPS)/browser  ## open /docs in a headless Chromium (apt-get install chromium); pictures in build/browser
 	$(PYTEST) -m browser tests/end_to_end/test_docs_page.py -rs
 
+.PHONY: test-prometheus
+test-prometheus: $(STAMPS)/test  ## put rules, alerts and dashboards to a real Prometheus (apt-get install prometheus)
+	$(PYTEST) tests/deploy/test_monitoring.py tests/deploy/test_monitoring_live.py -rs
+
 .PHONY: test-ready
 test-ready: $(STAMPS)/ready  ## run the ready handlers beside their libraries (transformers, scikit-learn, …)
 	$(PYTEST) tests/handlers/ready tests/end_to_end/test_ready_handlers.py -m "ready or not ready" --timeout 900 -rs

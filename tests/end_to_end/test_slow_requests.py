@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from marserve.api.grpc.schema import INFERENCE, Schema
+from marserve.telemetry.timeline import STAGES
 from support.explained import explained
 from support.server import Server, make_archive
 

@@ -53,12 +53,16 @@ def sources() -> set[str]:
     return {name.partition("/")[2] for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
 
 
-def test_the_wheel_holds_both_packages_the_manual_page_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_both_packages_the_manual_page_what_watches_it_and_nothing_else(wheel: Path) -> None:
     """No tests, no examples, no model store, no file that only the repository needs."""
     version = wheel.name.split("-")[1]
     info = f"marserve-{version}.dist-info"
     around = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    around.add(f"marserve-{version}.data/data/share/man/man1/marserve.1")
+    data = f"marserve-{version}.data/data/share"
+    around.add(f"{data}/man/man1/marserve.1")
+    monitoring = ROOT / "docker/monitoring"
+    around.add(f"{data}/marserve/monitoring/marserve.rules.yml")
+    around |= {f"{data}/marserve/monitoring/dashboards/{path.name}" for path in (monitoring / "dashboards").iterdir()}
 
     packages = {name for name in sources() if not any(part in name for part in SECOND_WHEEL)}
 
@@ -120,9 +124,9 @@ def test_the_wheel_brings_the_four_commands(wheel: Path) -> None:
 
 
 def test_the_source_distribution_holds_what_building_needs(sdist: Path) -> None:
-    """The two folders of sources, what stands in the metadata, and the changelog."""
+    """The two folders of sources, what watches a server, what stands in the metadata, and the changelog."""
     members = sdist_members(sdist)
-    above = {name for name in members if not name.startswith(("server/", "handlers/"))}
+    above = {name for name in members if not name.startswith(("server/", "handlers/", "docker/monitoring/"))}
 
     assert above == {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO", ".gitignore"}
     assert not [name for name in members if "__pycache__" in name]
