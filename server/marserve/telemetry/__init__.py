@@ -1,9 +1,11 @@
 """Metrics and logs of the server process. Workers only send numbers and lines.
 
-metrics/     counts, and the pages and lines made of them
-logs/        the logs, bounded
-timeline     one request from its first byte to its last
-recorder     keeps the timelines of the last requests, the slowest and the failed
-happenings   what else the server did, and when
-explanation  why a request took as long as it did
+metrics/       counts, and the pages and lines made of them
+logs/          the logs, bounded
+traces/        spans, sent to a collector
+trace_context  a trace's ids, as headers carry them
+timeline       one request from its first byte to its last
+recorder       keeps the timelines of the last requests, the slowest and the failed
+happenings     what else the server did, and when
+explanation    why a request took as long as it did
 """

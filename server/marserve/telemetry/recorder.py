@@ -178,5 +178,9 @@ class Recorder:
         return iter(sorted(known.values(), key=lambda each: -each.written_at))
 
     def find(self, request_id: str) -> list[Timeline]:
-        """The requests of this id, of the server's or the client's, the newest first."""
-        return [each for each in self if each.id == request_id or each.client_id == request_id]
+        """The requests of this id, of the server's, the client's or a trace's, the newest first."""
+        return [
+            each
+            for each in self
+            if request_id in (each.id, each.client_id) or (each.trace is not None and each.trace.trace_id == request_id)
+        ]

@@ -34,8 +34,10 @@ from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.counts import Metrics
-from marserve.telemetry.recorder import Recorder
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
+from marserve.telemetry.trace_context import NAMES, Trace, headers_within
+from marserve.telemetry.traces.spans import GRPC
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 log = logging.getLogger("marserve.api")
 
@@ -72,7 +74,8 @@ class Call:
     one, if any.
 
     `metadata` came with the call; the key is left out. `message_bytes` is the length of the last message that was read.
-    A service sets `version_header` to the header that names the version which answered.
+    A service sets `version_header` to the header that names the version which answered. `trace` is that of its last
+    request.
     """
 
     __slots__ = (
@@ -89,6 +92,8 @@ class Call:
         "message_bytes",
         "metadata",
         "recorder",
+        "trace",
+        "tracing",
         "version_header",
         "wishes",
     )
@@ -101,9 +106,12 @@ class Call:
         stall_timeout_s: float,
         ledger: ByteLedger,
         decoding: Decoding,
-        recorder: Recorder | None = None,
+        recorder: Takes | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.recorder = recorder
+        self.tracing = tracing
+        self.trace: Trace | None = None
         self._decoding = decoding
         self._stream = stream
         self._ledger = ledger
@@ -137,13 +145,17 @@ class Call:
     ) -> Request:
         """The request that this call makes; one of several in the call has an id of its own."""
         timeline = None
+        carried = [each for each in self.metadata if each[0] in NAMES]
         if self.recorder is not None:
             began = self.began if request_id in (None, self.id) else monotonic()
             timeline = Timeline(self.id, began, self.message_bytes, self.client_id)
+            if self.tracing is not None:
+                timeline.trace = self.trace = self.tracing.begin(carried, f"{GRPC}{self._stream.path}")
+                carried = headers_within(carried, self.trace)
         return Request(
             request_id or self.id,
             parts,
-            list(headers),
+            [*headers, *carried],
             list(server_headers),
             deadline=self.deadline,
             names_version=version is not None,
@@ -198,6 +210,13 @@ class Call:
                     await self._stream.write(packed)
             except TimeoutError:
                 raise StalledReader(self._stall_timeout_s) from None
+
+    @property
+    def trailers(self) -> tuple[tuple[str, str], ...]:
+        """What the end of the call says of it: its id, and with traces the span that it was."""
+        if self.trace is None:
+            return ((REQUEST_ID, self.id),)
+        return ((REQUEST_ID, self.id), ("traceresponse", self.trace.for_client))
 
     def read_metadata(self) -> str | bytes | None:
         """Read the metadata that came with the call; returns the value of `authorization`."""
@@ -290,11 +309,13 @@ class Calls:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
         request_ids: RequestIds | None = None,
-        recorder: Recorder | None = None,
+        recorder: Takes | None = None,
+        tracing: Tracing | None = None,
         message_bytes: int = UNBOUNDED,
     ) -> None:
         """`message_bytes`: the most that a compressed message may hold."""
         self._recorder = recorder
+        self._tracing = tracing
         self._ledger = ledger or ByteLedger(UNBOUNDED)
         self._message_bytes = message_bytes
         self._stall_timeout_s = stall_timeout_s
@@ -460,6 +481,7 @@ class Calls:
             self._ledger,
             self._decoding,
             self._recorder,
+            self._tracing,
         )
         with about_request(call.line_id):
             return await self._carry_call(stream, call, work, is_busy=is_busy)
@@ -479,7 +501,7 @@ class Calls:
                 authorize(key)
             call.read_wishes()
             answer = await work(call)
-            stream.trailers = ((REQUEST_ID, call.id), *(() if call.version_header is None else (call.version_header,)))
+            stream.trailers = (*call.trailers, *(() if call.version_header is None else (call.version_header,)))
             self._record(call, stream, StatusCode.OK, began)
             return answer
         except (asyncio.CancelledError, StreamGone):
@@ -500,7 +522,7 @@ class Calls:
             else:
                 # A handler may raise with a code that means success: then the answer is an empty message.
                 answer = b"" if code is StatusCode.OK else None
-                stream.end(code, description, ((REQUEST_ID, call.id), *trailers), answer)
+                stream.end(code, description, (*call.trailers, *trailers), answer)
             return None
 
     def _record(self, call: Call, stream: Stream, code: StatusCode, began: float) -> None:

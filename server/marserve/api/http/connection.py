@@ -67,7 +67,7 @@ from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.counts import Metrics
-from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 log = logging.getLogger("marserve.api")
 
@@ -107,7 +107,8 @@ def bind_connection(
     browser_rules: BrowserRules | None = None,
     decoding: Decoding | None = None,
     request_ids: RequestIds | None = None,
-    recorder: Recorder | None = None,
+    recorder: Takes | None = None,
+    tracing: Tracing | None = None,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
@@ -130,6 +131,7 @@ def bind_connection(
         decoding,
         request_ids,
         recorder,
+        tracing,
     )
 
     class BoundConnection(HttpConnection):

@@ -36,6 +36,7 @@ from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
+from marserve.telemetry.trace_context import Trace, headers_within
 
 log = logging.getLogger("marserve.api")
 
@@ -76,6 +77,7 @@ class Exchange:
         "small_bytes",
         "stream_type",
         "timeline",
+        "trace",
     )
 
     def __init__(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
@@ -87,10 +89,14 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = began = monotonic()
         self.timeline: Timeline | None = None
+        self.trace: Trace | None = None
         if listener.recorder is not None:
             self.timeline = Timeline(self.id, began, len(body))
             if head.client_id and head.client_id != self.id:
                 self.timeline.client_id = head.client_id
+            if listener.tracing is not None:
+                lines = head.lines if head.is_traced else ()
+                self.trace = self.timeline.trace = listener.tracing.begin(lines, head.line)
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -115,6 +121,12 @@ class Exchange:
         """The id as log lines have it."""
         given = self.head.client_id
         return f"{self.id}/{given}" if given and given != self.id else self.id
+
+    def _id_bytes(self) -> bytes:
+        """The value of `x-request-id`, and with traces a line more."""
+        if self.trace is None:
+            return self.id.encode()
+        return f"{self.id}\r\ntraceresponse: {self.trace.for_client}".encode()
 
     def _count(self, connection: WrittenConnection, body: bytes | bytearray) -> None:
         """Take room for a body that has come as a whole; without room the request is refused."""
@@ -216,6 +228,8 @@ class Exchange:
         timeout_s, priority, asked_version = head.wishes
         deadline = None if timeout_s is None else self.began + timeout_s
         headers = head.headers
+        if self.trace is not None:
+            headers = headers_within(headers, self.trace)
         parts, instances = None, None
         if read is not None:
             parts, instances, asked = read
@@ -283,10 +297,10 @@ class Exchange:
             headers = connection.listener.response_headers
             plain = (headers.of(head.lines) if headers.has_origins else headers).plain
             if len(body) <= ONE_WRITE_BYTES:
-                connection.transport.write(plain % (self.id.encode(), len(body), body))
+                connection.transport.write(plain % (self._id_bytes(), len(body), body))
                 self._sent(connection, 200, True, len(body))
             else:
-                self._send(connection, plain % (self.id.encode(), len(body), b""), body, 200, True)
+                self._send(connection, plain % (self._id_bytes(), len(body), b""), body, 200, True)
             return
         try:
             self._answer(connection, status, answer.reason, answer.headers, answer.body)
@@ -406,10 +420,10 @@ class Exchange:
         ours = connection.listener.response_headers.of(self.head.lines)
         start = ours.head(status, reason, headers, keep_alive=keep)
         if status in BODILESS:
-            start += b"x-request-id: %b\r\n\r\n" % self.id.encode()
+            start += b"x-request-id: %b\r\n\r\n" % self._id_bytes()
             body = b""
         else:
-            start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.id.encode(), len(body))
+            start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self._id_bytes(), len(body))
             if self.head.is_head:
                 body = b""
         self._send(connection, start, body, status, keep, error)
@@ -421,7 +435,7 @@ class Exchange:
         ours = connection.listener.response_headers.of(head.lines)
         start = ours.head(piece.status, piece.reason, piece.headers, keep_alive=self.keep)
         framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
-        connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
+        connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self._id_bytes(), framing))
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         # Counted and logged at its first piece, as TorchServe does.

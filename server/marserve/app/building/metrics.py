@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeVar
 
+from marserve import __version__
 from marserve.machine.describe import Machine, Meter
 from marserve.machine.device_watch import DeviceWatch
 from marserve.machine.measuring_program import ProgramFailed, run_program
@@ -19,6 +21,9 @@ from marserve.telemetry.metrics.handler_metrics import ModelMetrics
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, read_metrics_file
 from marserve.telemetry.metrics.metric_line import parse_line
 from marserve.telemetry.metrics.metrics_log import MetricsLog
+from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.exporter import FAMILIES as TRACE_FAMILIES
+from marserve.telemetry.traces.tracing import Tracing, open_tracing
 
 log = logging.getLogger("marserve.app")
 
@@ -47,6 +52,29 @@ def build_metrics(settings: Settings, logs: Logs, machine: Machine, stack: conte
         lines.start(metrics.responses)
         stack.callback(lines.close)
     return metrics
+
+
+async def build_tracing(
+    settings: Settings, metrics: Metrics, recorder: Recorder | None, stack: contextlib.AsyncExitStack
+) -> Tracing | None:
+    """The traces of requests, with `tracing=otlp`; None without, and where the libraries cannot be used.
+
+    They are sent by a thread, which ends after all parts that take requests.
+    """
+    if settings.tracing == "off":
+        return None
+    share = None if settings.trace_sample == "auto" else settings.trace_sample
+    # On a thread: importing the libraries takes half a second.
+    opened = await asyncio.to_thread(open_tracing, share, settings.trace_slower_than, __version__, os.environ)
+    if opened is None:
+        return None
+    exporter, sampling = opened
+    exporter.start()
+    stack.push_async_callback(asyncio.to_thread, exporter.stop)
+    declare_families(metrics, TRACE_FAMILIES, exporter)
+    tracing = Tracing(exporter, sampling, recorder)
+    metrics.happenings.heard = tracing.note
+    return tracing
 
 
 def declare_families(

@@ -28,7 +28,7 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, declare_families
+from marserve.app.building.metrics import build_metrics, build_tracing, declare_families
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -67,6 +67,7 @@ from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.tracing import Takes, Tracing
 from marserve.workflows.workflows import Workflows
 
 
@@ -93,6 +94,8 @@ class Parts:
     decoding: Decoding
     request_ids: RequestIds
     recorder: Recorder | None
+    ended: Takes | None
+    tracing: Tracing | None
     happenings: Happenings
     log_levels: LogLevels
     log_settings: LogSettings
@@ -137,7 +140,13 @@ async def build_parts(
     launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives)
     stack.push_async_callback(launchers.close)
     environments = build_environments(settings, scratch.path, launchers)
-    downloads = DownloadList()
+    recorder = Recorder(settings.flight_recorder_size) if settings.flight_recorder_size else None
+    tracing = await build_tracing(settings, metrics, recorder, stack)
+
+    def note_download(began: float, ended: float, text: str) -> None:
+        metrics.happenings.note("download", began, ended, text)
+
+    downloads = DownloadList(note_download)
     fetcher = await prepare_fetcher(settings, downloads, metrics)
     line = build_waiting_line(settings, machine, device_watch)
     host = build_host_memory(settings, line, launchers, metrics, stack)
@@ -206,7 +215,9 @@ async def build_parts(
         decoding=decoding,
         request_ids=RequestIds(takes_clients=settings.take_request_id),
         happenings=metrics.happenings,
-        recorder=Recorder(settings.flight_recorder_size) if settings.flight_recorder_size else None,
+        recorder=recorder,
+        ended=recorder if tracing is None else tracing,
+        tracing=tracing,
         log_levels=log_levels,
         log_settings=LogSettings(
             log_levels,

@@ -149,6 +149,8 @@ class Lanes:
                     timeline.first = times
                 timeline.last = times
                 timeline.runs += 1
+                if timeline.trace is not None:
+                    timeline.note_trace(times)
         metrics = self._metrics
         metrics.queue_seconds.observe_all(waits_s)
         metrics.batch_sizes.observe(size)

@@ -1,0 +1,121 @@
+"""Gives each request its place in a trace, and has the spans of those that are kept sent. On the event loop.
+
+Every request has ids as soon as traces are on, since its handler and the services behind it want them at once. Spans
+are made at the end, for kept requests only, on the exporter's thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from marserve.optional import reason, trouble
+from marserve.telemetry.happenings import Happening, Kind
+from marserve.telemetry.timeline import Timeline
+from marserve.telemetry.trace_context import Trace, find_parent, new_trace
+from marserve.telemetry.traces.exporter import (
+    DEFAULT_DELAY_S,
+    DEFAULT_MOST_WAITING,
+    DEFAULT_SENT_TOGETHER,
+    Exporter,
+    Sender,
+)
+from marserve.telemetry.traces.sampling import Sampling, read_sampling
+from marserve.telemetry.traces.spans import EndedRequest, batches_of
+
+log = logging.getLogger("marserve.traces")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+# What else the server does that is a span of its own.
+SPANNED: Final[frozenset[Kind]] = frozenset(("load", "download", "eviction", "rollback", "swap"))
+PROTOCOLS: Final = ("http/protobuf", "grpc")
+# What one number of OpenTelemetry's variables may be at most.
+MOST_OF_A_VARIABLE: Final = 1_000_000
+
+
+# A protocol: the recorder reads traces of timelines.
+class Takes(Protocol):
+    """Takes the timelines of requests that have ended."""
+
+    def take(self, timeline: Timeline) -> None:
+        """A request has ended."""
+
+
+class Tracing:
+    """The traces of a server. Requests that have ended go on to `recorder`."""
+
+    def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
+        self.exporter = exporter
+        self._sampling = sampling
+        self._recorder = recorder
+
+    def begin(self, lines: Headers, what: str) -> Trace:
+        """The place of a request with these headers; without a `traceparent` they may be left out."""
+        parent = find_parent(lines) if lines else None
+        return new_trace(parent, what, self._sampling.flags)
+
+    def take(self, timeline: Timeline) -> None:
+        """A request has ended: keep its spans, or forget what it made."""
+        parts, timeline.parts = timeline.parts, None
+        if self._sampling.keeps(timeline):
+            kept = parts or ()
+            self.exporter.take(EndedRequest(timeline, kept, batches_of(timeline, kept)), 1 + len(kept))
+        if self._recorder is not None:
+            self._recorder.take(timeline)
+
+    def note(self, happening: Happening) -> None:
+        """Something else has happened; on any thread."""
+        if happening.kind in SPANNED:
+            self.exporter.take(happening)
+
+
+def open_tracing(
+    share: float | None, slower_than_s: float, version: str, environment: Mapping[str, str]
+) -> tuple[Exporter, Sampling] | None:
+    """The exporter and the sampling that settings and variables ask for; None, with one line in the log, if none works.
+
+    `share` None: as `OTEL_TRACES_SAMPLER` and its argument say.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        log.info("No traces are sent: OTEL_SDK_DISABLED is true")
+        return None
+    sampling, faults = read_sampling(share, slower_than_s, environment)
+    protocol = (
+        environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or PROTOCOLS[0]
+    ).strip()
+    if protocol not in PROTOCOLS:
+        faults.append(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol[:100]!r}, and is ignored: it is {' or '.join(PROTOCOLS)}"
+        )
+        protocol = PROTOCOLS[0]
+    most = _whole("OTEL_BSP_MAX_QUEUE_SIZE", DEFAULT_MOST_WAITING, environment, faults)
+    together = _whole("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", DEFAULT_SENT_TOGETHER, environment, faults)
+    delay_ms = _whole("OTEL_BSP_SCHEDULE_DELAY", int(DEFAULT_DELAY_S * 1000), environment, faults)
+    for fault in faults:
+        log.warning("%s", fault)
+    try:
+        sender: Sender = importlib.import_module("marserve.telemetry.traces.otlp").OtlpSender(
+            protocol, version, environment
+        )
+    except ImportError as error:
+        log.warning("No traces are sent: %s; pip install 'marserve[otlp]' brings it", trouble("otlp", error))
+        return None
+    except Exception as error:  # libraries, and what they read of the environment, may raise anything
+        log.warning("No traces are sent: %s", reason(error))
+        return None
+    return Exporter(sender, most_waiting=most, together=together, delay_s=delay_ms / 1000), sampling
+
+
+def _whole(name: str, default: int, environment: Mapping[str, str], faults: list[str]) -> int:
+    word = environment.get(name, "").strip()
+    if not word:
+        return default
+    if word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= MOST_OF_A_VARIABLE:
+        return int(word[:9])
+    faults.append(f"{name} is {word[:100]!r}, and is ignored: it is a whole number from 1 to {MOST_OF_A_VARIABLE}")
+    return default
