@@ -110,7 +110,7 @@ test-lowest test-newest:
 	echo "torch; python_version < '3'" > $(LIKE)/without-torch.txt
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --resolution $(RESOLUTION) --only-binary :all: --no-binary marserve-client \
 	    --override $(LIKE)/without-torch.txt -r pyproject.toml --group test \
-	    $(foreach extra,onnx grpc cloud hf security gpu export examples,--extra $(extra))
+	    $(foreach extra,onnx grpc otlp cloud hf security gpu export examples,--extra $(extra))
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python hatchling
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --no-deps --editable .
 	$(BIN)/uv pip list --python $(LIKE)/bin/python
@@ -234,7 +234,7 @@ $(STAMPS)/serve: $(STAMPS)/venv pyproject.toml client/pyproject.toml
 $(STAMPS)/test: $(STAMPS)/serve
 	@echo "Installing what the tests need ..."
 	@$(PIP) --no-build-isolation --editable ./client \
-	    --editable ".[torch,onnx,grpc,cloud,hf,export,examples,gpu,ray]" --group test
+	    --editable ".[torch,onnx,grpc,otlp,cloud,hf,export,examples,gpu,ray]" --group test
 	@touch $@
 
 $(STAMPS)/browser: $(STAMPS)/test

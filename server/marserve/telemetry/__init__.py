@@ -7,5 +7,6 @@ trace_context  a trace's ids, as headers carry them
 timeline       one request from its first byte to its last
 recorder       keeps the timelines of the last requests, the slowest and the failed
 happenings     what else the server did, and when
+body_samples   what some requests hold, in the log, for debugging
 explanation    why a request took as long as it did
 """

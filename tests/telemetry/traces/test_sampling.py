@@ -80,4 +80,5 @@ def test_a_variable_that_cannot_be_read_is_told_of_and_ignored(environment: dict
     sampling, faults = read_sampling(None, 0.0, environment)
     assert sampling == Sampling(1.0)
     [fault] = faults
-    assert fault.startswith(f"{next(iter(environment))} is '") and len(fault) < 400
+    assert fault.startswith(f"{next(iter(environment))} is '")
+    assert len(fault) < 400

@@ -72,10 +72,10 @@ def spans_of(item: Item) -> list[Span]:
 
 
 def count_spans(item: Item) -> int:
-    """How many spans that are, without making them; those of authors are left out."""
+    """About how many spans that are, without making them; those of authors are left out."""
     if isinstance(item, Happening):
         return 1
-    stages = sum(1 for each in (item.timeline, *item.parts) for seconds in seconds_by_stage(each) if seconds > 0.0)
+    stages = sum(sum(map(bool, seconds_by_stage(each))) for each in (item.timeline, *item.parts))
     return 1 + len(item.parts) + stages + len(item.batches)
 
 
@@ -177,11 +177,11 @@ def _of_stages(timeline: Timeline, trace: Trace) -> Iterator[Span]:
         began, at = at, at + seconds
         if stage == "decode":
             decoded = began
-        if seconds <= 0.0:
-            continue
         if stage != "handle" or last is None:
-            yield Span(stage, trace, new_id(), trace.span_id, began, at)
+            if seconds > 0.0:
+                yield Span(stage, trace, new_id(), trace.span_id, began, at)
             continue
+        # However short: its author's spans, here and in other services, stand below it.
         link = () if last.trace is None else ((last.trace.trace_id, last.trace.span_id),)
         yield Span(
             stage, trace, trace.handle_id, trace.span_id, began, at, attributes=_of_work(last, timeline), links=link
