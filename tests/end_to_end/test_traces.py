@@ -83,7 +83,7 @@ def start(folder: Path, collector: Collector | None, **settings: str) -> Server:
     return server
 
 
-@pytest.fixture(scope="module", params=["http/protobuf", "grpc"])
+@pytest.fixture(scope="module", params=["http/protobuf", pytest.param("grpc", marks=pytest.mark.system)])
 def traced(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, Collector]]:
@@ -226,6 +226,7 @@ def test_nodes_of_a_workflow_and_calls_of_handlers_are_children(tmp_path: Path) 
         assert inner == {"traceparent": f"00-{root.trace_id}-{below.span_id}-03", "baggage": "k=v"}
 
 
+@pytest.mark.system
 def test_a_slow_and_a_failed_request_are_kept_though_not_sampled(tmp_path: Path) -> None:
     """Whatever their caller's flag, and the share."""
     with Collector() as collector:
@@ -244,7 +245,7 @@ def test_a_slow_and_a_failed_request_are_kept_though_not_sampled(tmp_path: Path)
         assert roots[0].trace_id == TRACE
 
 
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("protocol", ["http/protobuf", pytest.param("grpc", marks=pytest.mark.system)])
 def test_a_collector_that_hangs_harms_no_request_and_no_stop(tmp_path: Path, protocol: str) -> None:
     """What has no room is dropped, and counted."""
     with Collector(protocol, holds=threading.Event()) as collector:
@@ -266,6 +267,7 @@ def test_a_collector_that_hangs_harms_no_request_and_no_stop(tmp_path: Path, pro
         assert time.monotonic() - began < 8.0
 
 
+@pytest.mark.system
 def test_a_collector_that_is_away_is_told_of_in_one_line(tmp_path: Path) -> None:
     """And requests are answered all the same."""
     with socket.socket() as closed:
@@ -292,6 +294,7 @@ def test_a_collector_that_is_away_is_told_of_in_one_line(tmp_path: Path) -> None
     assert "Traceback" not in log
 
 
+@pytest.mark.system
 def test_hostile_traceparents_are_answered_as_any_other(traced: tuple[Server, Collector]) -> None:
     """A thousand of them, cut, swapped, long, and not of text."""
     server, _ = traced
@@ -334,6 +337,7 @@ def test_without_tracing_headers_reach_handlers_and_nothing_is_imported(tmp_path
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
+@pytest.mark.system
 def test_libraries_that_cannot_be_used_are_one_line_and_no_traces(tmp_path: Path) -> None:
     """The server starts, and answers."""
     broken = tmp_path / "broken" / "opentelemetry" / "sdk"
@@ -353,6 +357,7 @@ def test_libraries_that_cannot_be_used_are_one_line_and_no_traces(tmp_path: Path
     assert "pip install 'marserve[otlp]'" in server.output()
 
 
+@pytest.mark.system
 def test_bodies_are_sampled_only_while_the_log_is_at_debug(tmp_path: Path) -> None:
     """Without what is hidden."""
     with Server(tmp_path, entry="marserve", settings={"body_sample": "1", "body_sample_hide": "pin"}) as server:

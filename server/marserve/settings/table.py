@@ -899,7 +899,7 @@ class Life:
         WORDS,
         ("*password*", "*secret*", "*token*", "*api_key*", "*apikey*", "*authorization*", "*cookie*"),
         "What such a record shows as `…`: values under these keys of JSON, in forms, queries and headers; `*` stands "
-        "for any characters. Of JSON over 64 KiB, of what is no text, and of streams only the length is shown.",
+        "for any characters. Of JSON over 8 KiB, of what is no text, and of streams only the length is shown.",
     )
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,

@@ -25,8 +25,8 @@ log = logging.getLogger("marserve.bodies")
 HIDDEN: Final = "…"
 # Never shown, whatever the rules are.
 ALWAYS_HIDDEN: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key")
-# JSON up to this length is read; of longer JSON nothing is shown.
-READ_BYTES: Final = 64 * 1024
+# JSON, forms and text up to this length are read, as that happens on the event loop.
+READ_BYTES: Final = 8 * 1024
 MOST_HEADERS, MOST_HEADER_CHARACTERS = 50, 200
 _FORM: Final = "application/x-www-form-urlencoded"
 

@@ -24,6 +24,8 @@ from marserve.telemetry.timeline import BatchTimes, Timeline
 
 # What a timeline takes in memory, with its id, and with a batch that it shares with nobody.
 RECORD_BYTES: Final = 1024
+# What its place in a trace takes beside that, where traces are on.
+TRACE_BYTES: Final = 512
 # What a span of an author's takes.
 SPAN_BYTES: Final = 256
 # For each model: how many of the slowest are kept, for how long, and how many of the failed.
@@ -58,14 +60,14 @@ class _Kept:
 
 
 class Recorder:
-    """Takes the timelines of requests that have ended. `limit_bytes` bounds all that is kept.
+    """Takes the timelines of requests that have ended. `limit_bytes` bounds all that is kept, `record_bytes` is for each.
 
     Three quarters of it are the ring's; the rest is for what is kept longer, and for spans.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.capacity = max(LEAST_RECORDS, limit_bytes * 3 // 4 // RECORD_BYTES)
-        self._most_kept = max(LEAST_RECORDS, limit_bytes // 8 // RECORD_BYTES)
+    def __init__(self, limit_bytes: int, record_bytes: int = RECORD_BYTES) -> None:
+        self.capacity = max(LEAST_RECORDS, limit_bytes * 3 // 4 // record_bytes)
+        self._most_kept = max(LEAST_RECORDS, limit_bytes // 8 // record_bytes)
         self._most_spans = max(LEAST_RECORDS, limit_bytes // 8 // SPAN_BYTES)
         self._unsorted: list[Timeline] = []
         self._latest: deque[Timeline] = deque(maxlen=LATEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,10 @@ from marserve.telemetry.happenings import Happening
 from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.timeline import MOST_PARTS, MOST_TRACES, STAGES, BatchTimes, Timeline
 from marserve.telemetry.trace_context import Parent, new_trace, own_trace
+from marserve.telemetry.traces.exporter import Exporter
+from marserve.telemetry.traces.sampling import Sampling
 from marserve.telemetry.traces.spans import EndedRequest, Span, batches_of, count_spans, route_of, spans_of
+from marserve.telemetry.traces.tracing import Tracing
 
 VERSION = StageSeconds("digits", "1.0", (1.0,))
 PARENT = Parent("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 1, "a=1")
@@ -30,6 +34,17 @@ def request(*, batch: BatchTimes | None = None, began: float = 100.0, what: str 
     batch.land(began + 2.0, 0.5, Work(began + 1.13, 0.04, 0.08, spans=[AuthorsSpan("tokenise", 0.05, 0.2)]))
     timeline.end(began + 2.1, int(facts.get("status", 200)), 5, str(facts.get("error", "")))
     return timeline
+
+
+class Nowhere:
+    """Sends nothing."""
+
+    def send(self, spans: Sequence[Span]) -> str:
+        """Nothing."""
+        return ""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def spans(timeline: Timeline) -> list[Span]:
@@ -93,6 +108,14 @@ def test_a_request_has_open_telemetrys_attributes() -> None:
 def test_a_route_has_the_names_of_its_parameters(path: str, route: str) -> None:
     """So that a collector groups by it."""
     assert route_of(path) == route
+
+
+def test_a_very_long_line_is_kept_in_part() -> None:
+    """A client may send 8 KiB of it, and the recorder keeps thousands."""
+    taken = Tracing(Exporter(Nowhere()), Sampling(1.0)).begin((), f"GET /predictions/{'x' * 5000} HTTP/1.1")
+    assert len(taken.what) < 300
+    root = spans(request(what=taken.what))[0]
+    assert (root.name, len(str(root.attributes["url.path"]))) == ("GET /predictions/{model_name}", 252)
 
 
 def test_a_call_over_grpc_is_named_as_its_method() -> None:

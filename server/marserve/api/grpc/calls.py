@@ -168,7 +168,7 @@ class Call:
         )
 
     def keep_time(self, request: Request, error: MarserveError | None, size: int, first_piece_at: float) -> None:
-        """A request of the call has ended: give its timeline to the recorder, as `answers.Ended` says."""
+        """A request of the call has ended: give its timeline to the recorder, as `api.grpc.answers.Ended` says."""
         timeline = request.timeline
         if timeline is None or self.recorder is None:
             return

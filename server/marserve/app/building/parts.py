@@ -66,7 +66,7 @@ from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
-from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.recorder import RECORD_BYTES, TRACE_BYTES, Recorder
 from marserve.telemetry.traces.tracing import Takes, Tracing
 from marserve.workflows.workflows import Workflows
 
@@ -140,7 +140,8 @@ async def build_parts(
     launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives)
     stack.push_async_callback(launchers.close)
     environments = build_environments(settings, scratch.path, launchers)
-    recorder = Recorder(settings.flight_recorder_size) if settings.flight_recorder_size else None
+    record_bytes = RECORD_BYTES if settings.tracing == "off" else RECORD_BYTES + TRACE_BYTES
+    recorder = Recorder(settings.flight_recorder_size, record_bytes) if settings.flight_recorder_size else None
     tracing = await build_tracing(settings, metrics, recorder, stack)
 
     def note_download(began: float, ended: float, text: str) -> None:

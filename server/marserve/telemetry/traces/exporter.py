@@ -173,7 +173,7 @@ FAMILIES: tuple[tuple[str, str, str, str, Callable[[Exporter], Mapping[str, floa
         "counter",
         "Spans that no collector got: no room in the queue, not taken by the collector, or left at the stop.",
         "reason",
-        lambda one: dict(one.dropped),
+        lambda one: {reason: float(spans) for reason, spans in one.dropped.items()},
     ),
     ("marserve_traces_waiting", "gauge", "Requests whose spans wait to be sent.", "", lambda one: {"": one.waiting}),
 )

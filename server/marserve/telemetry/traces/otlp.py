@@ -38,6 +38,15 @@ class _LastWords(logging.Handler):
         self.text = record.getMessage()
 
 
+class _OneResource(Resource):
+    """A resource that is equal only to itself: the encoder groups by it, and the library's hash writes it out as JSON."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class OtlpSender:
     """Sends to the collector that OpenTelemetry's variables name. `protocol` is `http/protobuf` or `grpc`.
 
@@ -51,6 +60,7 @@ class OtlpSender:
         logger.addHandler(self._words)
         logger.propagate = False
         exporter: Any
+        # Here, since only one of them is needed, and the other may not be installed.
         if protocol == "grpc":
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
@@ -64,7 +74,8 @@ class OtlpSender:
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "marserve"}))
         own = {"service.version": version, "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
-        self._resource = Resource(own).merge(resource)
+        merged = Resource(own).merge(resource)
+        self._resource = _OneResource(merged.attributes, merged.schema_url)
         self._scope = InstrumentationScope("marserve", version)
 
     def send(self, spans: Sequence[Span]) -> str:

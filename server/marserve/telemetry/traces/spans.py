@@ -7,7 +7,6 @@ of those to the batch. Moments are seconds on the server's monotonic clock.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -15,7 +14,7 @@ import msgspec
 
 from marserve.telemetry.happenings import Happening
 from marserve.telemetry.timeline import STAGES, BatchTimes, Timeline, seconds_by_stage
-from marserve.telemetry.trace_context import Trace, own_trace
+from marserve.telemetry.trace_context import Trace, new_span_id, own_trace
 
 Value = str | int | float | bool
 # The segments of a path after which a name of the client's comes; it must not be in the name of a span.
@@ -179,7 +178,7 @@ def _of_stages(timeline: Timeline, trace: Trace) -> Iterator[Span]:
             decoded = began
         if stage != "handle" or last is None:
             if seconds > 0.0:
-                yield Span(stage, trace, new_id(), trace.span_id, began, at)
+                yield Span(stage, trace, new_span_id(), trace.span_id, began, at)
             continue
         # However short: its author's spans, here and in other services, stand below it.
         link = () if last.trace is None else ((last.trace.trace_id, last.trace.span_id),)
@@ -209,7 +208,7 @@ def _of_author(batch: BatchTimes, trace: Trace, parent_id: str, begin: float) ->
     work = batch.work
     for each in list(work.spans) if work is not None else ():
         began = begin + each.after_s
-        yield Span(each.name, trace, new_id(), parent_id, began, began + each.seconds)
+        yield Span(each.name, trace, new_span_id(), parent_id, began, began + each.seconds)
 
 
 def _of_batch(batch: BatchTimes, model: str, version: str) -> Iterator[Span]:
@@ -247,8 +246,3 @@ def _of_happening(happening: Happening) -> Span:
         attributes["marserve.model.version"] = happening.version
     name = f"{happening.kind} {happening.model}".strip()
     return Span(name, trace, trace.span_id, "", happening.began, happening.ended, attributes=attributes)
-
-
-def new_id() -> str:
-    """A random id of a span."""
-    return os.urandom(8).hex()

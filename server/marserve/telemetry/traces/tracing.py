@@ -32,6 +32,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 # What else the server does that is a span of its own.
 SPANNED: Final[frozenset[Kind]] = frozenset(("load", "download", "eviction", "rollback", "swap"))
 PROTOCOLS: Final = ("http/protobuf", "grpc")
+# How much of a request's line is kept as long as the request is known.
+MOST_CHARACTERS: Final = 256
 # What one number of OpenTelemetry's variables may be at most.
 MOST_OF_A_VARIABLE: Final = 1_000_000
 
@@ -55,6 +57,8 @@ class Tracing:
     def begin(self, lines: Headers, what: str) -> Trace:
         """The place of a request with these headers; without a `traceparent` they may be left out."""
         parent = find_parent(lines) if lines else None
+        if len(what) > MOST_CHARACTERS:
+            what = f"{what[:MOST_CHARACTERS]} "
         return new_trace(parent, what, self._sampling.flags)
 
     def take(self, timeline: Timeline) -> None:
