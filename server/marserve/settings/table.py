@@ -898,7 +898,7 @@ class Life:
     body_sample_hide: tuple[str, ...] = _own(
         WORDS,
         ("*password*", "*secret*", "*token*", "*api_key*", "*apikey*", "*authorization*", "*cookie*"),
-        "What such a record shows as `…`: values under these keys of JSON, in forms, queries and headers; `*` stands "
+        "What such a record does not show: values under these keys of JSON, in forms, queries and headers; `*` stands "
         "for any characters. Of JSON over 8 KiB, of what is no text, and of streams only the length is shown.",
     )
     expose_errors: Literal["off", "message", "traceback"] = _own(

@@ -60,7 +60,7 @@ class _Kept:
 
 
 class Recorder:
-    """Takes the timelines of requests that have ended. `limit_bytes` bounds all that is kept, `record_bytes` is for each.
+    """Takes the timelines of requests that have ended. `limit_bytes` bounds all that is kept, of `record_bytes` each.
 
     Three quarters of it are the ring's; the rest is for what is kept longer, and for spans.
     """

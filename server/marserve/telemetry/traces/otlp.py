@@ -39,7 +39,7 @@ class _LastWords(logging.Handler):
 
 
 class _OneResource(Resource):
-    """A resource that is equal only to itself: the encoder groups by it, and the library's hash writes it out as JSON."""
+    """Equal only to itself: the encoder groups spans by it, and the library's hash writes it out as JSON each time."""
 
     __hash__ = object.__hash__
 
