@@ -161,6 +161,15 @@ def test_a_batch_is_a_span_of_its_own_that_is_linked_to_its_requests() -> None:
         assert list(handle.links) == [(one.trace.trace_id, one.span_id)]
 
 
+def test_a_request_with_several_instances_in_a_batch_is_linked_once() -> None:
+    """They are cut of one request."""
+    batch = BatchTimes("9000/0", 2, 101.11)
+    timeline = request(batch=batch)
+    timeline.left_in(batch)
+    [one] = [each for each in spans(timeline) if each.name == "batch digits"]
+    assert len(one.links) == 1
+
+
 def test_a_batch_knows_so_many_of_its_requests() -> None:
     """As many links as OpenTelemetry keeps."""
     batch = BatchTimes("9000/0", 1000, 101.11)
@@ -174,7 +183,8 @@ def test_a_failed_request_says_of_what() -> None:
     root = spans(request(status=503, error="queue_full"))[0]
     assert (root.error, root.attributes["error.type"]) == ("queue_full", "queue_full")
     root = spans(request(status=400, error="bad_input"))[0]
-    assert (root.error, root.attributes["error.type"]) == ("", "bad_input")
+    assert (root.error, root.attributes["marserve.cause"]) == ("", "bad_input")
+    assert "error.type" not in root.attributes
 
 
 def test_a_refused_request_has_the_stages_that_it_reached() -> None:

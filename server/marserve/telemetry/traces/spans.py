@@ -131,7 +131,8 @@ def _named(what: str, timeline: Timeline) -> tuple[str, dict[str, Value]]:
     if timeline.runs > 1:
         attributes["marserve.runs"] = timeline.runs
     if timeline.error:
-        attributes["error.type"] = timeline.error
+        # A client's mistake is no error of the server's span.
+        attributes["error.type" if timeline.has_failed else "marserve.cause"] = timeline.error
     if what.startswith((NODE, CALL)):
         return what, attributes
     attributes["marserve.request.bytes"] = timeline.bytes_in
@@ -231,7 +232,8 @@ def _of_batch(batch: BatchTimes, model: str, version: str) -> Iterator[Span]:
         batch.begins_at,
         max(batch.begins_at, batch.landed_at),
         attributes=attributes,
-        links=[(each.trace_id, each.span_id) for each in members],
+        # Once each: a request may be in a batch with several of its instances.
+        links=list(dict.fromkeys((each.trace_id, each.span_id) for each in members)),
     )
     work = batch.work
     if work is not None and work.began:
