@@ -130,7 +130,7 @@ image-test: $(STAMPS)/images  ## build the cpu image, look into it and run it, w
 
 .PHONY: image-locks
 image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the index of torch's CPU builds
-	$(LOCK) --universal $(foreach extra,grpc cloud hf security gpu,--extra $(extra)) -o docker/locks/server.txt pyproject.toml
+	$(LOCK) --universal $(foreach extra,grpc otlp cloud hf security gpu,--extra $(extra)) -o docker/locks/server.txt pyproject.toml
 	$(LOCK) --universal $(foreach name,numpy packaging protobuf,--no-emit-package $(name)) \
 	    -o docker/locks/onnx.txt docker/locks/onnx.in
 	$(LOCK) --python-platform x86_64-manylinux_2_28 \
