@@ -143,7 +143,7 @@ def test_a_call_of_a_traced_request_is_a_part_of_it() -> None:
     timeline = Timeline("id", 100.0, trace=own_trace("x"))
     assert timeline.trace is not None
     stage = Stage()
-    stage.call("a", "b", Request("id", [], [(b"traceparent", timeline.trace.for_handler)], timeline=timeline))
+    stage.call("a", "b", Request("id", [], timeline=timeline))
     stage.call("a", "c", Request("id", [], timeline=timeline))
 
     [(_, _, inner, receiver), (_, _, _, other)] = stage.submitted
@@ -153,7 +153,7 @@ def test_a_call_of_a_traced_request_is_a_part_of_it() -> None:
     assert inner.timeline is part
     assert part.trace is not None
     assert (part.trace.what, part.trace.parent_id) == ("call b", timeline.trace.handle_id)
-    assert inner.headers[-1] == (b"traceparent", part.trace.for_handler)
+    assert inner.headers[-1] == (b"traceparent", timeline.trace.for_handler)
     assert (part.status, part.bytes_out, part.written_at > 0) == (200, 3, True)
     assert (failed.status, failed.error) == (503, "no_worker")
 

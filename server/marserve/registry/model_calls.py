@@ -60,10 +60,8 @@ class ModelCalls:
             (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in message.headers
         ]
         given = {name.lower() for name, _ in headers}
-        headers += [line for line in carried(request.headers) if line[0] not in given]
+        headers += [line for line in _carried(request) if line[0] not in given]
         timeline = None if request.timeline is None else _part(request.timeline, headers, f"{CALL}{model}")
-        if timeline is not None and timeline.trace is not None:
-            headers = headers_within(headers, timeline.trace)
         inner = Request(
             request.id,
             [Part("body", body, message.content_type)],
@@ -142,6 +140,12 @@ class _Waiting(Receiver):
         if self._timeline is not None:
             self._timeline.end(monotonic(), status, 0, error.cause or "error")
         self._reply(_failed(self._message, status, error.message), b"")
+
+
+def _carried(request: Request) -> list[tuple[bytes, bytes]]:
+    """The headers that carry a request's trace on; where traces are kept, from its handler's span."""
+    headers, timeline = carried(request.headers), request.timeline
+    return headers if timeline is None or timeline.trace is None else headers_within(headers, timeline.trace)
 
 
 def _part(timeline: Timeline, headers: Sequence[tuple[bytes, bytes]], what: str) -> Timeline | None:

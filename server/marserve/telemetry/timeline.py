@@ -83,6 +83,11 @@ class BatchTimes(msgspec.Struct, gc=False):
         """When it had left the queue and its worker was free for it."""
         return max(self.free_at, self.sent_at)
 
+    def note(self, traces: list[Trace]) -> None:
+        """Requests of these traces are in it."""
+        known = self.traces
+        self.traces = traces[:MOST_TRACES] if known is None else [*known, *traces][:MOST_TRACES]
+
     def land(self, now: float, handler_s: float, work: Work | None) -> None:
         """The worker's answer is here."""
         self.landed_at = now
@@ -159,16 +164,7 @@ class Timeline(msgspec.Struct, gc=False):
         self.last = batch
         self.runs += 1
         if self.trace is not None:
-            self.note_trace(batch)
-
-    def note_trace(self, batch: BatchTimes) -> None:
-        """Have a batch know that this request is in it."""
-        if self.trace is None:
-            return
-        if batch.traces is None:
-            batch.traces = []
-        if len(batch.traces) < MOST_TRACES:
-            batch.traces.append(self.trace)
+            batch.note([self.trace])
 
     def part(self, what: str, now: float, above: str = "") -> Timeline | None:
         """The timeline of a request that this one makes now, below the span `above`, else below its own.

@@ -168,7 +168,7 @@ def new_trace(parent: Parent | None, what: str, flags: Callable[[Parent | None, 
     """The place of a request in the trace of its parent, or in a new one; `flags` decides by its id."""
     ids = f"{_draw(256):064x}"
     if parent is None:
-        return Trace(ids[:32], ids[32:48], ids[48:], flags(None, ids[:32]), what=what)
+        return Trace(ids[:32], ids[32:48], ids[48:], flags(None, ids), "", False, "", what)
     trace_id = parent.trace_id
     return Trace(trace_id, ids[32:48], ids[48:], flags(parent, trace_id), parent.span_id, True, parent.state, what)
 

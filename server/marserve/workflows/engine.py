@@ -39,7 +39,6 @@ from marserve.messages import Accepted, Answer, Part, Receiver, Request, line_id
 from marserve.registry.data_plane import DataPlane
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
-from marserve.telemetry.trace_context import headers_within
 from marserve.telemetry.traces.spans import NODE
 from marserve.workflows.dag import Dag, Walk
 
@@ -328,16 +327,13 @@ class _Attempt:
         """Give the node its input."""
         engine, given = self._execution.engine, self._execution.request
         target = engine.nodes[self.node]
-        headers = given.headers
         if given.timeline is not None and given.timeline.trace is not None:
             what = f"{NODE}{self.node}" if self.number == 1 else f"{NODE}{self.node}, attempt {self.number}"
             self._timeline = given.timeline.part(what, monotonic())
-            if self._timeline is not None and self._timeline.trace is not None:
-                headers = headers_within(headers, self._timeline.trace)
         request = Request(
             given.id,
             self.parts,
-            headers,
+            given.headers,
             given.server_headers,
             given.deadline,
             priority=given.priority,

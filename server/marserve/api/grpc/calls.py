@@ -35,7 +35,7 @@ from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
-from marserve.telemetry.trace_context import NAMES, Trace, headers_within
+from marserve.telemetry.trace_context import NAMES, Trace
 from marserve.telemetry.traces.spans import GRPC
 from marserve.telemetry.traces.tracing import Takes, Tracing
 
@@ -151,7 +151,6 @@ class Call:
             timeline = Timeline(self.id, began, self.message_bytes, self.client_id)
             if self.tracing is not None:
                 timeline.trace = self.trace = self.tracing.begin(carried, f"{GRPC}{self._stream.path}")
-                carried = headers_within(carried, self.trace)
         return Request(
             request_id or self.id,
             parts,

@@ -36,7 +36,7 @@ from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
-from marserve.telemetry.trace_context import Trace, headers_within
+from marserve.telemetry.trace_context import Trace
 
 log = logging.getLogger("marserve.api")
 
@@ -228,8 +228,6 @@ class Exchange:
         timeout_s, priority, asked_version = head.wishes
         deadline = None if timeout_s is None else self.began + timeout_s
         headers = head.headers
-        if self.trace is not None:
-            headers = headers_within(headers, self.trace)
         parts, instances = None, None
         if read is not None:
             parts, instances, asked = read

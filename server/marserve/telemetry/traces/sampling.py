@@ -42,7 +42,7 @@ class Sampling(msgspec.Struct, frozen=True):
         if parent is not None and self.follows_parent:
             return parent.flags
         random = RANDOM if parent is None else parent.flags & RANDOM
-        return random | (SAMPLED if int(trace_id[16:], 16) < self.share * _BITS else 0)
+        return random | (SAMPLED if int(trace_id[16:32], 16) < self.share * _BITS else 0)
 
     def keeps(self, timeline: Timeline) -> bool:
         """Whether the spans of a request that has ended are sent."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from marserve.optional import reason, trouble
 from marserve.telemetry.happenings import Happening, Kind
 from marserve.telemetry.timeline import Timeline
-from marserve.telemetry.trace_context import Trace, find_parent, new_trace
+from marserve.telemetry.trace_context import SAMPLED, Trace, find_parent, new_trace
 from marserve.telemetry.traces.exporter import (
     DEFAULT_DELAY_S,
     DEFAULT_MOST_WAITING,
@@ -51,24 +52,37 @@ class Tracing:
 
     def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
         self.exporter = exporter
-        self._sampling = sampling
-        self._recorder = recorder
+        self._flags = sampling.flags
+        self._slower_than_s = sampling.slower_than_s or math.inf
+        self._keeps = sampling.keeps
+        self._take = None if recorder is None else recorder.take
 
     def begin(self, lines: Headers, what: str) -> Trace:
         """The place of a request with these headers; without a `traceparent` they may be left out."""
         parent = find_parent(lines) if lines else None
         if len(what) > MOST_CHARACTERS:
             what = f"{what[:MOST_CHARACTERS]} "
-        return new_trace(parent, what, self._sampling.flags)
+        return new_trace(parent, what, self._flags)
 
     def take(self, timeline: Timeline) -> None:
         """A request has ended: keep its spans, or forget what it made."""
-        parts, timeline.parts = timeline.parts, None
-        if self._sampling.keeps(timeline):
-            kept = parts or ()
-            self.exporter.take(EndedRequest(timeline, kept, batches_of(timeline, kept)), 1 + len(kept))
-        if self._recorder is not None:
-            self._recorder.take(timeline)
+        trace = timeline.trace
+        # Most requests are quick and well: they are told from the others here, without a call.
+        if trace is not None and (
+            trace.flags & SAMPLED
+            or timeline.error
+            or timeline.status >= 500
+            or timeline.written_at - timeline.began > self._slower_than_s
+        ):
+            self._keep(timeline)
+        timeline.parts = None
+        if self._take is not None:
+            self._take(timeline)
+
+    def _keep(self, timeline: Timeline) -> None:
+        if self._keeps(timeline):
+            parts = timeline.parts or ()
+            self.exporter.take(EndedRequest(timeline, parts, batches_of(timeline, parts)), 1 + len(parts))
 
     def note(self, happening: Happening) -> None:
         """Something else has happened; on any thread."""
