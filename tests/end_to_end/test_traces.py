@@ -233,7 +233,9 @@ def test_a_slow_and_a_failed_request_are_kept_though_not_sampled(tmp_path: Path)
         with start(tmp_path, collector, trace_sample="0", trace_slower_than="0.2") as server:
             assert server.register("m.mar").status_code == 200
             for _ in range(20):
-                assert server.predict("m", "{}", **{"X-Request-Id": "quick"}).status_code == 200
+                answer = server.predict("m", "{}", **{"X-Request-Id": "quick"})
+                assert (answer.status_code, "traceresponse" in answer.headers) == (200, False)
+                assert answer.json()["traceparent"].endswith("-02")
             server.predict("m", "{}", traceparent=UNSAMPLED, **{"X-Request-Id": "quick"})
             answer = server.predict("m", '{"sleep": 0.3}', traceparent=UNSAMPLED, **{"X-Request-Id": "slow"})
             assert answer.headers["traceresponse"].endswith("-00")

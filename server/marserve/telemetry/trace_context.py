@@ -52,14 +52,12 @@ class Parent(msgspec.Struct, frozen=True, gc=False):
 class Trace(msgspec.Struct, frozen=True, gc=False):
     """Where a request stands in a trace: ids in lower hexadecimal digits. It refers to nothing that refers to it.
 
-    `span_id` is that of the request, `handle_id` that of the author's code within it, `parent_id` that of the span
-    above, empty where the trace begins. `is_remote`: that one is another service's. `what` is the line of the request,
-    or what the server calls a part of one.
+    `ids` are those of the trace, of the request's span, and of the author's code within it, in one text: thousands are
+    kept. `parent_id` is that of the span above, empty where the trace begins. `is_remote`: that one is another
+    service's. `what` is the line of the request, or what the server calls a part of one.
     """
 
-    trace_id: str
-    span_id: str
-    handle_id: str
+    ids: str
     flags: int
     parent_id: str = ""
     is_remote: bool = False
@@ -67,19 +65,41 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
     what: str = ""
 
     @property
+    def trace_id(self) -> str:
+        """Its trace's, 32 digits."""
+        return self.ids[:32]
+
+    @property
+    def span_id(self) -> str:
+        """The request's span's, 16 digits."""
+        return self.ids[32:48]
+
+    @property
+    def handle_id(self) -> str:
+        """The span's of the author's code."""
+        return self.ids[48:]
+
+    @property
     def is_sampled(self) -> bool:
         """Whether its spans are kept however it ends."""
         return bool(self.flags & SAMPLED)
 
     @property
+    def is_shown(self) -> bool:
+        """Whether the answer says it: to callers that have traces, and where it is kept; a header costs them all."""
+        return self.is_remote or bool(self.flags & SAMPLED)
+
+    @property
     def for_handler(self) -> bytes:
         """The `traceparent` of what the author's code does."""
-        return f"00-{self.trace_id}-{self.handle_id}-{self.flags:02x}".encode()
+        ids = self.ids
+        return f"00-{ids[:32]}-{ids[48:]}-{self.flags:02x}".encode()
 
     @property
     def for_client(self) -> str:
         """The `traceresponse` that tells the client its trace."""
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+        ids = self.ids
+        return f"00-{ids[:32]}-{ids[32:48]}-{self.flags:02x}"
 
 
 def read_traceparent(value: bytes) -> Parent | None:
@@ -166,11 +186,12 @@ def headers_within(lines: Headers, trace: Trace) -> list[tuple[bytes, bytes]]:
 
 def new_trace(parent: Parent | None, what: str, flags: Callable[[Parent | None, str], int]) -> Trace:
     """The place of a request in the trace of its parent, or in a new one; `flags` decides by its id."""
-    ids = f"{_draw(256):064x}"
     if parent is None:
-        return Trace(ids[:32], ids[32:48], ids[48:], flags(None, ids), "", False, "", what)
+        ids = f"{_draw(256):064x}"
+        return Trace(ids, flags(None, ids), "", False, "", what)
     trace_id = parent.trace_id
-    return Trace(trace_id, ids[32:48], ids[48:], flags(parent, trace_id), parent.span_id, True, parent.state, what)
+    ids = f"{trace_id}{_draw(128):032x}"
+    return Trace(ids, flags(parent, trace_id), parent.span_id, True, parent.state, what)
 
 
 def own_trace(what: str) -> Trace:
@@ -185,6 +206,5 @@ def new_span_id() -> str:
 
 def part_of(trace: Trace, what: str, above: str = "") -> Trace:
     """The place of a request that another one makes: below its span, or below the span `above`."""
-    ids = f"{_draw(128):032x}"
-    above = above or trace.span_id
-    return Trace(trace.trace_id, ids[:16], ids[16:], trace.flags, above, False, trace.state, what)
+    ids = f"{trace.trace_id}{_draw(128):032x}"
+    return Trace(ids, trace.flags, above or trace.span_id, False, trace.state, what)

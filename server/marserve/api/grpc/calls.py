@@ -213,7 +213,7 @@ class Call:
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
         """What the end of the call says of it: its id, and with traces the span that it was."""
-        if self.trace is None:
+        if self.trace is None or not self.trace.is_shown:
             return ((REQUEST_ID, self.id),)
         return ((REQUEST_ID, self.id), ("traceresponse", self.trace.for_client))
 

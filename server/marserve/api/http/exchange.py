@@ -96,7 +96,9 @@ class Exchange:
                 self.timeline.client_id = head.client_id
             if listener.tracing is not None:
                 lines = head.lines if head.is_traced else ()
-                self.trace = self.timeline.trace = listener.tracing.begin(lines, head.line)
+                trace = self.timeline.trace = listener.tracing.begin(lines, head.line)
+                if trace.is_shown:
+                    self.trace = trace
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -123,7 +125,7 @@ class Exchange:
         return f"{self.id}/{given}" if given and given != self.id else self.id
 
     def _id_bytes(self) -> bytes:
-        """The value of `x-request-id`, and with traces a line more."""
+        """The value of `x-request-id`, and a line more for a client that is to know its trace."""
         if self.trace is None:
             return self.id.encode()
         return f"{self.id}\r\ntraceresponse: {self.trace.for_client}".encode()
