@@ -13,7 +13,7 @@ from marserve.errors import HandlerFailed
 from marserve.messages import SHARED_TENSORS, Answer, Part, Request
 from marserve.telemetry.body_samples import READ_BYTES, BodySamples, Hiding
 
-HIDING = Hiding(("*password*", "*token*"))
+HIDING = Hiding(("*PassWord*", "*token*"))
 
 
 class Client:
