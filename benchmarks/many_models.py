@@ -44,7 +44,7 @@ def measure(plan: Plan) -> list[Figure]:
     rates: dict[str, list[float]] = {"alone": [], **{kind: [] for kind in KINDS}}
     kib_each: dict[str, float] = {}
     with ExitStack() as stack:
-        stack.enter_context(_many_descriptors(DESCRIPTORS_EACH * others + 1000))
+        stack.enter_context(many_descriptors(DESCRIPTORS_EACH * others + 1000))
         servers = {"alone": stack.enter_context(_serve(plan, "alone"))}
         for kind in KINDS:
             server = servers[kind] = stack.enter_context(_serve(plan, kind))
@@ -77,7 +77,7 @@ def measure(plan: Plan) -> list[Figure]:
 
 
 @contextmanager
-def _many_descriptors(count: int) -> Iterator[None]:
+def many_descriptors(count: int) -> Iterator[None]:
     """Let the processes that are started meanwhile open as many files as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:

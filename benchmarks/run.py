@@ -41,6 +41,7 @@ import recorder
 import rolling_restart
 import rollouts
 import scheduler
+import scrapes
 import shared_memory
 import start
 import steps
@@ -74,6 +75,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
+    "scrapes": scrapes.measure,
     "open_inference": open_inference.measure,
     "shared_memory": shared_memory.measure,
     "growing": growing.measure,

@@ -9,7 +9,7 @@ import pytest
 
 from marserve import plugins
 from marserve.errors import BadSettings
-from marserve.plugins import find_endpoints, find_snapshot_store
+from marserve.plugins import find_collectors, find_endpoints, find_snapshot_store
 from support.plugin_packages import ENDPOINT, STORE, Installation
 
 
@@ -120,3 +120,22 @@ def test_a_place_for_snapshots_that_is_none_stops_the_start(installation: Instal
 
     with pytest.raises(BadSettings, match="is no place for snapshots"):
         find_snapshot_store()
+
+
+COLLECTOR = """
+class Depths:
+    def collect(self):
+        return []
+"""
+
+
+def test_an_installed_collector_is_found_and_one_that_is_none_stops_the_start(installation: Installation) -> None:
+    """It needs one method."""
+    installation.install("acme-depths", COLLECTOR, {"marserve.collectors": {"depths": "{module}:Depths"}})
+    (found,) = find_collectors()
+    installation.install("acme-none", "class None_: pass", {"marserve.collectors": {"none": "{module}:None_"}})
+
+    assert (found.name, list(found.collector.collect())) == ("depths", [])
+    assert found.origin.startswith("the plug-in depths of acme-depths (")
+    with pytest.raises(BadSettings, match=r"the plug-in none of acme-none .* collects no metrics"):
+        find_collectors()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marserve.cli.server.pid_file import MARSERVE_WORD
-from marserve.plugins import ENDPOINTS, PREEMPTION, SNAPSHOTS
+from marserve.plugins import COLLECTORS, ENDPOINTS, PREEMPTION, SNAPSHOTS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"marserve": "server", "marserve_handlers": "handlers"}
@@ -86,7 +86,7 @@ def named_modules() -> dict[str, str]:
 
 def test_a_module_that_a_string_names_is_there() -> None:
     """Moves of files leave strings behind. Groups of plugins and the word of a PID file have the form of names too."""
-    no_modules = {ENDPOINTS, SNAPSHOTS, PREEMPTION, MARSERVE_WORD}
+    no_modules = {COLLECTORS, ENDPOINTS, SNAPSHOTS, PREEMPTION, MARSERVE_WORD}
     named = {name: file for name, file in named_modules().items() if name not in no_modules}
     assert {"marserve_handlers.base", "marserve.worker"} <= set(named)
 

@@ -19,7 +19,7 @@ from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionExcep
 from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.support.devices.devices import Device, choose_device
 from marserve_handlers.support.labels import load_label_mapping
-from marserve_handlers.support.shown import shown
+from marserve_handlers.support.shown import names_of, shown
 from marserve_handlers.support.timing import timed
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if declaration is None and self.model_yaml_config.get("signature") is None:
             return None
         # here: most models declare nothing, and need no numpy for it
-        from marserve_handlers.declared.named import NamedInputs
+        from marserve_handlers.declared.named import NamedInputs, row_by_row
         from marserve_handlers.declared.signature import Signature, read_signature
 
         signature = read_signature(self.model_yaml_config) or Signature(declaration)
@@ -129,12 +129,20 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             def run(arrays: list[Any]) -> Any:
                 return run_on_arrays(self.model, arrays, self.device, dtypes)
 
-        return NamedInputs(declared, signature.reshaping(run), most_rows, signature.read_labels(model_dir))
+        reshaped = signature.reshaping(run)
+        if declaration is not None and declaration.takes_one_row and declared.has_batch_axis:
+            reshaped = row_by_row(reshaped)
+        return NamedInputs(declared, reshaped, most_rows, signature.read_labels(model_dir))
 
     @property
     def declaration(self) -> bytes:
         """The JSON of what the model declares, empty for nothing."""
         return b"" if self._named is None else bytes(self._named.text)
+
+    @property
+    def reads_open_inference(self) -> bool:
+        """Whether the handler reads requests of the Open Inference Protocol itself, by what its model declares."""
+        return self._named is not None
 
     def get_device(self) -> Any:
         """The device that the model is on."""
@@ -232,7 +240,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         An ONNX model gets an array. Rows must be numbers or nested lists of one shape, else this raises BadInput;
         overridden for anything else.
         """
-        rows = [value_of(row) for row in data] if isinstance(data, (list, tuple)) else data
+        rows = [_value_of(row) for row in data] if isinstance(data, (list, tuple)) else data
         try:
             if self.takes_arrays:
                 import numpy as np
@@ -290,7 +298,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if self._is_describe():
             return [self.describe_handle()] * max(1, len(data))
         if self._named is not None and not self._is_explain():
-            return self._named.answer(data, self.context, value_of, self._answer_rows)
+            return self._named.answer(data, self.context, _value_of, self._answer_rows)
         return self._answer_rows(data)
 
     def _answer_rows(self, data: list[Any]) -> Any:
@@ -321,7 +329,9 @@ def _fault_of(rows: Any, error: Exception) -> BadInput | None:
     """What in rows is no number, as the client's mistake; None if that is not why they make no tensor."""
     for value in _leaves(rows):
         if value is None or isinstance(value, (str, bytes, dict)):
-            kind = "an object" if isinstance(value, dict) else shown(value)
+            kind = shown(value)
+            if isinstance(value, dict):
+                kind = f"an object with {names_of(map(str, value))}" if value else "an object"
             return BadInput(f"expected numbers as JSON, alone or in nested lists of one shape, got {kind}")
     is_one = isinstance(rows, list) and len(rows) == 1 and isinstance(error, ValueError)
     return BadInput("expected nested lists of one shape, got lists of unequal lengths") if is_one else None
@@ -333,6 +343,13 @@ def _leaves(rows: Any) -> Iterator[Any]:
             yield from _leaves(row)
         else:
             yield row
+
+
+def _value_of(row: Any) -> Any:
+    """As `value_of`; what an envelope has taken out of a request is the value itself, as is a form of other fields."""
+    value = value_of(row)
+    is_itself = value is None and isinstance(row, dict) and row and "data" not in row and "body" not in row
+    return row if is_itself else value
 
 
 def value_of(row: Any) -> Any:

@@ -19,7 +19,9 @@ MarserveError
     ArchiveNotAsSaid, TrustedByName, StoreNotWritable, UploadsClosed
     VersionConflict, DefaultVersionInUse
       LabelTaken
-    LabelNotFound, VersionInUse, SwapUnderWay
+    LabelNotFound, SwapUnderWay
+    VersionInUse
+      NodeInUse                          it is a node of a workflow
     WorkflowNotFound, WorkflowConflict
     WatchNotFound                        no place is watched under that name
     DesiredStateDecides                  a desired state is in force, and the call would change its models
@@ -41,6 +43,7 @@ MarserveError
     WorkerDied, OutOfMemory, HandlerFailed
     NodeFailed                           a node of a workflow gave no answer, however often it was tried
   LoadFailed                             workers of a version could not load the model
+    HandlerNotFound                      they could not, as its handler is nowhere; none was started
     SwapFailed                           the same, or a version was not fit to take another's place
   ApplyFailed                            a desired state could not be carried out, and the one before serves on
   WorkflowFailed                         nodes of a workflow could not be registered
@@ -77,11 +80,17 @@ class MarserveError(Exception):
 
     cause: str | None = None
     version_header: tuple[str, str] | None = None
+    _own_words = ""
 
     @property
     def message(self) -> str:
         """The sentence that a client may see: no paths, module names or tracebacks."""
         return str(self)
+
+    @property
+    def own_message(self) -> str:
+        """The same where no client matches on TorchServe's words, which `message` has for some errors."""
+        return self._own_words or self.message
 
 
 class ClientError(MarserveError):
@@ -319,6 +328,7 @@ class AddressNotAllowed(ArchiveNotFound):
 
     def __init__(self, shown: str) -> None:
         super().__init__(f"Given URL {shown} does not match any allowed URL(s)")
+        self._own_words = f"{shown} matches none of the server's allowed_urls."
 
 
 class ArchiveExists(MarserveError):
@@ -329,6 +339,7 @@ class ArchiveExists(MarserveError):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(f"Model file already exists {name}")
+        self._own_words = f"The model store has a file {name} already; register that, or remove it first."
 
 
 class DownloadFailed(MarserveError):
@@ -439,6 +450,10 @@ class VersionConflict(ClientError):
 
     def __init__(self, model: str, version: str) -> None:
         super().__init__(f"Model version {version} is already registered for model {model}")
+        self._own_words = (
+            f"Model {model} has a version {version} already. Unregister or swap that one, or give the archive another "
+            "version."
+        )
 
 
 class LabelTaken(VersionConflict):
@@ -491,6 +506,16 @@ class VersionInUse(ClientError):
         )
 
 
+class NodeInUse(VersionInUse):
+    """A version that is a node of a workflow is not unregistered without `force`."""
+
+    def __init__(self, model: str, workflow: str) -> None:
+        self.args = (
+            f"Model {model} is a node of workflow {workflow}, whose requests would fail without it. DELETE "
+            f"/workflows/{workflow} unregisters both; with force=true only the model goes.",
+        )
+
+
 class SwapUnderWay(ClientError):
     """A version of the model is being swapped already."""
 
@@ -534,6 +559,10 @@ class DefaultVersionInUse(ClientError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"Cannot remove default version for model {model}")
+        self._own_words = (
+            f"This is the default version of model {model}, which has others: make one of those the default first, or "
+            "unregister them before."
+        )
 
 
 class Unavailable(MarserveError):
@@ -567,13 +596,21 @@ class NoWorker(Unavailable):
 
         `awaited_device` says which lost devices its workers wait for.
         """
-        self.retry_after_s, self.death = retry_after_s, death
+        self.model, self.retry_after_s, self.death = model, retry_after_s, death
         where = f'Model "{model}"' + (f" Version {version}" if version else "")
+        named = f"Model {model}" + (f" version {version}" if version else "")
         again = "" if retry_after_s is None else f" The next one is started {_in_seconds(retry_after_s)}."
         if awaited_device:
             awaited = f"they wait for a device ({awaited_device})"
             super().__init__(f"{where} has no worker to serve inference request: {awaited}.")
+            self._own_words = f"{named} has no worker: {awaited}."
             return
+        self._own_words = (
+            f"{named} has no worker: they ended, the last one by {death}.{again} The model's description (`lastDeath`) "
+            "and the server's log say why; scaling it starts them anew."
+            if death
+            else f"{named} has no worker; scaling it starts some (`marserve scale {model} 1`)."
+        )
         super().__init__(
             f"{where} has no worker to serve inference request: its workers ended, the last one by {death}.{again} The "
             "model's description (`lastDeath`) and the server's log say why; scaling it starts them anew."
@@ -594,11 +631,24 @@ class QueueFull(NoWorker):
 
     cause = "queue_full"
 
+    @property
+    def own_message(self) -> str:
+        """That the queue is full."""
+        return f"As many requests wait for model {self.model} as may (jobQueueSize). Try again later."
+
 
 class NoTicket(NoWorker):
     """The model uses job tickets and no worker is idle."""
 
     cause = "no_ticket"
+
+    @property
+    def own_message(self) -> str:
+        """That no worker can run it at this moment."""
+        return (
+            f"Model {self.model} takes a request only while one of its workers can run it (useJobTicket), and all are "
+            "busy. Try again later."
+        )
 
 
 class SequencesFull(NoWorker):
@@ -607,6 +657,7 @@ class SequencesFull(NoWorker):
     def __init__(self, model: str, cause: str) -> None:
         super().__init__(model)
         self.cause = cause
+        self._own_words = _OF_SEQUENCES[cause].format(model=model)
 
 
 class SequenceGone(NoWorker):
@@ -615,6 +666,19 @@ class SequenceGone(NoWorker):
     def __init__(self, model: str, cause: str) -> None:
         super().__init__(model)
         self.cause = cause
+        self._own_words = _OF_SEQUENCES[cause].format(model=model)
+
+
+_OF_SEQUENCES = {
+    "too_many_sequences": "Model {model} has as many sequences as it may (maxNumSequence). Try again later.",
+    "sequence_queue_full": "As many requests of this sequence wait for model {model} as may "
+    "(maxSequenceJobQueueSize). Try again later.",
+    "no_sequence_idle_limit": "Model {model} takes no sequence until sequenceMaxIdleMSec is set in its configuration.",
+    "sequence_lost": "The worker of model {model} that knew this sequence has ended: begin it anew.",
+    "sequence_expired": "This sequence of model {model} has ended, since it was idle for too long or took too long: "
+    "begin it anew.",
+    "sequence_ended": "This sequence of model {model} has ended: begin it anew.",
+}
 
 
 class WaitTooLong(Unavailable):
@@ -637,6 +701,7 @@ class NoDescribeWorker(NoWorker):
         self.args = (
             f'Model "{model}" has no worker to serve describe request. Please use scale workers API to add workers.',
         )
+        self._own_words = f"Model {model} has no worker to ask; scaling it starts some (`marserve scale {model} 1`)."
 
 
 class NoDescribeRoom(NoDescribeWorker):
@@ -645,6 +710,7 @@ class NoDescribeRoom(NoDescribeWorker):
     def __init__(self, model: str, cause: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(model, retry_after_s=retry_after_s)
         self.cause = cause
+        self._own_words = f"All workers of model {model} are busy, so that none can be asked. Try again later."
 
 
 class CallHangs(Unavailable):
@@ -736,6 +802,19 @@ class TooManyAskLogs(Unavailable):
         super().__init__(f"The logs are {what} by {limit} calls, which is as many as may be at once. Try again later.")
 
 
+class TooManyScrapes(Unavailable):
+    """As many clients take the metrics page as may at once."""
+
+    cause = "scrapes"
+    retry_after_s = 1.0
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} clients are taking the metrics page, which is as many as may at once. Close those that do not "
+            "read, or scrape less often."
+        )
+
+
 class DeadlinePassed(MarserveError):
     """The request's deadline passed, `where` it was: `queue` or `worker`."""
 
@@ -765,6 +844,7 @@ class WorkerDied(RunFailed):
     def __init__(self, cause: str) -> None:
         self.cause = cause
         super().__init__("Worker died.")
+        self._own_words = "The worker died while it had this request."
 
 
 class OutOfMemory(RunFailed):
@@ -806,6 +886,7 @@ class NodeFailed(RunFailed):
     def __init__(self, workflow: str, node: str, cause: str | None = None, text: str | None = None) -> None:
         self.workflow, self.node, self.cause = workflow, node, cause
         super().__init__(text or f"Error executing {node}")
+        self._own_words = text or f"Node {node} of workflow {workflow} gave no answer that can be used."
 
 
 class LoadFailed(MarserveError):
@@ -820,6 +901,18 @@ class LoadFailed(MarserveError):
         self.model, self.version, self.out_of_memory, self.reason = model, version, out_of_memory, reason
         self.cause = cause or ("out_of_memory" if out_of_memory else "load_failed")
         super().__init__(f"Failed to start workers for model {model} version: {version or 'null'}")
+        self._own_words = f"Model {model}{f' version {version}' if version else ''} was not loaded: its workers failed."
+
+
+class HandlerNotFound(LoadFailed):
+    """The archive's handler cannot be found, so that no worker is started. `defect` is a clause.
+
+    The archive's author has to mend it. TorchServe finds it when the workers of the registration fail, and says so.
+    """
+
+    def __init__(self, model: str, version: str, defect: str) -> None:
+        super().__init__(model, version, reason=defect, cause="missing_module")
+        self._own_words = f"Model {model} cannot be loaded: {without_stop(defect)}."
 
 
 class SwapFailed(LoadFailed):
@@ -830,6 +923,7 @@ class SwapFailed(LoadFailed):
             model, version, reason=reason, cause=cause, out_of_memory=cause in ("out_of_memory", "no_memory")
         )
         self.args = (f"Version {version} of model {model} was not taken, version {old} goes on answering: {why}",)
+        self._own_words = ""
 
 
 class ApplyFailed(MarserveError):
@@ -855,6 +949,8 @@ class WorkflowFailed(MarserveError):
     def __init__(self, workflow: str, failures: list[str], *, is_authors: bool = False, reason: str = "") -> None:
         self.failures, self.is_authors, self.reason = failures, is_authors, reason
         super().__init__(f"Workflow {workflow} has failed to register. Failures: [{', '.join(failures)}]")
+        said = "; ".join(map(without_stop, failures))
+        self._own_words = f"Workflow {workflow} was not registered: {without_stop(said)}."
 
 
 _NoMemory = TypeVar("_NoMemory", bound="NotEnoughMemory")  # Python 3.10, which workers may run under, has no `Self`
@@ -957,6 +1053,9 @@ class NotEnoughDevices(MarserveError):
     def __init__(self, model: str, level: int, devices: int) -> None:
         self.level, self.devices = level, devices
         super().__init__(f"No enough gpu devices for model:{model} parallelLevel:{level}")
+        self._own_words = (
+            f"A worker of model {model} needs {level} devices (parallelLevel), and the server has {devices or 'none'}."
+        )
 
 
 class CleanUpTimedOut(MarserveError):
@@ -964,6 +1063,7 @@ class CleanUpTimedOut(MarserveError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"Timed out while cleaning resources: {model}")
+        self._own_words = f"A worker of model {model} did not end within unregister_model_timeout."
 
 
 class BadArchive(MarserveError):

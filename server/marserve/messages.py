@@ -260,7 +260,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     `declaration` is the archive's own, which the handler's must equal, empty if it has none. `max_rows` is how many
     rows one request to a declared model may have. With `refuses_bad_json` a value of type application/json that
     does not parse is not passed to the handler; its request fails.
-    `is_trusted`: the operator allows any pickles in the archive.
+    `is_trusted`: the operator allows any pickles in the archive. With `checks_health` the handler's `health` is called
+    when the server asks for it.
     """
 
     model: str
@@ -292,6 +293,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     max_rows: int = 1024
     refuses_bad_json: bool = False
     is_trusted: bool = False
+    checks_health: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -394,6 +396,16 @@ class AskLengths(msgspec.Struct, frozen=True, array_like=True, tag="ask_lengths"
     limit_s: float
 
 
+class AskHealth(msgspec.Struct, frozen=True, array_like=True, tag="ask_health"):
+    """Call the handler's `health`, after what was sent before.
+
+    `number` as for a batch, if the worker has no other work and gets none until it has answered; 0 if batches may
+    follow at once.
+    """
+
+    number: int
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """To a worker that runs many batches at once: item `index` of batch `number` is no longer wanted."""
 
@@ -456,7 +468,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     an item is (`AskLengths`). `device_bytes` is the most that the runtime has taken of a device so far, 0 if it used
     none or cannot say. `computes_on` is what the model runs on, empty if its handler does not say. `warm_up_failure` is
     the one of `warnings` about the first warm-up inputs that were not answered, else empty. `declaration` is the JSON
-    of what the model declares, empty if its handler declares nothing.
+    of what the model declares, empty if its handler declares nothing. `has_health`: the handler can be asked whether
+    the worker is well (`AskHealth`).
     """
 
     seconds: Seconds
@@ -467,6 +480,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     computes_on: Sentence = ""
     warm_up_failure: Sentence = ""
     declaration: DeclarationText = b""
+    has_health: bool = False
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
@@ -634,6 +648,17 @@ class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):
     lengths: list[int]
 
 
+class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
+    """The answer to `AskHealth` with the same `number`. `failure` says why the worker is not well, empty if it is.
+
+    `seconds` is the time inside the author's code.
+    """
+
+    number: int
+    seconds: Seconds
+    failure: Sentence
+
+
 class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step"):
     """From a rank of a group: the ranks did not end a call of the handler alike, so the group must be ended.
 
@@ -688,7 +713,9 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     dropped: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
 
 
-ToWorker = Load | Batch | Batches | AskLengths | Check | Cancel | SetLevel | Returned | Stop | Preload | Fork
+ToWorker = (
+    Load | Batch | Batches | AskLengths | AskHealth | Check | Cancel | SetLevel | Returned | Stop | Preload | Fork
+)
 ToServer = (
     Hello
     | Loaded
@@ -702,6 +729,7 @@ ToServer = (
     | Called
     | Lengths
     | Checked
+    | Health
     | OutOfStep
     | DeviceLost
     | DevicePeak

@@ -310,6 +310,9 @@ class ModelOptions:
     max_worker_growth_bytes: int = _option(
         "maxWorkerGrowth", SIZE, "Growth in memory at which a worker is replaced.", 0, is_described=True
     )
+    health_interval_s: float = _option(
+        "healthInterval", DURATION, "How often each worker's health() is called, seconds.", 0.0, is_described=True
+    )
     memory_bytes: int | None = _option(
         "memory",
         POSITIVE_SIZE,

@@ -17,6 +17,8 @@ from marserve.errors import BadName
 # The bidirectional controls are those with Unicode's property Bidi_Control.
 _BIDIRECTIONAL: Final = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _SPECIAL: Final = f"\x7f-\x9f\u2028\u2029\ud800-\udfff{_BIDIRECTIONAL}"
+# Words that stand where a version may stand in paths of management. Other such words have routes of older servers.
+RESERVED_VERSIONS: Final = frozenset(("all", "check", "logs", "stats"))
 _UNFIT: Final = re.compile(f"[\x00-\x1f{_SPECIAL}]")
 _UNFIT_RUN: Final = re.compile(f"[\x00-\x1f{_SPECIAL}]+")
 # JSON escapes the first 32 characters itself; those that stand in a document are its layout.
@@ -35,6 +37,21 @@ def name_fault(what: str, name: str) -> str | None:
     character = ord(found[0])
     kind = unicodedata.name(found[0], "half of a surrogate pair" if 0xD800 <= character < 0xE000 else "a control")
     return f"the {what} name '{escaped(name[:100])}' holds U+{character:04X} ({kind})"
+
+
+def reserved_fault(version: str) -> str | None:
+    """A clause that says why a version is not newly called so, though any text may name one; None where it is."""
+    if version not in RESERVED_VERSIONS:
+        return None
+    words = ", ".join(sorted(RESERVED_VERSIONS))
+    return f"the version name '{version}' is one of {words}, which stand for other things in /models/MODEL/{version}"
+
+
+def check_new_version(name: str, *, may_be_reserved: bool) -> None:
+    """Raise BadName for what no version is newly called."""
+    check_new_name("version", name)
+    if not may_be_reserved and (fault := reserved_fault(name)) is not None:
+        raise BadName(f"{fault[0].upper()}{fault[1:]}; choose another version name, such as 1.0.")
 
 
 def check_new_name(what: str, name: str) -> None:

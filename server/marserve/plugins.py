@@ -1,8 +1,9 @@
-"""What Python packages may add to a server, and how they are found: endpoints, a place for snapshots, and notices.
+"""What Python packages may add to a server, and how they are found: endpoints, metrics, a place for snapshots, notices.
 
-A package declares entry points (`pyproject.toml`, `[project.entry-points]`) of three groups:
+A package declares entry points (`pyproject.toml`, `[project.entry-points]`) of four groups:
 
     marserve.endpoints    a callable without parameters, often a class, that gives an `Endpoint`
+    marserve.collectors   the same for a `MetricsCollector`
     marserve.snapshots    the same for a `SnapshotStore`
     marserve.preemption   the same for a `PreemptionNotice`
 
@@ -24,22 +25,27 @@ from typing import Any, Literal, Protocol
 from marserve.errors import BadSettings
 
 __all__ = [
+    "COLLECTORS",
     "ENDPOINTS",
     "PREEMPTION",
     "SNAPSHOTS",
     "Endpoint",
     "EndpointAnswer",
     "EndpointCall",
+    "InstalledCollector",
     "InstalledEndpoint",
+    "MetricsCollector",
     "Models",
     "PreemptionNotice",
     "SnapshotStore",
+    "find_collectors",
     "find_endpoints",
     "find_preemption_notices",
     "find_snapshot_store",
 ]
 
 ENDPOINTS = "marserve.endpoints"
+COLLECTORS = "marserve.collectors"
 SNAPSHOTS = "marserve.snapshots"
 PREEMPTION = "marserve.preemption"
 
@@ -101,6 +107,17 @@ class Endpoint(Protocol):
         """
 
 
+class MetricsCollector(Protocol):
+    """Metrics of one's own on the metrics page: a collector of prometheus_client, or one of its registries."""
+
+    def collect(self) -> Iterable[Any]:
+        """The families as they are now, as `prometheus_client.core.Metric`.
+
+        Called for a page, in a thread, about once a second and never twice at once; it may block. What it raises is
+        logged once. The page is written without it then, and where it takes longer than a second.
+        """
+
+
 class SnapshotStore(Protocol):
     """A place for snapshots instead of `logs/config`. `where` names it in the log.
 
@@ -133,6 +150,29 @@ class InstalledEndpoint:
 
     endpoint: Endpoint
     origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledCollector:
+    """A collector, the name of its entry point, and its origin: the entry point's name and its distribution."""
+
+    name: str
+    collector: MetricsCollector
+    origin: str
+
+
+def find_collectors() -> list[InstalledCollector]:
+    """All collectors of installed packages, in order of their entry points' names.
+
+    Raises BadSettings for one that cannot be loaded or is not a `MetricsCollector`.
+    """
+    found: list[InstalledCollector] = []
+    for point in _points(COLLECTORS):
+        made = _make(point)
+        if not _can(made, ("collect",)):
+            raise BadSettings(f"{_origin(point)} collects no metrics: it needs a method collect")
+        found.append(InstalledCollector(point.name, made, _origin(point)))
+    return found
 
 
 def find_endpoints() -> list[InstalledEndpoint]:
@@ -208,7 +248,9 @@ def _state_of_path() -> tuple[tuple[str, int], ...]:
 def _installed(state: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
     """What is installed for these groups, found at once: looking through all distributions takes 15 ms each time."""
     points = entry_points()
-    return tuple(point for group in (ENDPOINTS, SNAPSHOTS, PREEMPTION) for point in points.select(group=group))
+    return tuple(
+        point for group in (ENDPOINTS, COLLECTORS, SNAPSHOTS, PREEMPTION) for point in points.select(group=group)
+    )
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -20,8 +20,11 @@ from marserve.api.errors import (
     error_answer,
     error_body,
     error_headers,
+    error_message,
     error_status,
+    error_type,
 )
+from marserve.api.grpc.errors import grpc_status
 
 TABLE = [
     (errors.BadInput("what"), 400, "BadRequestException"),
@@ -234,3 +237,49 @@ def test_of_many_versions_a_few_are_named() -> None:
     said = json.loads(error_body(errors.VersionNotFound("m", "x", known=known), OURS))["message"]
 
     assert said.endswith("it has 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more")
+
+
+OWN = ErrorRules(as_recorded=False)
+
+
+@pytest.mark.parametrize("error", [error for error, _, _ in TABLE], ids=lambda value: type(value).__name__)
+def test_no_answer_of_marserve_has_torchserves_stray_words(error: Exception) -> None:
+    """They name a call of its API, a class of Java's, or a number of 1 in the plural; as recorded they stay."""
+    said = error_message(error, OWN)
+
+    assert said.strip()
+    for words in ("scale workers API", "null", "No enough", "Given URL", "cleaning resources", "Failures: ["):
+        assert words not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [
+        (errors.VersionConflict("m", "1.0"), "Model m has a version 1.0 already. Unregister or swap that one, or give"),
+        (errors.NoWorker("m", "1.0"), "Model m version 1.0 has no worker; scaling it starts some (`marserve scale m 1"),
+        (
+            errors.NoWorker("m", death="killed"),
+            "Model m has no worker: they ended, the last one by killed. The model's",
+        ),
+        (errors.QueueFull("m"), "As many requests wait for model m as may (jobQueueSize). Try again later."),
+        (errors.SequencesFull("m", "too_many_sequences"), "Model m has as many sequences as it may (maxNumSequence)."),
+        (errors.LoadFailed("m", None), "Model m was not loaded: its workers failed."),
+        (errors.SwapFailed("m", "2", "1", "why"), "Version 2 of model m was not taken, version 1 goes on answering"),
+        (errors.LabelTaken("m", "blue"), "blue is a label of model m or to become one"),
+    ],
+)
+def test_marserve_answers_in_its_own_words(error: errors.MarserveError, own: str) -> None:
+    """The error's own sentence, where it is TorchServe's, stays for its clients."""
+    assert error_message(error, OWN).startswith(own)
+    assert error_message(error) == str(error)
+
+
+def test_an_archive_without_a_handler_is_its_author_s_mistake() -> None:
+    """TorchServe answers 500, as the workers of the registration cannot start."""
+    error = errors.HandlerNotFound("m", "1.0", "no handler is named")
+
+    assert (error_status(error), error_type(error)) == (500, "InternalServerException")
+    assert (error_status(error, OWN), error_type(error, OWN)) == (400, "InvalidModelException")
+    assert error_message(error, OWN) == "Model m cannot be loaded: no handler is named."
+    assert grpc_status(error).code.name == "INTERNAL"
+    assert grpc_status(error, OWN).code.name == "INVALID_ARGUMENT"

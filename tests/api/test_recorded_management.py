@@ -20,9 +20,10 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.description import description_router
 from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.settings import load_settings
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
+from support.metric_pages import scrapes_of
 
 CONTRACT = Path(__file__).resolve().parents[3] / "shared" / "contract"
 
@@ -144,7 +145,9 @@ async def test_management_answers_as_recorded(tmp_path: Path, fixtures: Path, na
     fill_store(house, fixtures, server.get("store", []))
     await house.registry.load_at_start(load_models_of(server))
     has_model_api = server.get("config", {}).get("enable_model_api") == "true"
-    metrics = build_app([description_router(house.registry), metrics_router(Metrics("host"))], title="metrics")
+    metrics = build_app(
+        [description_router(house.registry), metrics_router(scrapes_of(Metrics("host")))], title="metrics"
+    )
     applications = {
         "management": house.application(enable_model_api=has_model_api),
         "inference": house.application(management=False, inference=True),

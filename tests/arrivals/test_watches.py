@@ -342,7 +342,7 @@ async def test_each_watch_has_its_metrics(tmp_path: Path) -> None:
     """Age of the last success only once there was one."""
     watches = watches_of(tmp_path)
     watches.add(place("model_store"))
-    read = {name: numbers for name, _, _, _, numbers in FAMILIES}
+    read = dict(FAMILIES)
     assert read["marserve_watch_last_success_age_seconds"](watches) == {}
 
     async with running(watches):

@@ -21,6 +21,7 @@ CHANGES_NOTHING = {
     "run": "it serves a model of this folder until it ends",
     "status": "it reads",
     "models": "it reads",
+    "top": "it reads, and scales only when a person says y to a question",
     "check": "workers answer samples, as they answer requests",
     "plan": "it is a dry run itself",
     "history": "it reads",
@@ -32,7 +33,7 @@ CHANGES_NOTHING = {
     "version": "it reads",
 }
 TOLD = {
-    "status": 'Model "digits" Version: 2.0 would be registered with 1 initial workers',
+    "status": 'Model "digits" Version: 2.0 would be registered with 1 initial worker',
     "isDryRun": True,
     "modelName": "digits",
     "modelVersion": "2.0",

@@ -11,7 +11,7 @@ import pytest
 from clients.environments import Client
 from support.command_line import marserve
 from support.pages import block
-from support.server import Server
+from support.server import Server, make_archive
 from support.triton_models import write_onnx
 
 pytestmark = pytest.mark.clients
@@ -122,6 +122,8 @@ def test_every_form_of_tritonclient_gets_what_it_asks_for(server: Server, way: s
     assert {(each["name"], each["state"]) for each in index} == {(name, "READY") for name in (*NAMES, *FURTHER)}
     nameless = {"version": "1.0", "id": ""}
     assert said["infer"] == {"version": "1.0", "id": "my-7", **SUMS}
+    assert said["described"] == {**nameless, "sum": [2.0, 2.0], "largest": [1.0, 1.0]}
+    assert said["described_text"] == {**nameless, "output": ["MQ==", "MQ=="]}
     assert said["version_infer"] == said["wishes"] == {**nameless, **SUMS}
     assert said["wanted"] == {**nameless, "sum": SUMS["sum"]}
     assert said["half"] == {**nameless, "half": [1.0, -4.0]}
@@ -148,6 +150,28 @@ def test_every_form_of_tritonclient_gets_what_it_asks_for(server: Server, way: s
         assert said["json"] == {**nameless, "sum": SUMS["sum"]}
         assert said["texts_json"] == {**nameless, "output": ["AB", "Ä"]}
         assert said["deflate"] == {**nameless, **SUMS}
+
+
+@pytest.mark.parametrize("way", ["http", "http.aio", "grpc", "grpc.aio"])
+def test_tritonclient_calls_a_row_handler_by_its_metadata_alone(rows: Server, way: str) -> None:
+    """Under the protocol's envelope: raw tensors over REST, which tritonclient sends, are unwrapped too."""
+    said = Client.of("tritonclient").run(
+        way, rows.inference.removeprefix("http://"), rows.grpc_inference, "described_row"
+    )
+
+    # Over gRPC the handler gets the bytes as base64.
+    assert said["described_row"]["input-0"] == ["TVE9PQ==" if way.startswith("grpc") else "MQ=="]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with the protocol's envelope around a handler that takes rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    make_archive(folder / "rows.mar", "def handle(data, context): return list(data or [])")
+    settings = {"load_models": "none", "service_envelope": "kservev2"}
+    with Server(folder, entry="marserve", store=folder, settings=settings) as server:
+        server.register("rows.mar").raise_for_status()
+        yield server
 
 
 def test_kserves_clients_get_what_they_ask_for(server: Server) -> None:

@@ -18,6 +18,32 @@ SUMS_DECLARED = (
     '{"version": 1, "kind": "tensors", "inputs": [{"name": "pair", "dtype": "float32", "shape": ["batch", 2]}],'
     ' "outputs": [{"name": "sum", "dtype": "float32", "shape": ["batch"]}]}'
 )
+GATE = """
+import asyncio
+
+from marserve_handlers import model
+
+gate = None
+
+
+@model
+async def say(text: str):
+    global gate
+    gate = gate or asyncio.Event()
+    if text == "open":
+        gate.set()
+    elif text == "endless":
+        while True:
+            yield "x" * 65536
+    else:
+        yield f"{text} waits;"
+        await gate.wait()
+    yield "done"
+"""
+GATE_DECLARED = (
+    '{"version": 1, "kind": "item", "input": {"type": "text", "contentType": "text/plain"},'
+    ' "output": {"type": "any", "stream": true}%s}'
+)
 SUMS, GREET, TOKENS, PIPE = (block(PAGE, name) for name in ("sums", "greet", "tokens", "pipe"))
 
 
@@ -35,6 +61,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         make_archive(store / f"{name}.mar", SUMS, name=name)
         with zipfile.ZipFile(store / f"{name}.mar", "a") as archive:
             archive.writestr("MAR-INF/declaration.json", declaration)
+    one = "minWorkers: 1\nmaxWorkers: 1\n"
+    for name, mark, config in (
+        ("gate", ', "async": true', one),
+        ("batches", ', "async": true', f"{one}asyncCommunication: false\n"),
+        ("unmarked", "", one),
+    ):
+        make_archive(store / f"{name}.mar", GATE, name=name, config=config)
+        with zipfile.ZipFile(store / f"{name}.mar", "a") as archive:
+            archive.writestr("MAR-INF/declaration.json", GATE_DECLARED % mark)
     with Server(folder, store=store, entry="marserve") as server:
         server.register("sums.mar").raise_for_status()
         server.register("greet.mar").raise_for_status()
@@ -106,3 +141,46 @@ def test_another_declaration_in_the_archive_fails_the_load(server: Server) -> No
     assert 'at inputs[0].dtype: the archive "int8", the handler "float32"' in death["detail"]
     assert server.describe("same")["workers"] == []
     assert server.describe("same")["declaration"] == json.loads(SUMS_DECLARED)
+
+
+def test_the_api_description_has_a_path_for_each_declared_model_that_is_registered(server: Server) -> None:
+    """With its schema, for both ways to name it; what is unregistered is not described any more."""
+    server.client.post(f"{server.management}/models?url=same.mar&model_name=gone").raise_for_status()
+    before = server.client.get(f"{server.inference}/openapi.json").json()["paths"]
+    server.client.delete(f"{server.management}/models/gone").raise_for_status()
+    after = server.client.get(f"{server.inference}/openapi.json").json()["paths"]
+
+    greet = before["/predictions/greet"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert greet["required"] == ["name", "age"]
+    assert {"/predictions/gone", "/predictions/gone/1.0"} <= before.keys()
+    assert {"/predictions/sums/1.0", "/predictions/{model_name}"} <= after.keys()
+    assert "/predictions/gone" not in after
+
+
+def test_streams_of_a_declared_coroutine_run_side_by_side(server: Server) -> None:
+    """Two are open in one worker before the request that ends them comes; before, the client of an endless one left."""
+    server.register("gate.mar").raise_for_status()
+    url = f"{server.inference}/predictions/gate"
+    with server.client.stream("POST", url, content=b"endless") as endless:
+        assert next(endless.iter_bytes(1)) == b"x"
+    with (
+        server.client.stream("POST", url, content=b"one") as one,
+        server.client.stream("POST", url, content=b"other") as other,
+    ):
+        pieces = [one.iter_text(), other.iter_text()]
+        first = [next(each) for each in pieces]
+        opened = server.predict("gate", b"open")
+        rest = ["".join(each) for each in pieces]
+
+    assert first == ["one waits;", "other waits;"]
+    assert (opened.text, rest) == ("done", ["done", "done"])
+    assert server.describe("gate")["maxConcurrentRequests"] == 64
+
+
+def test_a_declared_coroutine_runs_batch_by_batch_where_that_is_said_or_the_archive_is_older(server: Server) -> None:
+    """Both are loaded and answer."""
+    for name in ("batches", "unmarked"):
+        server.register(f"{name}.mar").raise_for_status()
+
+        assert server.predict(name, b"open").text == "done"
+        assert "maxConcurrentRequests" not in server.describe(name)

@@ -112,7 +112,8 @@ def test_a_model_that_no_device_has_memory_for_is_refused(tmp_path: Path, tool: 
         make_archive(server.store / "never.mar", WHAT_I_SEE, config="deviceMemory: 1TiB\n")
         for _ in poll(30, "what the worker took is seen"):
             assert server.register("never.mar").status_code == 507
-            if f'used_bytes{{gpu_id="1"}} {62_000 << 20}' in server.client.get(f"{server.metrics}/metrics").text:
+            page = server.client.get(f"{server.metrics}/metrics").text
+            if float(page.split('used_bytes{gpu_id="1"} ')[1].split()[0]) == 62_000 << 20:
                 break
         more = server.client.put(f"{server.management}/models/m", params={"min_worker": 2, "synchronous": "true"})
         assert more.status_code == 507, more.text
@@ -240,10 +241,11 @@ def test_devices_are_shown_by_describe_and_by_metrics(tmp_path: Path, tool: Fake
         page = server.client.get(f"{server.metrics}/metrics").text
 
         assert worker["gpuUsage"] == "gpuId::1 utilization.gpu::10 % utilization.memory::3 % memory.used::40000 MiB"
-        assert f'marserve_device_memory_used_bytes{{gpu_id="0"}} {678 << 20}' in page
-        assert f'marserve_device_memory_bytes{{gpu_id="1"}} {81559 << 20}' in page
-        assert 'marserve_device_busy_ratio{gpu_id="1"} 0.1' in page
-        assert 'marserve_device_temperature_celsius{gpu_id="0"} 40' in page
+        values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("marserve_device_"))
+        assert float(values['marserve_device_memory_used_bytes{gpu_id="0"}']) == 678 << 20
+        assert float(values['marserve_device_memory_bytes{gpu_id="1"}']) == 81559 << 20
+        assert float(values['marserve_device_busy_ratio{gpu_id="1"}']) == 0.1
+        assert float(values['marserve_device_temperature_celsius{gpu_id="0"}']) == 40
         assert 'GPUMemoryUsed{Level="Host",DeviceId="1"' in page
 
         make_archive(server.store / "n.mar", WHAT_I_SEE, config="deviceIds: [1, 7]\n")

@@ -137,7 +137,7 @@ def play(folder: Path, *, models: int, places: int, requests: int, every: int) -
     assert (loads - first) / (best - first) <= 1.7, (loads, best)
     assert loads <= lru_loads(trace, places)
     assert highest[0] <= places * PLACE_MIB * MIB
-    assert f"marserve_memory_budget_bytes {places * PLACE_MIB * MIB}" in page
+    assert float(page.split("\nmarserve_memory_budget_bytes ")[1].split()[0]) == places * PLACE_MIB * MIB
     assert re.search(r"marserve_evictions_total\{.*\} [1-9]", page)
 
 

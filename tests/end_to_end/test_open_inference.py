@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import shlex
 import struct
 import zlib
@@ -16,7 +17,7 @@ import pytest
 
 from marserve.api.grpc.schema import Schema
 from support.pages import block
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 
 PAIR = {"name": "pair", "datatype": "FP32", "shape": [2, 2]}
 ECHO = """
@@ -25,8 +26,25 @@ def handle(data, context):
     return [{**row, "outputs": row["inputs"]} if "model_name" in row else row for row in rows] if data else None
 """
 ASKED_IF_READY = (("sums", ""), ("sums", "1.0"), ("sums", "9"), ("other", ""))
-MODELS = ["counts", "echo", "plain", "sums", "talk"]
+MODELS = ["breaks", "counts", "echo", "plain", "sums", "talk"]
 PLAIN = "def handle(data, context): return [row['body'] for row in data or []]"
+BREAKS = """
+from collections.abc import Iterator
+
+from marserve_handlers import Event, model
+
+
+@model
+def breaks(request: dict) -> Iterator[Event]:
+    yield Event("first")
+    if request.get("waits"):
+        import time
+
+        while True:
+            time.sleep(0.05)
+            yield Event("on")
+    raise ValueError("in the middle")
+"""
 TALK = """
 def handle(data, context):
     names = [f"ts_request_sequence_{word}" for word in ("id", "start", "end")]
@@ -46,10 +64,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     counts = block("docs/open-inference.md", "counts")
     make_archive(store / "counts.mar", counts, config="minWorkers: 1\nmaxWorkers: 1\nbatchSize: 4\n")
     make_archive(store / "plain.mar", PLAIN)
+    make_archive(store / "breaks.mar", BREAKS)
     make_archive(store / "talk.mar", TALK, config="sequenceBatching: true\nsequenceMaxIdleMSec: 5000\n")
     with Server(folder, entry="marserve", store=store, settings={"load_models": "none"}) as server:
         server.register("sums.mar").raise_for_status()
-        for name in ("counts", "echo", "plain", "talk"):
+        for name in ("breaks", "counts", "echo", "plain", "talk"):
             server.register(f"{name}.mar").raise_for_status()
         yield server
 
@@ -412,3 +431,114 @@ def test_an_open_inference_address_asks_for_the_management_key(tmp_path: Path) -
     assert [answer.status_code for answer in answers] == [401, 403, 200]
     assert [(each["name"], each["state"]) for each in listed.json()] == [("echo", "READY")]
     assert infer.status_code == 403
+
+
+def test_a_stream_that_fails_and_one_whose_client_leaves_are_failures(server: Server) -> None:
+    """Though both began with 200."""
+    url = f"{server.inference}/predictions/breaks"
+    headers = {"Accept": "text/event-stream"}
+
+    failed = server.client.post(url, json={}, headers=headers)
+    with server.client.stream("POST", url, json={"waits": True}, headers=headers) as left:
+        next(left.iter_raw())
+    stats: dict[str, Any] = {}
+    for _ in poll(20, "both are counted"):
+        stats = server.client.get(f"{server.inference}/v2/models/breaks/stats").json()["model_stats"][0]
+        if stats["inference_stats"]["fail"]["count"] == 2:
+            break
+
+    assert (failed.status_code, left.status_code) == (200, 200)
+    assert failed.text.endswith('event: error\ndata: {"code":500,"message":"Prediction failed"}\n\n'), failed.text
+    assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 0
+
+
+ROWS = """
+def handle(data, context):
+    return [{"got": row} for row in data] if data else None
+"""
+
+
+@pytest.fixture(scope="module", params=["kservev2", pytest.param("kserve", marks=pytest.mark.system)])
+def enveloped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Server]]:
+    """A server with an envelope around all handlers: one that takes rows, and a program of one row."""
+    folder = tmp_path_factory.mktemp("enveloped")
+    store = folder / "store"
+    store.mkdir()
+    make_archive(store / "rows.mar", ROWS)
+    make_archive(store / "sums.mar", block("docs/declared-handlers.md", "sums"))
+    settings = {"load_models": "none", "service_envelope": request.param}
+    with Server(folder, entry="marserve", store=store, settings=settings) as server:
+        for name in ("rows", "sums"):
+            server.register(f"{name}.mar").raise_for_status()
+        yield request.param, server
+
+
+def sent(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A tensor for each input of a model's metadata: sizes that vary are 2."""
+    made = []
+    for each in inputs:
+        shape = [2 if int(size) < 0 else int(size) for size in each["shape"]]
+        value: Any = "dGV4dA==" if each["datatype"] == "BYTES" else 1.5
+        made.append({**each, "shape": shape, "data": [value] * math.prod(shape)})
+    return made
+
+
+@pytest.mark.parametrize("model", ["rows", "sums"])
+def test_a_call_made_of_the_metadata_alone_is_answered(enveloped: tuple[str, Server], model: str) -> None:
+    """Over REST, in JSON and raw, and over gRPC. Under an envelope of another protocol a row handler has no tensors."""
+    envelope, server = enveloped
+    address = f"{server.inference}/v2/models/{model}"
+    told = server.client.get(address).json()
+    config = server.client.get(f"{address}/config").json()
+    if (model, envelope) == ("rows", "kserve"):
+        assert (told["inputs"], told["outputs"], config["input"]) == ([], [], [])
+        return
+
+    tensors = sent(told["inputs"])
+    names = [{"name": each["name"]} for each in told["outputs"]]
+    plain = server.client.post(f"{address}/infer", json={"inputs": tensors, "outputs": names})
+    raw = server.client.post(f"{address}/infer", **as_raw(tensors))
+    with grpc.insecure_channel(server.grpc_inference) as channel:
+        ask = asking(channel)
+        described = ask("ModelMetadata", name=model)
+        inputs = [
+            {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in described.inputs
+        ]
+        wanted = [{"name": each.name} for each in described.outputs]
+        given = [tensor_of(each) for each in sent(inputs)]
+        answer = ask("ModelInfer", model_name=model, inputs=given, outputs=wanted)
+
+    assert [each["name"] for each in inputs] == [each["name"] for each in told["inputs"]] != []
+    assert [each["name"] for each in config["input"]] == [each["name"] for each in told["inputs"]]
+    assert (plain.status_code, raw.status_code) == (200, 200), plain.text + raw.text
+    assert plain.json()["outputs"] == raw.json()["outputs"]
+    expected = told["outputs"] or told["inputs"]
+    assert [each["name"] for each in plain.json()["outputs"]] == [each["name"] for each in expected]
+    assert [each.name for each in answer.outputs] == [each["name"] for each in expected]
+    if model == "rows":
+        assert plain.json()["outputs"][0]["data"] == [{"got": "dGV4dA=="}]
+
+
+def as_raw(tensors: list[dict[str, Any]]) -> dict[str, Any]:
+    """The request with the tensors' values behind its JSON."""
+    values, described = b"", []
+    for each in tensors:
+        if each["datatype"] == "BYTES":
+            elements = [text.encode() for text in each["data"]]
+            own = b"".join(len(one).to_bytes(4, "little") + one for one in elements)
+        else:
+            own = struct.pack(f"<{len(each['data'])}f", *each["data"])
+        values += own
+        kept = {key: each[key] for key in ("name", "datatype", "shape")}
+        described.append({**kept, "parameters": {"binary_data_size": len(own)}})
+    head = json.dumps({"inputs": described}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+    return {"content": head + values, "headers": headers}
+
+
+def tensor_of(tensor: dict[str, Any]) -> dict[str, Any]:
+    """An input of gRPC's messages, with typed contents."""
+    values = tensor["data"]
+    is_bytes = tensor["datatype"] == "BYTES"
+    contents = {"bytes_contents": [each.encode() for each in values]} if is_bytes else {"fp32_contents": values}
+    return {**{key: tensor[key] for key in ("name", "datatype", "shape")}, "contents": contents}

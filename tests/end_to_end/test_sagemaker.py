@@ -163,7 +163,7 @@ def test_a_multi_model_endpoint_loads_lists_invokes_and_unloads(image: ImageHome
     assert at_first.json() == at_last.json() == {"models": []}
     assert (loaded.status_code, loaded.json()["status"]) == (
         200,
-        'Model "1c4a" Version: 1.0 registered with 1 initial workers',
+        "Model 1c4a version 1.0 is registered, with 1 worker",
     )
     assert (again.status_code, too_large.status_code) == (409, 507)
     assert [each.status_code for each in refused] == [404, 404]

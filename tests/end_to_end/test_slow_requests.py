@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -14,8 +15,8 @@ import grpc
 import pytest
 
 from marserve.api.grpc.schema import INFERENCE, Schema
-from marserve.telemetry.timeline import STAGES
-from support.server import Server, make_archive, poll
+from support.explained import explained
+from support.server import Server, make_archive
 
 HANDLER = """
 import json
@@ -35,6 +36,17 @@ def handle(data, context):
     return answers
 """
 
+STREAM = """
+from marserve_handlers.context import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    for _ in range(199):
+        send_intermediate_predict_response([b"x" * 65536], context.request_ids, "part", 200, context)
+    return [b"x" * 65536]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -46,18 +58,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         for _ in range(8):
             assert running.predict("m", b"{}").status_code == 200
         yield running
-
-
-def explained(server: Server, request_id: str) -> dict[str, Any]:
-    """What the server says of a request, once it has ended."""
-    for _ in poll(5, f"request {request_id} is recorded"):
-        answer = server.client.get(f"{server.management}/requests/{request_id}")
-        if answer.status_code == 200:
-            break
-    found: dict[str, Any] = answer.json()
-    assert [stage["name"] for stage in found["stages"]] == list(STAGES)
-    assert sum(stage["ms"] for stage in found["stages"]) == pytest.approx(found["wall_ms"], rel=0.02, abs=0.1)
-    return found
 
 
 def ms(found: dict[str, Any], stage: str) -> float:
@@ -81,7 +81,8 @@ def test_a_slow_handler_is_named_with_what_its_author_named(server: Server) -> N
     found = explained(server, "slow-handler")
 
     assert (found["cause"], found["model"], found["version"]) == ("handler", "m", "1.0")
-    assert 300 <= ms(found, "handle") <= found["wall_ms"] <= seen_ms
+    # The client may have the answer before the server has looked at its clock again.
+    assert 300 <= ms(found, "handle") <= found["wall_ms"] <= seen_ms + 50
     assert [span["name"] for span in found["spans"]] == ["work"]
     assert found["spans"][0]["ms"] >= 300
     assert (found["bytes_in"], found["bytes_out"], found["worker"]) == (14, 2, "W-9000-m_1.0")
@@ -133,6 +134,26 @@ def test_a_client_that_sends_slowly_is_named(server: Server) -> None:
     assert ms(found, "body") > 150
 
 
+def test_a_client_that_takes_its_stream_slowly_is_named(server: Server) -> None:
+    """Its worker had to wait; the handler itself was quick."""
+    make_archive(server.store / "stream.mar", STREAM)
+    assert server.register("stream.mar", initial_workers=1).status_code == 200
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        client.connect(("127.0.0.1", int(server.inference.rpartition(":")[2])))
+        head = "POST /predictions/stream HTTP/1.1\r\nhost: localhost\r\nx-request-id: sips\r\n"
+        client.sendall(f"{head}content-length: 0\r\n\r\n".encode())
+        time.sleep(1.0)  # what is slow here is the client
+        while not client.recv(1 << 20).endswith(b"0\r\n\r\n"):
+            pass
+
+    found = explained(server, "sips")
+
+    assert found["cause"] == "slow_client"
+    assert found["bytes_out"] == 200 * 65536
+    assert found["first_piece_ms"] < found["wall_ms"] / 2
+
+
 def test_a_failure_has_its_class_and_stands_in_the_list(server: Server) -> None:
     """A client's mistake does not."""
     failed = server.predict("m", json.dumps({"fail": True}), **{"X-Request-Id": "fails"})
@@ -152,8 +173,8 @@ def test_a_client_that_left_is_recorded_as_gone(server: Server) -> None:
     """With what had become of its request."""
     with socket.create_connection(("127.0.0.1", int(server.inference.rpartition(":")[2]))) as client:
         body = json.dumps({"sleep": 0.3})
-        head = f"POST /predictions/m HTTP/1.1\r\nhost: localhost\r\nx-request-id: leaves\r\ncontent-length: {len(body)}\r\n\r\n"
-        client.sendall((head + body).encode())
+        head = "POST /predictions/m HTTP/1.1\r\nhost: localhost\r\nx-request-id: leaves\r\n"
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         time.sleep(0.1)  # the request is with the worker by now
 
     found = explained(server, "leaves")
@@ -199,6 +220,23 @@ def test_stages_have_histograms(server: Server) -> None:
         "total",
     ):
         assert f'marserve_request_seconds_count{{model="m",version="1.0",stage="{stage}"}}' in page
+
+
+def test_a_killed_server_leaves_its_requests_to_the_next_one(tmp_path: Path) -> None:
+    """In a file, if that is asked for."""
+    settings = {"flight_recorder_file": str(tmp_path / "requests")}
+    with Server(tmp_path, entry="marserve", settings=settings) as server:
+        make_archive(server.store / "m.mar", HANDLER)
+        assert server.register("m.mar", initial_workers=1).status_code == 200
+        server.predict("m", json.dumps({"sleep": 0.2}), **{"X-Request-Id": "before-the-crash"})
+        server.stop(check=False, number=signal.SIGKILL)
+        server.start()
+
+        found = explained(server, "before-the-crash")
+        listed = server.client.get(f"{server.management}/requests", params={"previous": "true"}).json()["requests"]
+
+    assert (found["model"], found["cause"], found["worker"]) == ("m", "cold_worker", "W-9000-m_1.0")
+    assert [each["id"] for each in listed] == ["before-the-crash"]
 
 
 def test_under_torchserve_there_are_no_such_routes(tmp_path: Path) -> None:

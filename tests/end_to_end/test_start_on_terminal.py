@@ -7,51 +7,16 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from support.on_terminal import LIMIT_S, Reader
 from support.workplace import Workplace
 
-LIMIT_S = 60.0
 LAST = "Ctrl-C stops the server."
-
-
-class Reader:
-    """What comes from a descriptor, read until its other end is closed."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.text = ""
-        self._descriptor = descriptor
-        self._more = threading.Condition()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self._descriptor, 65536)
-            except OSError:  # a terminal whose last writer has gone
-                data = b""
-            with self._more:
-                self.text += data.decode(errors="replace")
-                self._more.notify_all()
-            if not data:
-                return
-
-    def wait_for(self, words: str) -> None:
-        """Until the words have come."""
-        with self._more:
-            assert self._more.wait_for(lambda: words in self.text or not self._thread.is_alive(), LIMIT_S), self.text
-            assert words in self.text, self.text
-
-    def close(self) -> None:
-        """Read the rest."""
-        self._thread.join(LIMIT_S)
-        os.close(self._descriptor)
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_sequences_are_named_in_the_headers_of_the_settings(server: Server) -> N
     assert refused.headers["x-marserve-cause"] == "too_many_sequences"
     assert described["sequences"] == {"living": 1, "most": 1, "lost": 0}
     assert described["stateful"] is True
-    assert [line for line in metrics.splitlines() if line.startswith("marserve_sequences{") and line.endswith("} 1")]
+    assert [line for line in metrics.splitlines() if line.startswith("marserve_sequences{") and line.endswith("} 1.0")]
 
 
 def test_requests_of_many_lengths_are_answered_side_by_side(server: Server) -> None:

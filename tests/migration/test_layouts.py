@@ -256,7 +256,7 @@ WRONG = {
     "truncated.mar": "no end record",
 }
 # Made without torch, these hold no weights.
-NEED_TORCH = {"linear_nofile.mar", "mnist_eager.mar", "mnist_script.mar", "mnist_onnx.mar"}
+NEED_TORCH = {"kinds.mar", "linear_nofile.mar", "mnist_eager.mar", "mnist_script.mar", "mnist_onnx.mar"}
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def test_other_pythons_serve_a_handler_with_the_extras_beside_it(version: str, w
             ran = type_in("\n".join(typed), tmp_path, programs, variables)
         finally:
             stopped = type_in("marserve stop --kill", tmp_path, programs, variables)
-        found = type_in("python -c 'import onnxruntime, grpc'", tmp_path, programs)
+        found = type_in("python -c 'import onnxruntime, google.protobuf, h2'", tmp_path, programs)
 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"Python {version}." in ran.stdout

@@ -156,6 +156,20 @@ async def test_describe_sees_the_workers(tmp_path: Path, start: str, how: str) -
         gauges = running.metrics.read_gauges()
         assert gauges.workers == {"ready": 2, "loading": 0, "failed": 0, "stopping": 0}
         assert set(gauges.load_s) == {"W-9000-m_1.0", "W-9001-m_1.0"}
+        assert (gauges.oldest_s, gauges.busy_ratio) == (0.0, 0.0)
+
+
+async def test_the_bytes_of_inputs_and_answers_are_counted(tmp_path: Path) -> None:
+    """And how long workers were busy, by the sample of the start."""
+    async with RunningPool(tmp_path) as running:
+        running.pool.start()
+        assert await running.ask_body(b"twelve bytes") == b"twelve bytes"
+        metrics = running.metrics
+
+        assert (metrics.input_bytes, metrics.answer_bytes) == (12, 12)
+        busy_ratio = metrics.read_gauges().busy_ratio
+        assert busy_ratio is not None
+        assert 0 < busy_ratio < 1
 
 
 async def test_a_request_sent_before_the_workers_are_ready_is_answered(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from marserve.errors import Draining, ModelNotFound, NoWorker, QueueFull, VersionNotFound
 from marserve.messages import Answer
+from marserve.registry.catalogue.readiness import ModelReadiness
 from marserve.registry.intake.registration import RegisterParameters
 from support.echo_archives import write_mar
 from support.fake_pool import Behaviour
@@ -161,3 +162,17 @@ async def test_a_drain_that_takes_too_long_says_how_many_are_given_up(house: Hou
 
     assert await house.registry.data_plane.drain(0.03) == 2
     await unregistering
+
+
+async def test_a_version_that_cannot_answer_says_why(house: House) -> None:
+    """Without workers, and while the server drains, whatever its workers are."""
+    await house.add()
+    await house.add("asleep", workers=0)
+    plane = house.registry.data_plane
+
+    assert plane.readiness_of("m") == ModelReadiness(True, "", 1, 1)
+    assert plane.readiness_of("asleep") == ModelReadiness(False, "it is scaled to 0 workers", 0, 1)
+    with pytest.raises(VersionNotFound):
+        plane.readiness_of("m", "9.9")
+    plane.is_draining = True
+    assert plane.readiness_of("m", "1.0") == ModelReadiness(False, "the server is shutting down", 1, 1)

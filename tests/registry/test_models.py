@@ -933,6 +933,40 @@ async def test_a_model_that_is_there_gets_no_version_of_such_a_name(house: House
     assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
 
 
+@pytest.mark.parametrize("word", ["all", "check", "logs", "stats"])
+async def test_no_version_is_newly_called_as_a_word_of_the_api(house: House, word: str) -> None:
+    """`/models/m/stats` is not about a version of that name."""
+    house.put("m", word)
+
+    with pytest.raises(BadName, match=f"'{word}' is one of all, check, logs, stats.*choose another version name"):
+        await house.registry.register(RegisterParameters(f"m-{word}.mar"))
+
+    assert (house.registry.list_models().models, house.folders()) == ([], [])
+
+
+async def test_a_start_keeps_a_version_that_is_called_as_a_word_of_the_api(house: House) -> None:
+    """With a warning."""
+    house.put("m", "stats")
+
+    await house.registry.load_at_start([ModelToLoad("m-stats.mar", "m")])
+
+    [warning] = house.registry.describe("m", "stats")["warnings"]
+    assert warning.startswith("the version name 'stats' is one of")
+
+
+async def test_as_torchserve_such_a_version_is_registered_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As TorchServe takes any text; the log says it."""
+    house = House(tmp_path, as_torchserve=True)
+    house.put("m", "stats")
+
+    await house.registry.register(RegisterParameters("m-stats.mar"))
+
+    assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["stats"]
+    assert any("'stats' is one of" in record.getMessage() for record in caplog.records)
+
+
 async def test_a_model_that_has_such_a_name_can_be_swapped(house: House) -> None:
     """It is not a new name."""
     house.put("m")

@@ -49,6 +49,7 @@ ANY_TEXT = {
     "download_cache": "judged when the server starts (tests/app/test_places.py)",
     "environment_folder": "judged when the server starts (tests/app/test_places.py)",
     "system_shared_memory_folder": "judged when the server starts (tests/app/test_places.py)",
+    "flight_recorder_file": "judged when the server starts (tests/app/building/test_metrics.py)",
     "grpc_inference_address": "judged when it is bound",
     "grpc_management_address": "judged when it is bound",
     "keystore_pass": "judged when the keystore is opened",

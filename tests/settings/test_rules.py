@@ -344,3 +344,25 @@ def test_control_at_inference_is_opened_to_other_machines_only_with_keys_or_when
     assert load(here, "marserve", **given, disable_token_authorization="false").open_inference_control
     assert load(here, "marserve", **given, allow_open_management="true").open_inference_control
     assert load(here, "marserve", open_inference_control="true").warnings == ()
+
+
+def test_a_server_that_would_end_itself_before_a_stall_counts_is_refused(here: Path) -> None:
+    """0 is off, and a minute is well."""
+    with pytest.raises(BadSettings, match=r"abort_when_stuck is '0.5', shorter than loop_stall_threshold, 1 s"):
+        load(here, abort_when_stuck="0.5")
+
+    assert load(here, abort_when_stuck="0").abort_when_stuck == 0
+    assert load(here, abort_when_stuck="60").abort_when_stuck == 60
+    assert load(here, abort_when_stuck="0.5", loop_stall_threshold="0.2").abort_when_stuck == 0.5
+
+
+def test_a_sampled_access_log_is_noted_with_its_rule(here: Path) -> None:
+    """Who counts its lines must know."""
+    assert not any("access_log_sample" in note for note in load(here).notes)
+
+    notes = load(here, access_log_sample="0.01", access_log_slow="2").notes
+
+    assert (
+        "access_log_sample=0.01: the access log has that share of the requests that were answered well within "
+        "access_log_slow, 2 s, and all others"
+    ) in notes

@@ -119,8 +119,74 @@ def worker(status: str = "READY", **changes: Any) -> dict[str, Any]:
     return {"id": "9000", "status": status, "pid": 4711, "memoryUsage": 2**20, "gpu": False, "restarts": 0, **changes}
 
 
+def version_activity(model: str = "digits", version: str = "1.0", **changes: Any) -> dict[str, Any]:
+    """One version as `/stats` tells it."""
+    return {
+        "modelName": model,
+        "modelVersion": version,
+        "isDefault": True,
+        "state": "ready",
+        "answersPerSecond": 12.5,
+        "p50": 3.25,
+        "p99": 1250.0,
+        "errors": 1,
+        "refused": 2,
+        "queued": 7,
+        "running": 3,
+        "batchSize": 8,
+        "meanBatch": 3.2,
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "readyWorkers": 1,
+        "memoryBytes": 412 << 20,
+        "workers": [worker_activity()],
+        **changes,
+    }
+
+
+def worker_activity(**changes: Any) -> dict[str, Any]:
+    """One worker of it."""
+    return {"id": "9000", "status": "READY", "memoryBytes": 412 << 20, "restarts": 0, **changes}
+
+
+def server_activity(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What `/stats` answers."""
+    return {
+        "versions": list(rows),
+        "versionsInAll": len(rows),
+        "answersPerSecond": 12.5,
+        "queued": 7,
+        "running": 3,
+        "memoryBytes": 412 << 20,
+        "devices": [],
+        **changes,
+    }
+
+
 def description_with_dry_runs(*, knows: bool = True) -> dict[str, Any]:
     """What the API description of a server has that knows dry runs, or of one that does not, as TorchServe."""
     known = [{"name": "dry_run", "in": "query"}] if knows else []
     path = "/models/{model_name}/{model_version}/set-default"
     return {"paths": {path: {"put": {"parameters": [{"name": "model_name", "in": "path"}, *known]}}}}
+
+
+EXPLAINED: dict[str, Any] = {
+    "id": "r-1",
+    "model": "digits",
+    "version": "1.0",
+    "worker": "W-9000-digits_1.0",
+    "status": 200,
+    "started": "2026-01-31T12:00:00.000Z",
+    "wall_ms": 120.0,
+    "bytes_in": 14,
+    "bytes_out": 11,
+    "stages": [{"name": "queue", "ms": 100.0}, {"name": "handle", "ms": 20.0}],
+    "spans": [{"name": "tokenise", "after_ms": 1.0, "ms": 2.0}],
+    "batch": {"size": 2, "mates": ["r-2"], "runs": 1, "first_of_worker": False, "handler_ms": 20.0},
+    "cause": "queue",
+    "why": "100.0 ms: it waited for a worker",
+    "also": ["20.0 ms: the handler ran its batch of 2"],
+    "meanwhile": ["after 3 ms: other was put to sleep to make room"],
+    "others": [],
+}
+"""One request as `/requests/{id}` explains it."""

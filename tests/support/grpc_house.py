@@ -23,6 +23,7 @@ from marserve.api.tls import Identity
 from marserve.errors import ModelNotFound
 from marserve.pool.changes import Changes
 from marserve.registry.catalogue.readiness import Readiness
+from marserve.telemetry.logs.access_log import Sampling
 from support.fake_data_plane import FakeDataPlane, Submitted
 
 HERE = GrpcAddress("127.0.0.1", 0)
@@ -67,6 +68,7 @@ class Book:
 
     is_on: bool = True
     has_ids: bool = False
+    sampling: Sampling | None = None
     lines: list[str] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
 

@@ -24,6 +24,7 @@ from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.open_inference.packed_bodies import PackedBodies
 from marserve.api.tokens import Tokens
+from marserve.telemetry.logs.access_log import Sampling
 from support.fake_data_plane import FakeDataPlane
 from support.http_client import RawClient, connect
 
@@ -33,6 +34,7 @@ class Lines:
 
     is_on = True
     has_ids = False
+    sampling: Sampling | None = None
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -108,6 +110,7 @@ async def listening(
     marks_open_inference: bool = False,
     splits_instances: bool = False,
     packed_bodies: PackedBodies | None = None,
+    logs_streams_at_end: bool = False,
 ) -> AsyncIterator[Listening]:
     """Serve on a free port of this machine; over TLS, with a certificate made in `tls_folder`, where one is given.
 
@@ -133,6 +136,7 @@ async def listening(
         error_rules=error_rules,
         tokens=tokens,
         browser_rules=browser_rules,
+        logs_streams_at_end=logs_streams_at_end,
     )
     files: dict[str, Any] = {}
     client_context = None

@@ -89,7 +89,7 @@ STYLES: dict[str, Style] = {
         lambda path: b"V\\u006f\\u0073\nV\\u006dkdir\n\x93" + text(path) + b"\x85R."
     ),
     "dotted name": Style(
-        lambda path: b"\x80\x04" + text("pathlib") + text("os.mkdir") + b"\x93" + text(path) + b"\x85R."
+        lambda path: b"\x80\x04" + text("shutil") + text("os.mkdir") + b"\x93" + text(path) + b"\x85R."
     ),
     "frame": Style(framed),
     "INST": Style(lambda path: b"(V" + path.encode() + b"\nios\nmkdir\n."),

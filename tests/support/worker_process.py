@@ -32,7 +32,8 @@ class WorkerUnderTest:
                     *(sys.executable, "-P", "-m", "marserve.worker", role),
                     *(str(os.getpid() if parent is None else parent), str(theirs.fileno()), str(descriptor)),
                 ],
-                env=dict(worker_environment()),
+                # One thread, as launchers say: some versions of Pillow import numpy, which starts one for each core.
+                env={**worker_environment(), "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=(theirs.fileno(), descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

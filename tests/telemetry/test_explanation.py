@@ -144,6 +144,16 @@ def of_a_client_that_takes_slowly(world: World) -> Timeline:
     return timeline
 
 
+def of_a_client_that_takes_its_stream_slowly(world: World) -> Timeline:
+    """The worker was held meanwhile."""
+    timeline = world.run(["slow"], 100.0, handler_s=2.0)[0]
+    timeline.first_piece_at = 100.1
+    timeline.hold(100.2)
+    timeline.hold(100.3)
+    timeline.resume(101.9)
+    return timeline
+
+
 def beside_neighbours(world: World) -> Timeline:
     """Other processes had the processor."""
     return world.run(["slow"], 100.0, handler_s=0.5, waited_s=0.4)[0]
@@ -188,6 +198,7 @@ FAULTS: dict[Callable[[World], Timeline], Cause] = {
     with_a_large_body: "large_body",
     of_a_slow_client: "slow_client",
     of_a_client_that_takes_slowly: "slow_client",
+    of_a_client_that_takes_its_stream_slowly: "slow_client",
     beside_neighbours: "neighbour",
     while_it_printed: "printing",
     while_it_collected: "garbage_collection",
@@ -239,6 +250,19 @@ def test_what_happened_to_another_model_is_not_the_cause() -> None:
     world.note("load", 99.0, 100.0, model="other")
 
     assert world.explain(world.run(["slow"], 100.0, handler_s=0.01, queued_s=0.9)[0])[0] == "queue"
+
+
+def test_a_batch_that_began_long_before_is_found_among_many_that_were_sent_after_it() -> None:
+    """On a second worker the short ones passed by."""
+    world = World()
+    (long,) = world.run(["long"], 90.0, handler_s=9.9)
+    for number in range(30):
+        world.run([f"short{number}"], 90.1 + number / 10, handler_s=0.01)
+
+    cause, why = world.explain(world.run(["slow"], 100.0, handler_s=0.01, queued_s=4.0)[0])
+
+    assert cause == "queue"
+    assert f"request {long.id}," in why
 
 
 def test_other_causes_of_a_tenth_and_more_are_named_beside() -> None:

@@ -16,6 +16,7 @@ from marserve.telemetry.recorder import (
     SLOWEST_KEPT,
     SORTED_TOGETHER,
     Recorder,
+    of_id,
 )
 from marserve.telemetry.timeline import BatchTimes, Timeline
 
@@ -48,9 +49,9 @@ def test_a_request_is_known_as_soon_as_it_has_ended() -> None:
 
     recorder.take(timeline)
 
-    assert recorder.find("a") == [timeline]
-    assert recorder.find("theirs") == [timeline]
-    assert recorder.find("b") == []
+    assert of_id("a", recorder) == [timeline]
+    assert of_id("theirs", recorder) == [timeline]
+    assert of_id("b", recorder) == []
 
 
 def test_of_equal_ids_the_newest_comes_first() -> None:
@@ -59,7 +60,7 @@ def test_of_equal_ids_the_newest_comes_first() -> None:
     for at in range(3):
         recorder.take(ended("same", float(at)))
 
-    assert [each.written_at for each in recorder.find("same")] == [2.0, 1.0, 0.0]
+    assert [each.written_at for each in of_id("same", recorder)] == [2.0, 1.0, 0.0]
 
 
 def test_all_requests_are_kept_while_they_are_few() -> None:
@@ -91,8 +92,8 @@ def test_the_slowest_and_the_failed_of_each_model_outlive_the_ring() -> None:
     for number in range(20_000):
         recorder.take(ended(str(number), 2.0 + number / 10_000))
 
-    assert recorder.find("slow")
-    assert recorder.find("failed")
+    assert of_id("slow", recorder)
+    assert of_id("failed", recorder)
 
 
 def test_of_a_model_a_fixed_number_is_kept() -> None:
@@ -121,8 +122,8 @@ def test_after_an_hour_the_slowest_are_those_since_then() -> None:
     for number in range(20_000):
         recorder.take(ended(str(number), later + number / 10_000))
 
-    assert recorder.find("new")
-    assert not recorder.find("old0")
+    assert of_id("new", recorder)
+    assert not of_id("old0", recorder)
 
 
 def test_a_clients_mistake_is_not_kept_as_a_failure() -> None:
@@ -132,7 +133,7 @@ def test_a_clients_mistake_is_not_kept_as_a_failure() -> None:
     for number in range(5000):
         recorder.take(ended(f"bad{number}", 1.0 + number / 1000, status=400, error="malformed"))
 
-    assert recorder.find("failed")
+    assert of_id("failed", recorder)
 
 
 def test_models_that_were_not_slow_for_long_leave_for_others() -> None:
@@ -188,7 +189,7 @@ def test_a_request_that_no_model_took_is_known_too() -> None:
 
     recorder.take(timeline)
 
-    assert recorder.find("lost")[0].model == ""
+    assert of_id("lost", recorder)[0].model == ""
 
 
 @pytest.mark.parametrize("limit", [0, 1, 1 << 30])

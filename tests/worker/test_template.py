@@ -224,7 +224,8 @@ def test_a_template_imports_what_there_is_and_passes_over_the_rest() -> None:
         report, _ = template.hear()
 
         assert type(report) is Templated
-        assert (report.refusals, report.preload) == ([], ["PIL.Image"])
+        # Pillow 10 imports numpy.
+        assert (report.refusals, [name for name in report.preload if name != "numpy"]) == ([], ["PIL.Image"])
 
 
 def test_a_template_ends_with_its_control_connection(tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from marserve.archive.reading.reader import Limits
+from marserve.desired_state.dry_runs import DryRuns
+from marserve.desired_state.policies import Changes
 from marserve.errors import (
     BadDag,
     BadName,
     Draining,
+    ModelNotFound,
+    NodeInUse,
     VersionConflict,
     WorkflowArchiveNotFound,
     WorkflowBusy,
@@ -45,8 +49,8 @@ dag: {prepare: [middle]}
 class Workplace:
     """A registry, workflows over it, and their stores."""
 
-    def __init__(self, root: Path) -> None:
-        self.house = House(root)
+    def __init__(self, root: Path, **options: bool) -> None:
+        self.house = House(root, **options)
         self.pools = self.house.pools
         self.store = self.house.store
         self.scratch = root / "workflows"
@@ -337,3 +341,33 @@ async def test_a_workflow_has_so_many_requests_at_a_time_and_no_more(place: Work
     assert place.workflows.describe("w")["runningRequests"] == 3
     await place.workflows.stop()
     await place.house.registry.stop()
+
+
+async def test_a_node_is_not_unregistered_beside_its_workflow(place: Workplace) -> None:
+    """Unless it is forced; TorchServe lets it go, and the workflow's own end takes it along."""
+    await place.workflows.register(WorkflowParameters("w.war"))
+    registry = place.house.registry
+    changes = Changes(registry)
+
+    for call in (changes.unregister("w__middle"), changes.unregister("w__middle", "1.0")):
+        with pytest.raises(NodeInUse, match=r"Model w__middle is a node of workflow w, .* DELETE /workflows/w "):
+            await call
+    with pytest.raises(NodeInUse):
+        DryRuns(registry, changes).unregister("w__middle")
+    assert DryRuns(registry, changes).unregister("w__middle", force=True)
+    with pytest.raises(ModelNotFound):
+        await changes.unregister("w__nobody")
+    await place.workflows.unregister("w")
+    with pytest.raises(ModelNotFound):
+        registry.describe("w__middle")
+
+
+async def test_as_recorded_a_node_can_be_unregistered(tmp_path: Path) -> None:
+    """As in TorchServe."""
+    place = Workplace(tmp_path, as_torchserve=True)
+    await place.workflows.register(WorkflowParameters("w.war"))
+
+    await Changes(place.house.registry).unregister("w__middle")
+
+    with pytest.raises(ModelNotFound):
+        place.house.registry.describe("w__middle")

@@ -105,7 +105,9 @@ class Declaration:
     """All that a model declares: named tensors in and out, or one item in and its answer out.
 
     Without `has_batch_axis` the model takes and gives tensors without that axis, one request a call. Their shapes here
-    begin with `"batch"` all the same; those of the JSON do not.
+    begin with `"batch"` all the same; those of the JSON do not. `is_async`: `predict` of one item is a coroutine, or an
+    asynchronous generator, so that several of its requests can run at once. A program with `takes_one_row` is run on
+    one row after the other; clients see nothing of it.
     """
 
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -114,6 +116,8 @@ class Declaration:
     output: ItemType | None = None
     name: str | None = None
     has_batch_axis: bool = True
+    is_async: bool = False
+    takes_one_row: bool = False
 
     @property
     def takes_elements(self) -> bool:
@@ -129,7 +133,7 @@ class Declaration:
 
         `{"version": 1, "kind": "tensors", "inputs": [{"name", "dtype", "shape", …}], "outputs": […]}`, or
         `{"version": 1, "kind": "item", "input": {"type", "schema", …}, "output": {…}}`; `name` if the author gave one,
-        and `"batch": false` for tensors without a batch axis.
+        `"batch": false` for tensors without a batch axis, and `"async": true` for a coroutine that takes one item.
         """
         document: dict[str, Any] = {"version": DECLARATION_VERSION, "kind": "tensors" if self.input is None else "item"}
         if self.name is not None:
@@ -142,6 +146,8 @@ class Declaration:
         else:
             document["input"] = self.input.describe()
             document["output"] = (self.output or ItemType("any")).describe()
+            if self.is_async:
+                document["async"] = True
         return document
 
     def _described(self, name: str, tensor: Tensor) -> dict[str, Any]:
@@ -235,22 +241,23 @@ def check_same(archive: bytes, handler: bytes, word: str) -> None:
             f"{DECLARATION_PATH} of the archive declares {_cut(archive.decode('utf-8', 'replace'))}, and the handler "
             f"{word} declares nothing: make the archive anew with marserve archive."
         )
-    found = first_difference(*_without_text_schema(json.loads(archive), json.loads(handler)))
+    in_archive = json.loads(archive)
+    found = first_difference(in_archive, _as_older(in_archive, json.loads(handler)))
     if found is not None:
-        path, in_archive, in_handler = found
+        path, said, in_handler = found
         raise DeclarationError(
             f"{DECLARATION_PATH} of the archive and the handler {word} declare different things at {path}: the archive "
-            f"{_cut(json.dumps(in_archive))}, the handler {_cut(json.dumps(in_handler))}. Make the archive anew with "
+            f"{_cut(json.dumps(said))}, the handler {_cut(json.dumps(in_handler))}. Make the archive anew with "
             "marserve archive."
         )
 
 
-def _without_text_schema(archive: Any, handler: Any) -> tuple[Any, Any]:
-    """Both, without the schema of a text that archives of older builds do not have."""
+def _as_older(archive: Any, handler: Any) -> Any:
+    """The handler's, without what archives of older builds do not have: the schema of a text, and `async`."""
     old, new = archive.get("input") or {}, handler.get("input") or {}
     if old.get("type") == new.get("type") == "text" and "schema" not in old:
-        return archive, {**handler, "input": {key: value for key, value in new.items() if key != "schema"}}
-    return archive, handler
+        handler = {**handler, "input": {key: value for key, value in new.items() if key != "schema"}}
+    return {key: value for key, value in handler.items() if key != "async" or key in archive}
 
 
 def _cut(text: str) -> str:

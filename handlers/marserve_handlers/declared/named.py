@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from marserve_handlers.context import Context
 from marserve_handlers.declared.arrays import as_array
 from marserve_handlers.declared.declaration import BATCH, Declaration, Tensor
@@ -24,26 +26,33 @@ logger = logging.getLogger(__name__)
 Spec = tuple[str, str | None, Sequence[int | str | None]]
 
 
-def declare_specs(inputs: Iterable[Spec], outputs: Iterable[Spec]) -> Declaration | None:
-    """The declaration of a program with these inputs and outputs; None if they have no batch axis, or odd dtypes.
+def declare_specs(inputs: Iterable[Spec], outputs: Iterable[Spec], *, may_batch: bool = True) -> Declaration | None:
+    """The declaration of a program with these inputs and outputs; None for other types than numbers, and for scalars.
 
-    The first size of each must vary. One that varies and has no plain name is named by its place.
+    The first sizes are the batch axis if all of them vary, and if all of them are 1: the program is then run on one row
+    after the other. Else, and without `may_batch`, no tensor has one: shapes are whole, and each request is run by
+    itself. A size that varies and has no plain name is named by its place.
     """
-    tensors: list[dict[str, Tensor]] = []
-    for specs in (inputs, outputs):
-        found: dict[str, Tensor] = {}
-        for name, dtype, sizes in specs:
-            if dtype is None or not sizes or isinstance(sizes[0], int):
-                return None
-            shape: list[int | str] = [BATCH]
-            for axis, size in enumerate(sizes[1:], 1):
-                if not isinstance(size, int):
-                    is_plain = isinstance(size, str) and size.isidentifier() and size not in (*shape, sizes[0])
-                    size = str(size) if is_plain else f"{_plain(name)}_size_{axis}"
-                shape.append(size)
-            found[name] = Tensor(dtype, shape)
-        tensors.append(found)
-    return Declaration(tensors[0], tensors[1]) if all(tensors) else None
+    kinds = list(inputs), list(outputs)
+    every = [spec for specs in kinds for spec in specs]
+    if not all(kinds) or any(dtype is None or not sizes for _, dtype, sizes in every):
+        return None
+    firsts = [sizes[0] for _, _, sizes in every]
+    takes_one_row = may_batch and all(size == 1 for size in firsts)
+    has_batch_axis = takes_one_row or (may_batch and not any(isinstance(size, int) for size in firsts))
+    ours, theirs = ({spec[0]: _tensor(*spec, first=int(has_batch_axis)) for spec in specs} for specs in kinds)
+    return Declaration(ours, theirs, has_batch_axis=has_batch_axis, takes_one_row=takes_one_row)
+
+
+def _tensor(name: str, dtype: str | None, sizes: Sequence[int | str | None], *, first: int) -> Tensor:
+    """The tensor of a spec with the batch axis before its sizes from `first` on."""
+    shape: list[int | str] = [BATCH]
+    for axis, size in enumerate(sizes[first:], first):
+        if not isinstance(size, int):
+            is_plain = isinstance(size, str) and size.isidentifier() and size not in (*shape, *sizes[:first])
+            size = str(size) if is_plain else f"{_plain(name)}_size_{axis}"
+        shape.append(size)
+    return Tensor(str(dtype), shape)
 
 
 def _plain(name: str) -> str:
@@ -77,11 +86,7 @@ class NamedInputs:
 
         def predict(**arrays: Any) -> dict[str, Any]:
             taken = [arrays[name] for name in declaration.inputs]
-            given = run(taken if has_batch_axis else [array[0] for array in taken])
-            if isinstance(given, Mapping):
-                given = list(given.values())
-            elif not isinstance(given, (list, tuple)):
-                given = [given]
+            given = _listed(run(taken if has_batch_axis else [array[0] for array in taken]))
             if len(given) < len(outputs):
                 raise ValueError(f"the model gave {len(given)} outputs, and {len(outputs)} are declared")
             if not has_batch_axis:
@@ -128,3 +133,24 @@ class NamedInputs:
             for place, answer in zip(left, others([data[place] for place in left]), strict=True):
                 answers[place] = answer
         return answers
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    """What a program gave as its outputs in order."""
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return given if isinstance(given, (list, tuple)) else [given]
+
+
+def row_by_row(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], list[Any]]:
+    """`run` of arrays with any number of rows, for a program that takes one."""
+
+    def run_rows(arrays: list[Any]) -> list[Any]:
+        count = next(len(array) for array in arrays if array is not None)
+        parts = [
+            [as_array(each) for each in _listed(run([None if one is None else one[at : at + 1] for one in arrays]))]
+            for at in range(count)
+        ]
+        return [np.concatenate(each) for each in zip(*parts, strict=True)]
+
+    return run_rows

@@ -70,6 +70,7 @@ def _declare(definition: Definition, predicting: Predicting) -> Declaration:
         input=input_type(f"The parameter {parameter} of {predicting.words}", annotation, parameter)[0],
         output=output_type(f"What {predicting.words} returns", predicting.returns, is_stream=predicting.is_stream),
         name=definition.name,
+        is_async=predicting.is_async,
     )
 
 

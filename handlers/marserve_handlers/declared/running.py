@@ -24,25 +24,25 @@ class Runner:
             import asyncio  # here for a quicker start: few workers need asyncio
 
             loop = self._loop = asyncio.new_event_loop()
-        result, error = loop.run_until_complete(_caught(coroutine))
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # the traceback has this frame
-        return cast("Result", result)
+        ended: list[tuple[Result | None, Exception | None]] = []
+        loop.run_until_complete(_end(coroutine, ended))
+        # No variable keeps either: tracebacks of exceptions, also of those in a result, have this frame.
+        if ended[0][1] is not None:
+            raise cast("Exception", ended.pop()[1])
+        return cast("Result", ended.pop()[0])
 
     def __del__(self) -> None:
         if self._loop is not None and not self._loop.is_running():
             self._loop.close()
 
 
-async def _caught(coroutine: Coroutine[Any, Any, Result]) -> tuple[Result | None, Exception | None]:
-    """Its result, or its exception. The loop would raise that from a frame that has the task, which keeps it: a cycle.
+async def _end(coroutine: Coroutine[Any, Any, Result], ended: list[tuple[Result | None, Exception | None]]) -> None:
+    """Await it, and put its result or its exception in the list.
 
-    That would hold the request's body until it is collected.
+    In the task they would be in a cycle: tracebacks have frames of the loop (from Python 3.12 on all that the coroutine
+    was called from), and these have the task. That would hold the request's body until it is collected.
     """
     try:
-        return await coroutine, None
+        ended.append((await coroutine, None))
     except Exception as error:
-        return None, error
+        ended.append((None, error))

@@ -52,8 +52,7 @@ class ItemModel:
     def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """One answer for each request. An exception in an answer's place is that request's alone."""
         if self.is_async:
-            answers: list[Any] = self.runner.run(self.handle_async(rows, context))
-            return answers
+            return self.runner.run(self.handle_async(rows, context))
         if len(rows) == 1:
             return [self._answer(rows[0], context, 0)]
         return [self._one(row, context, place) for place, row in enumerate(rows)]

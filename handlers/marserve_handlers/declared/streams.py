@@ -31,8 +31,7 @@ class StreamModel(ItemModel):
     def handle(self, rows: list[dict[str, Any]], context: Context) -> list[Any]:
         """The last piece of each request; the others are sent before. An exception ends its request's stream."""
         if self.is_async:
-            answers: list[Any] = self.runner.run(self.handle_async(rows, context))
-            return answers
+            return self.runner.run(self.handle_async(rows, context))
         streams = [self._begin(row, context, place) for place, row in enumerate(rows)]
         try:
             while True:
@@ -71,6 +70,7 @@ class StreamModel(ItemModel):
                 pieces: list[Any] = [b""] * count
                 pieces[stream.place] = piece
                 _send(pieces, context)
+            await asyncio.sleep(0)  # a generator that waits for nothing must not hold up others, or a cancel
 
     def _begin(self, row: dict[str, Any], context: Context, place: int) -> _Stream:
         try:

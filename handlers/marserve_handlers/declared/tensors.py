@@ -71,8 +71,7 @@ class TensorModel:
     def handle(self, rows: Sequence[dict[str, Any] | None], context: Context) -> list[Any]:
         """One answer for each request, None for None. An exception in an answer's place is that request's alone."""
         if self._is_async:
-            answers: list[Any] = self._runner.run(self.handle_async(rows, context))
-            return answers
+            return self._runner.run(self.handle_async(rows, context))
         batch = _Batch(rows, self._reader(context))
         for spans in self._calls(batch, context):
             try:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.errors import PredictionException
 
 
@@ -33,7 +34,7 @@ class BaseEnvelope(ABC):
         if self._holds_nothing(data, rows):
             return self.format_output([])
         answers = self._handle_fn(rows, context)
-        return self.format_output(answers) if answers else answers
+        return self.format_output(plain(answers)) if answers else answers
 
     async def handle_async(self, data: Any, context: Any) -> Any:
         """As `handle`, around a handler that is a coroutine function; batches may run side by side."""
@@ -45,7 +46,7 @@ class BaseEnvelope(ABC):
         if mine._holds_nothing(data, rows):
             return mine.format_output([])
         answers = await self._handle_fn(rows, context)
-        return mine.format_output(answers) if answers else answers
+        return mine.format_output(plain(answers)) if answers else answers
 
     def _holds_nothing(self, data: Any, rows: Any) -> bool:
         return self.answers_nothing_itself and bool(data) and rows == []
@@ -57,6 +58,13 @@ class BaseEnvelope(ABC):
     @abstractmethod
     def format_output(self, data: Any) -> Any:
         """A list with one answer for each row of the batch, from what the handler gave."""
+
+
+def plain(answers: Any) -> Any:
+    """The handler's answers, with values for JSON text: programs that declare their tensors write it themselves."""
+    if not isinstance(answers, list) or not any(isinstance(each, JsonAnswer) for each in answers):
+        return answers
+    return [json.loads(each.body) if isinstance(each, JsonAnswer) else each for each in answers]
 
 
 def document_of(row: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from marserve_handlers.declared.open_inference.datatypes import BF16, NUMPY
+from marserve_handlers.declared.open_inference.marking import has_raw_tensors, header_length, is_marked
+from marserve_handlers.declared.open_inference.request import read_request
 from marserve_handlers.envelopes.base import BaseEnvelope, document_of, split
 from marserve_handlers.errors import PredictionException
 
@@ -34,13 +36,27 @@ class KServev2Envelope(BaseEnvelope):
     """The handler gets the data of all inputs, one list for the whole batch, and gives one answer for each of them.
 
     Answer i goes by the name of input i. Batches of several requests work: inputs are joined, answers cut back.
+
+    With `passes_protocol` the handler reads the protocol itself, and gets the requests that came by its routes as they
+    are. Others are unwrapped, as their clients may name inputs otherwise than the handler's model.
     """
 
     answers_nothing_itself = True
+    passes_protocol = False
 
     def __init__(self, handle_fn: Any) -> None:
         super().__init__(handle_fn)
         self._requests: list[tuple[str | None, list[str]]] = []
+
+    def handle(self, data: Any, context: Any) -> Any:
+        """Answer a batch. Raises ValueError for one of both kinds, which the server then runs in parts."""
+        if self.passes_protocol and data:
+            marked = {is_marked(context, at) for at in range(len(data))}
+            if len(marked) > 1:
+                raise ValueError("Requests of the Open Inference Protocol's routes and of others share a batch.")
+            if True in marked:
+                return self._handle_fn(data, context)
+        return super().handle(data, context)
 
     def parse_input(self, data: Any) -> list[Any]:
         """The data of all rows' inputs, reshaped; of `BYTES` the first element."""
@@ -53,8 +69,8 @@ class KServev2Envelope(BaseEnvelope):
     def _batch_from_json(self, rows: Any) -> list[Any]:
         """The inputs of all rows; what the answers need of them is kept."""
         self._requests, inputs = [], []
-        for row in rows:
-            document = document_of(row)
+        for at, row in enumerate(rows):
+            document = self._raw_document(at, row) or document_of(row)
             given = document.get("inputs") if isinstance(document, dict) else None
             if not isinstance(given, list) or not all(isinstance(tensor, dict) for tensor in given):
                 raise PredictionException('The request must be a JSON object with a list "inputs" of objects.', 400)
@@ -63,6 +79,26 @@ class KServev2Envelope(BaseEnvelope):
             self._requests.append((None if request_id is None else str(request_id), names))
             inputs += self._from_json(given)
         return inputs
+
+    def _raw_document(self, at: int, row: Any) -> dict[str, Any] | None:
+        """The document of a row with raw tensors, as though its values had come in JSON; None for another row.
+
+        Elements of `BYTES` are texts where they are UTF-8. Raises BadInput.
+        """
+        items = getattr(self.context, "batch_items", ())
+        if at >= len(items) or not has_raw_tensors(items[at]):
+            return None
+        asked = read_request(row.get("body"), header_length(items[at].headers))
+        inputs = [
+            {
+                "name": name,
+                "datatype": asked.datatypes[name],
+                "shape": list(array.shape),
+                "data": [_as_text(each) for each in array.reshape(-1).tolist()],
+            }
+            for name, array in asked.tensors.items()
+        ]
+        return {"id": asked.id or None, "inputs": inputs}
 
     def _from_json(self, body_list: list[dict[str, Any]]) -> list[Any]:
         """The data of one row's inputs."""
@@ -99,6 +135,13 @@ class KServev2Envelope(BaseEnvelope):
             "data": array.reshape(-1).tolist(),
             "shape": list(array.shape),
         }
+
+
+def _as_text(value: Any) -> Any:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def _reshape(tensor: dict[str, Any]) -> Any:

@@ -58,7 +58,7 @@ def load_exported(path: str, device: Any) -> torch.nn.Module:
 
 
 def _declare(program: Any) -> Declaration | None:
-    """What the program's own inputs and outputs declare; None if it takes other things than batches of tensors."""
+    """What the program's own inputs and outputs declare; None if it takes other things than tensors."""
     try:
         arguments, keywords = program.call_spec.in_spec.children_specs
         outputs = program.call_spec.out_spec
@@ -71,9 +71,10 @@ def _declare(program: Any) -> Declaration | None:
         ours = ["output"] if len(names) == 1 else [f"output_{number}" for number in range(len(names))]
         inputs = [_spec(name, values[name]) for name in signature.user_inputs]
         batch = {sizes[0] for _, _, sizes in inputs if sizes}
-        if len(batch) != 1 or any(batch & set(sizes[1:]) for _, _, sizes in inputs):
-            return None
-        return declare_specs(inputs, [_spec(our, values[name]) for our, name in zip(ours, names, strict=True)])
+        # A size that varies is the batch's if it is the first of all inputs, and no other one.
+        may_batch = batch == {1} or (len(batch) == 1 and not any(batch & set(sizes[1:]) for _, _, sizes in inputs))
+        given = [_spec(our, values[name]) for our, name in zip(ours, names, strict=True)]
+        return declare_specs(inputs, given, may_batch=may_batch)
     except Exception as error:  # torch's private forms change: a program without a declaration is served all the same
         logger.debug("the exported program declares nothing: %s", error)
         return None

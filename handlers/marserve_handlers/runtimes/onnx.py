@@ -131,7 +131,7 @@ def open_session(
 
 
 def declare_session(session: onnxruntime.InferenceSession) -> Declaration | None:
-    """What the model's own inputs and outputs declare; None if they have no batch axis, or other types than numbers."""
+    """What the model's own inputs and outputs declare; None for other types than numbers, and for scalars."""
 
     def specs(nodes: Any) -> list[Spec]:
         names = [(node.name, _DTYPES.get(node.type), node.shape) for node in nodes]

@@ -76,6 +76,15 @@ class WorkerRank(Document):
     pid: int
 
 
+class WorkerHealth(Document):
+    """What the handler's own `health()` said of a worker, where the model has a `healthInterval`."""
+
+    state: Literal["unknown", "well", "failing"]
+    failures: Annotated[int, Meta(description="checks in a row that it failed")]
+    checkedAt: Annotated[str | None, Meta(description="when it was last asked, UTC")] = None
+    reason: Annotated[str | None, Meta(description="what it said or raised, if it failed")] = None
+
+
 class Worker(Document, kw_only=True):
     """One worker of a version."""
 
@@ -95,6 +104,7 @@ class Worker(Document, kw_only=True):
     computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
+    health: WorkerHealth | None = None
     lastDeath: Death | None = None
     nextStart: Annotated[
         str | None, Meta(description="when it is tried again after failing, UTC, or `when scaled`")
@@ -273,6 +283,7 @@ class ModelDescription(Document, kw_only=True):
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
     maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None
+    healthInterval: Annotated[float | None, Meta(description="seconds between two calls of a worker's health()")] = None
     maxRestarts: Annotated[int | None, Meta(description="in a row")] = None
     noRestartExitCodes: list[int] | None = None
     onCrash: Literal["fail"] | None = None
@@ -484,8 +495,15 @@ class KServeReady(Document):
     ready: bool
 
 
+class WorkersOfModel(Document):
+    """How many workers of a version have loaded it, and how many it needs."""
+
+    ready: int
+    needed: int
+
+
 class ModelOfV1(Document):
-    """A model as OpenAI's clients know it, and as KServe's do."""
+    """A model as OpenAI's clients know it, and as KServe's do. While it cannot answer, it says why."""
 
     id: str
     object: Literal["model"]
@@ -493,6 +511,17 @@ class ModelOfV1(Document):
     owned_by: str
     name: str
     ready: bool
+    reason: Annotated[str | None, Meta(description="why it cannot answer")] = None
+    workers: WorkersOfModel | None = None
+
+
+class ModelReady(Document):
+    """Whether a model can answer, in the Open Inference Protocol; else with the reason."""
+
+    name: str
+    ready: bool
+    reason: Annotated[str | None, Meta(description="why it cannot answer")] = None
+    workers: WorkersOfModel | None = None
 
 
 class ModelsOfV1(Document):
@@ -616,3 +645,131 @@ class RecordedRequests(Document):
 
     requests: list[ListedRequest]
     recorded: Annotated[int, Meta(description="how many requests are known at present")]
+
+
+class Times(Document):
+    """How long requests took, in milliseconds. A percentile is read off between two bounds of a histogram."""
+
+    count: int
+    mean: float | None = None
+    p50: Annotated[float | None, Meta(description="half of them took at most so long")] = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class TimesByPart(Document):
+    """Of requests: in the queue, in the author's code, and from arrival to answer."""
+
+    queue: Times
+    handler: Times
+    total: Times
+
+
+class BatchesOfSize(Document):
+    """How many batches had so many requests, and more than the size before this one in the list."""
+
+    upTo: Annotated[int | None, Meta(description="null for those that are larger than the last size")]
+    batches: int
+
+
+class WindowStatistics(Document, kw_only=True):
+    """What a version did within some time."""
+
+    seconds: Annotated[float, Meta(description="how long that time was: shorter for a younger version")]
+    requests: Annotated[int, Meta(description="accepted")]
+    requestsPerSecond: float
+    answers: Annotated[dict[str, int], Meta(description="by status; those that failed are in `errors`")]
+    answersPerSecond: Annotated[float, Meta(description="requests that ended, well or badly")]
+    errors: Annotated[dict[str, int], Meta(description="accepted requests that failed, by cause")]
+    refused: Annotated[dict[str, int], Meta(description="requests that were not accepted, by cause")]
+    cancelled: Annotated[int, Meta(description="whose clients went away")]
+    expired: Annotated[int, Meta(description="whose deadlines passed")]
+    retried: Annotated[int, Meta(description="run again because their worker died")]
+    isolated: Annotated[int, Meta(description="run again because their batch raised")]
+    outOfMemory: Annotated[int, Meta(description="batches that ran out of memory")]
+    milliseconds: TimesByPart
+    batches: int
+    meanBatch: Annotated[float | None, Meta(description="requests in a batch, on average")] = None
+    batchSizes: Annotated[list[BatchesOfSize], Meta(description="sizes that no batch had are left out")]
+    busyWorkers: Annotated[float, Meta(description="how many workers ran batches at once, on average")]
+    workerStarts: int
+    workerRestarts: Annotated[int, Meta(description="of these, in the place of a worker that had died")]
+    workerDeaths: Annotated[dict[str, int], Meta(description="by cause")]
+    loadsOnDemand: Annotated[int, Meta(description="times that a request had the sleeping model loaded")]
+    evictions: Annotated[int, Meta(description="times that it was put to sleep to make room")]
+
+
+class VersionStatistics(Document, kw_only=True):
+    """What one version did. A window is left out before the version's first sample."""
+
+    modelVersion: str
+    isDefault: bool
+    lastMinute: WindowStatistics | None = None
+    last5Minutes: WindowStatistics | None = None
+    last60Minutes: WindowStatistics | None = None
+    sinceStart: Annotated[WindowStatistics, Meta(description="since the version was registered")]
+
+
+class ModelStatistics(Document):
+    """What the versions of a model did."""
+
+    modelName: str
+    versions: list[VersionStatistics]
+
+
+class WorkerActivity(Document):
+    """One worker of a version."""
+
+    id: str
+    status: Literal["READY", "LOADING", "UNLOADING"]
+    memoryBytes: int
+    restarts: int
+    gpuId: int | None = None
+    why: Annotated[str | None, Meta(description="what it waits for, or how the one before it ended")] = None
+
+
+class VersionActivity(Document, kw_only=True):
+    """What one version does now, and did in the last minute."""
+
+    modelName: str
+    modelVersion: str
+    isDefault: bool
+    state: Literal["ready", "degraded", "loading", "failed", "idle"]
+    answersPerSecond: float
+    p50: Annotated[float | None, Meta(description="milliseconds from arrival to answer")] = None
+    p99: float | None = None
+    errors: int
+    refused: int
+    queued: int
+    running: int
+    batchSize: int
+    meanBatch: float | None = None
+    minWorkers: int
+    maxWorkers: int
+    readyWorkers: int
+    memoryBytes: int
+    workers: list[WorkerActivity]
+
+
+class DeviceActivity(Document, kw_only=True):
+    """An accelerator, as it was last read."""
+
+    gpuId: int
+    busyPercent: float | None = None
+    usedBytes: int | None = None
+    totalBytes: int | None = None
+    celsius: float | None = None
+    trouble: Annotated[str | None, Meta(description="why it takes no worker")] = None
+
+
+class ServerActivity(Document):
+    """What a server does now: the versions that were asked for, and sums over all of them."""
+
+    versions: list[VersionActivity]
+    versionsInAll: int
+    answersPerSecond: float
+    queued: int
+    running: int
+    memoryBytes: int
+    devices: list[DeviceActivity]

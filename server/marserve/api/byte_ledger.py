@@ -385,20 +385,8 @@ class HeldBytes(bytearray):
     hold: Hold
 
 
-# Families of metrics that the ledger keeps itself: name, kind, text, label, and what reads the numbers off it.
-FAMILIES: Final[list[tuple[str, str, str, str, Callable[[ByteLedger], Mapping[str, float]]]]] = [
-    (
-        "marserve_bytes_in_flight",
-        "gauge",
-        "Bytes held by bodies, small bodies, bodies that wait for room, and answers that wait for their clients.",
-        "of",
-        ByteLedger.figures,
-    ),
-    (
-        "marserve_bytes_in_flight_limit",
-        "gauge",
-        "How many bytes bodies and answers may hold (max_bytes_in_flight).",
-        "",
-        lambda ledger: {"": ledger.limit},
-    ),
+# Families of metrics that the ledger keeps itself, and what reads their numbers off it.
+FAMILIES: Final[list[tuple[str, Callable[[ByteLedger], Mapping[str, float]]]]] = [
+    ("marserve_bytes_in_flight", ByteLedger.figures),
+    ("marserve_bytes_in_flight_limit", lambda ledger: {"": ledger.limit}),
 ]

@@ -40,6 +40,7 @@ from marserve.errors import (
     Draining,
     ExpiredKey,
     HandlerFailed,
+    HandlerNotFound,
     InvalidToken,
     LabelNotFound,
     LoadFailed,
@@ -311,8 +312,9 @@ class ErrorRules(NamedTuple):
     `overload_status` is that of a full or stopping server (429, for clients that retry only on that), `handler_status`
     that of a handler that failed without a status of its author's choice. Unless `exposes` is off, the body of a
     handler's failure has a key `exception`: what was raised, with its traceback where it says so. Unless
-    `as_recorded`, an error about a name that is missing names what is there, and the type of a handler's 4xx is that
-    of a client's mistake. `with_own_paths` gives what was raised the paths of its author's files.
+    `as_recorded`, messages are marserve's own, an error about a name that is missing names what is there, and the type
+    of a handler's 4xx is that of a client's mistake. `with_own_paths` gives what was raised the paths of its
+    author's files.
     """
 
     overload_status: int = 503
@@ -334,6 +336,8 @@ def error_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> int:
         if error.code == 413:
             return 507
         return error.code if 200 <= error.code <= 999 else 500
+    if isinstance(error, HandlerNotFound) and not rules.as_recorded:
+        return _TABLE[BadArchive][0]
     if isinstance(error, LoadFailed) and error.out_of_memory:
         return 507
     if isinstance(error, WorkflowFailed | ApplyFailed) and error.is_authors:
@@ -347,6 +351,8 @@ def error_type(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """TorchServe's word for the kind of error."""
     if not rules.as_recorded and isinstance(error, HandlerFailed) and 400 <= error_status(error, rules) < 500:
         return _entry(BadInput(error.message))[1]
+    if not rules.as_recorded and isinstance(error, HandlerNotFound):
+        return _TABLE[BadArchive][1]
     return _entry(error)[1]
 
 
@@ -354,9 +360,11 @@ def error_message(error: BaseException, rules: ErrorRules = AS_RECORDED) -> str:
     """The sentence for the client. That of an unforeseen error says nothing of it: its text may hold anything."""
     if not isinstance(error, MarserveError):
         return "The server failed to handle the request."
-    if not rules.as_recorded and isinstance(error, ModelNotFound | VersionNotFound):
+    if rules.as_recorded:
+        return error.message
+    if isinstance(error, ModelNotFound | VersionNotFound):
         return error.message + _what_is_there(error)
-    return error.message
+    return error.own_message
 
 
 def _what_is_there(error: ModelNotFound | VersionNotFound) -> str:

@@ -34,13 +34,13 @@ MOST_NAMED = 20
 
 
 class Stop:
-    """Whether the server is to end, whether in a hurry, and whether because something failed."""
+    """Whether the server is to end, whether in a hurry (`hurry`), and whether because something failed."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.has_failed = False
         self.first_signal: int | None = None
-        self._hurry = asyncio.Event()
+        self.hurry = asyncio.Event()
         self._signals = 0
 
     def on_signal(self, number: int) -> None:
@@ -52,7 +52,7 @@ class Stop:
             self.asked.set()
         else:
             log.info("%s again: stopping now", signal.Signals(number).name)
-            self._hurry.set()
+            self.hurry.set()
 
     def on_notice(self, sentence: str) -> None:
         """The machine is to go: ask for the end. A signal that follows counts as the first one and ends no waits."""
@@ -73,7 +73,7 @@ class Stop:
     async def unless_hurried(self, work: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
         """Wait for `work`, at most `limit_s` and until a second signal; None if it has not ended by then."""
         task = asyncio.ensure_future(work)
-        hurry = asyncio.ensure_future(self._hurry.wait())
+        hurry = asyncio.ensure_future(self.hurry.wait())
         done, _ = await asyncio.wait([task, hurry], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         for other in (task, hurry):
             if not other.done():

@@ -206,6 +206,7 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         request_ids=parts.request_ids,
         recorder=parts.ended,
         tracing=parts.tracing,
+        logs_streams_at_end=settings.entry == "marserve",
     )
     config = uvicorn.Config(
         build_app(

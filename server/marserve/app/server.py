@@ -25,6 +25,7 @@ from marserve.allocator import BY_SERVER, keep_large_blocks
 from marserve.api.rest.late_routes import import_for_first_request
 from marserve.app.building.access import AccessControl, prepare_access
 from marserve.app.building.cannot_start import CannotStart
+from marserve.app.building.from_settings import sampling_of
 from marserve.app.building.metrics import watch_machine
 from marserve.app.building.parts import Parts, build_parts
 from marserve.app.building.snapshots import write_snapshots
@@ -48,7 +49,8 @@ from marserve.registry.models import Registry
 from marserve.settings import Settings, sources_report, startup_report
 from marserve.telemetry.logs.log_limit import TELL_EVERY_S
 from marserve.telemetry.logs.logs import Logs, configure_logs
-from marserve.telemetry.metrics.recent import SAMPLE_EVERY_S
+from marserve.telemetry.loop_watch import LoopWatch
+from marserve.telemetry.metrics.windows import SAMPLE_EVERY_S
 
 log = logging.getLogger("marserve.app")
 
@@ -87,6 +89,7 @@ def run(settings: Settings, watch: StartWatch | None = None, companion: Companio
         has_metrics=settings.metrics_mode != "prometheus",
         to_stdout=companion is None,
         with_own_paths=None if companion is None else companion.with_own_paths,
+        sampling=sampling_of(settings),
     )
     if companion is not None:
         terminal = TerminalLog(companion.shorten)
@@ -160,7 +163,7 @@ class Companion(Protocol):
 async def sample_figures(registry: Registry) -> None:
     """Sample the counts of all versions regularly; never returns."""
     while True:
-        registry.sample_figures(time.monotonic())
+        await registry.sample_figures(time.monotonic())
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 
@@ -238,7 +241,7 @@ class Server:
         binds_grpc = self._companion is None or self._companion.binds_grpc
         preemption = Preemption(find_notices(settings), settings.preemption_interval, stop.on_notice)
         stack.callback(preemption.stop)
-        parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash)
+        parts = await build_parts(settings, self._logs, machine, access, stack, stop.on_crash, stop.hurry)
         listeners = bind_listeners(parts)
         for listener in listeners:
             stack.callback(listener.close)
@@ -265,6 +268,10 @@ class Server:
         for grpc_listener in grpc_listeners:
             await grpc_listener.accept()
             log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
+        # Not before: while nothing is served, imports and collections may hold the loop.
+        watch = LoopWatch(parts.loop_lag, stuck_after_s=settings.abort_when_stuck, flush=self._logs.close)
+        watch.start()
+        stack.callback(watch.stop)
         if parts.snapshots is not None:
             keep(stack, write_snapshots(parts.snapshots, parts.registry, reading))
         await parts.rollouts.start()

@@ -389,55 +389,13 @@ def _by_outcome(watches: Watches) -> dict[str, float]:
     return dict(total)
 
 
-# The metrics: name, kind, text, label, and the function that reads the values by label.
-FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
-    (
-        "marserve_watch_looks_total",
-        "counter",
-        "Looks at a watched place that were answered.",
-        "watch",
-        _by_watch(lambda each: each.watch.looks["done"]),
-    ),
-    (
-        "marserve_watch_failures_total",
-        "counter",
-        "Looks at a watched place that failed.",
-        "watch",
-        _by_watch(lambda each: each.watch.looks["failed"]),
-    ),
-    (
-        "marserve_watch_changes_total",
-        "counter",
-        "Archives that came, changed or went in a watched place.",
-        "watch",
-        _by_watch(lambda each: sum(each.watch.changes.values())),
-    ),
-    (
-        "marserve_watch_archives",
-        "gauge",
-        "Archives in a watched place, by the last look.",
-        "watch",
-        _by_watch(lambda each: each.watch.keys),
-    ),
-    (
-        "marserve_watch_last_success_age_seconds",
-        "gauge",
-        "How long ago a watched place last answered; none before it first did.",
-        "watch",
-        _by_watch(lambda each: each.watch.success_age_s),
-    ),
-    (
-        "marserve_arrivals_total",
-        "counter",
-        "What became of archives that appeared or changed in watched places.",
-        "outcome",
-        _by_outcome,
-    ),
-    (
-        "marserve_events_total",
-        "counter",
-        "Events of object stores, by what became of them.",
-        "outcome",
-        lambda watches: dict(watches.events),
-    ),
+# The metrics, and the functions that read their values by label.
+FAMILIES: tuple[tuple[str, Numbers], ...] = (
+    ("marserve_watch_looks_total", _by_watch(lambda each: each.watch.looks["done"])),
+    ("marserve_watch_failures_total", _by_watch(lambda each: each.watch.looks["failed"])),
+    ("marserve_watch_changes_total", _by_watch(lambda each: sum(each.watch.changes.values()))),
+    ("marserve_watch_archives", _by_watch(lambda each: each.watch.keys)),
+    ("marserve_watch_last_success_age_seconds", _by_watch(lambda each: each.watch.success_age_s)),
+    ("marserve_arrivals_total", _by_outcome),
+    ("marserve_events_total", lambda watches: dict(watches.events)),
 )

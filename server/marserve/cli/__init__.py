@@ -5,6 +5,7 @@
     local/        without a server: new, archive, fetch, version
     server/       start, stop, status, logs
     requests/     single requests: explain
+    top/          `top`: what a server does now, in this terminal
     run/          `run`: one model from a file, in this terminal
     torchserve/   TorchServe's command lines, and `migrate`
     platforms/    what containers start, and their health check

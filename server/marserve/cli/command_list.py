@@ -24,6 +24,7 @@ COMMANDS = {
     "fetch": "local.fetch",
     "register": "models.register",
     "models": "models.models",
+    "top": "top.command",
     "set-default": "models.set_default",
     "traffic": "changes.traffic",
     "label": "changes.label",

@@ -309,8 +309,9 @@ def _next_step(
     if kind == "MethodNotAllowedException":
         return "The server keeps to the models of its start; enable_model_api=true in its settings lets others come."
     if registered := _IS_REGISTERED(message):
+        model = registered["model"] or registered["of"]
         return (
-            f"`marserve swap {registered[1]} ARCHIVE` puts the archive in that version's place; "
+            f"`marserve swap {model} ARCHIVE` puts the archive in that version's place; "
             "`marserve archive … --version 2.0` makes one of another version."
         )
     if weighted := _HAS_WEIGHT(message):
@@ -334,7 +335,10 @@ def shown_by(request_id: str | None) -> str:
     return f"`marserve logs --request {request_id}` shows" if request_id else "`marserve logs` shows"
 
 
-_IS_REGISTERED = re.compile(r"Model version \S+ is already registered for model (.+)").match
+# In marserve's words, or in TorchServe's.
+_IS_REGISTERED = re.compile(
+    r"Model (?P<model>.+) has a version \S+ already\.|Model version \S+ is already registered for model (?P<of>.+)"
+).match
 _HAS_WEIGHT = re.compile(r"Version \S+ of model (.+) has a weight in the model's traffic").match
 # Parameters that the sentences of refusals name, and the options that set them.
 _OPTIONS_OF = {"with force=true": "with --force", "with replace=true": "with --replace"}

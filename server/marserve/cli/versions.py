@@ -132,7 +132,7 @@ def _traffic(version: Description) -> str:
 def _batch(version: Description) -> str:
     """The most requests in a batch, and how many there were on average in the last minute: `8 (3.2)`."""
     mean = (version.get("lastMinute") or {}).get("meanBatch")
-    return str(version["batchSize"]) if mean is None else f"{version['batchSize']} ({_rounded(mean)})"
+    return str(version["batchSize"]) if mean is None else f"{version['batchSize']} ({rounded(mean)})"
 
 
 def _last_minute(version: Description) -> list[str]:
@@ -141,18 +141,18 @@ def _last_minute(version: Description) -> list[str]:
     if not figures:
         return ["-", "-"]
     p95 = figures.get("p95Milliseconds")
-    return [_rounded(figures["requestsPerSecond"]), "-" if p95 is None else _duration(p95)]
+    return [rounded(figures["requestsPerSecond"]), "-" if p95 is None else duration(p95)]
 
 
-def _rounded(number: float) -> str:
+def rounded(number: float) -> str:
     """Three digits that say something: `0.343`, `41.3`, `12,346`."""
     return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
 
 
-def _duration(milliseconds: float) -> str:
+def duration(milliseconds: float) -> str:
     """In milliseconds, from a second on in seconds."""
     is_long = milliseconds >= 999.5
-    return f"{_rounded(milliseconds / 1000)} s" if is_long else f"{_rounded(milliseconds)} ms"
+    return f"{rounded(milliseconds / 1000)} s" if is_long else f"{rounded(milliseconds)} ms"
 
 
 def _memory(version: Description) -> str:

@@ -42,6 +42,8 @@ CALLED_OTHERWISE = {
     "rollback": "`marserve undo` is for desired states, `marserve rollout NAME --abort` for a roll-out.",
     "canary": "`marserve rollout NAME VERSION` lets a version take over in steps.",
     "restart": "`marserve stop`, then `marserve start`.",
+    "stats": "`marserve top --once` shows what the models do.",
+    "monitor": "`marserve top` shows what the models do.",
     "health": "`marserve status` shows the server.",
     "ping": "`marserve status` shows the server.",
     "log": "`marserve logs` shows the logs.",

@@ -48,6 +48,8 @@ class DryRuns:
     def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> Rehearsed:
         """See `Registry.unregister`."""
         notes = self._changes.vet("unregister a model")
+        if not force:
+            self._registry.check_is_no_node(model, version)
         rehearsed = self._registry.rehearsal.unregister(model, version, force=force)
         under_way = self._under_way(model)
         if under_way is not None and rehearsed.version in under_way:

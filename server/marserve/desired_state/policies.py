@@ -120,6 +120,8 @@ class Changes:
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """See `Registry.unregister`."""
         self.vet("unregister a model")
+        if not force:
+            self._registry.check_is_no_node(model, version)
         if self._reconciler is None:
             await self._registry.unregister(model, version, force=force)
             return

@@ -444,27 +444,9 @@ def _doing(pool: Pool) -> Doing:
     return Doing(pool.metrics.requests, [list(pids) for pids in pool.pids_by_worker], list(pool.template_pids))
 
 
-# Families of metrics that the host's memory keeps itself: name, kind, text, label, and what reads the numbers.
-FAMILIES: tuple[tuple[str, str, str, str, Callable[[HostMemory], Mapping[str, float]]], ...] = (
-    (
-        "marserve_memory_budget_bytes",
-        "gauge",
-        "Memory that there is for models.",
-        "",
-        lambda host: {"": host.line.ledger.budget_bytes},
-    ),
-    (
-        "marserve_memory_charged_bytes",
-        "gauge",
-        "Memory that models hold, are promised, or are yet to give back.",
-        "",
-        lambda host: {"": host.line.ledger.held_bytes},
-    ),
-    (
-        "marserve_loads_refused_total",
-        "counter",
-        "Loads refused before they began: there was no memory for them.",
-        "",
-        lambda host: {"": host.refused},
-    ),
+# Families of metrics that the host's memory keeps itself, and what reads their numbers.
+FAMILIES: tuple[tuple[str, Callable[[HostMemory], Mapping[str, float]]], ...] = (
+    ("marserve_memory_budget_bytes", lambda host: {"": host.line.ledger.budget_bytes}),
+    ("marserve_memory_charged_bytes", lambda host: {"": host.line.ledger.held_bytes}),
+    ("marserve_loads_refused_total", lambda host: {"": host.refused}),
 )

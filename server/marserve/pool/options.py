@@ -69,7 +69,8 @@ class PoolOptions(ModelOptions):
 
     With `sequences` the requests of one sequence go to one worker, one at a time. With `continuous_batching` a worker
     is called again with the same requests until each has ended, and others join them. With `is_concurrent` a worker
-    has up to `most_concurrent` requests at once and ends them in any order.
+    has up to `most_concurrent` requests at once and ends them in any order; with `holds_coroutines` it waits where a
+    client takes its stream slowly, as a worker does that runs one batch after the other.
 
     `python` is the interpreter of the model's own virtual environment, empty for the server's; `interpreter` is another
     than the server's that the model names. Without
@@ -96,6 +97,7 @@ class PoolOptions(ModelOptions):
     interpreter: Interpreter | None = None
     may_share_imports: bool = True
     sequences: SequenceOptions | None = None
+    holds_coroutines: bool = False
     ray: RayOptions | None = None
     drawn_samples: tuple[Sample, ...] = ()
 

@@ -76,7 +76,11 @@ class Pool:
         """
         self.options = options
         self.reservations: Reservations = reservations or Reservations()
-        load = msgspec.structs.replace(load, memory_limit_bytes=options.max_worker_memory_bytes)
+        load = msgspec.structs.replace(
+            load,
+            memory_limit_bytes=options.max_worker_memory_bytes,
+            checks_health=options.health_interval_s > 0,
+        )
         metrics = self.metrics = VersionMetrics(options.model, options.version, self._gauges)
         changes = self._changes = Changes()
         lives = self.lives = Lives(options.response_timeout_s, all_ended=changes.tell)
@@ -103,6 +107,7 @@ class Pool:
             batch_ended=self._batch_ended,
             measured=on_measured or _ignore,
             called=on_called or _refuse_call,
+            ask_health=lives.ask_health,
             no_memory=self._no_memory,
             crashed=self._crashed,
             due=self._due,
@@ -179,7 +184,7 @@ class Pool:
         self._context.launchers.watch_kills()
         self._upkeep.start()
         self.certifier.start()
-        self.metrics.recent.sample(time.monotonic(), self.metrics.total_seconds, self.metrics.batch_sizes)
+        self.metrics.sample(time.monotonic())
         self.scale(self._minimum, self._maximum)
 
     def scale(self, minimum: int, maximum: int) -> None:
@@ -564,6 +569,9 @@ class Pool:
         states["ready"] = len(loads)
         target = self.scaling.autoscaler.target
         sequences = self.dispatcher.describe_sequences()
+        checks_health = self.options.health_interval_s > 0
+        now = time.monotonic()
+        busy = self.metrics.windows.busy_workers(now, self.metrics.busy_seconds)
         return Gauges(
             queue_length=self.queued,
             workers=states,
@@ -571,6 +579,9 @@ class Pool:
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
             memory_bytes=self.held_bytes,
+            failing=sum(life.is_failing for life in self.lives.by_key.values()) if checks_health else None,
+            oldest_s=self.dispatcher.oldest_wait_s(now),
+            busy_ratio=busy / states["ready"] if busy is not None and states["ready"] else None,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 
 from marserve.errors import DrainedAway, Draining, MarserveError, ModelNotFound, NoTicket, NoWorker, QueueFull
@@ -15,6 +16,7 @@ from marserve.messages import Accepted, Receiver, Request
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.pool import Pool
 from marserve.registry.catalogue.named_answers import NamedReceiver
+from marserve.registry.catalogue.readiness import ModelReadiness, why_not_ready
 from marserve.registry.catalogue.traffic import choose_version
 from marserve.registry.catalogue.versions import Model, Versions
 from marserve.registry.changes.load_at_start import Starting
@@ -120,6 +122,18 @@ class DataPlane:
         if may_sleep and chosen.max_workers and not chosen.pool.workers():
             return True
         return chosen.pool.ready_workers >= max(1, chosen.min_workers)
+
+    def readiness_of(self, model: str, version: str | None = None) -> ModelReadiness:
+        """The same, and why it cannot answer; none can while the server drains.
+
+        Raises ModelNotFound or VersionNotFound.
+        """
+        chosen = self._versions.find(model, version)
+        is_ready, needed = self.is_model_ready(model, version), max(1, chosen.min_workers)
+        reason = "" if is_ready else why_not_ready(chosen.pool.workers(), needed, time.time())
+        if self.is_draining:
+            is_ready, reason = False, "the server is shutting down"
+        return ModelReadiness(is_ready, reason, chosen.pool.ready_workers, needed)
 
     def has_loaded_model(self) -> bool:
         """Whether a worker of any model's default version has loaded it."""

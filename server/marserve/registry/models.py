@@ -13,21 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from marserve.answers.management import VersionActivity
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
-from marserve.errors import Draining, LoadFailed
+from marserve.errors import Draining, LoadFailed, ModelNotFound, NodeInUse, VersionNotFound
 from marserve.messages import Answer, Part
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
+from marserve.registry.catalogue.activity import activity_of
 from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of, takes_elements
 from marserve.registry.catalogue.expected_input import expected_input
 from marserve.registry.catalogue.metadata_of_handler import ask_for_metadata, read_metadata
 from marserve.registry.catalogue.mirrors import Mirrors
 from marserve.registry.catalogue.plan import Unpacked
+from marserve.registry.catalogue.protocol_tensors import protocol_tensors, reads_tensors
 from marserve.registry.catalogue.readiness import Readiness, Standing, judge
 from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
 from marserve.registry.catalogue.traffic_control import TrafficControl
@@ -57,9 +60,13 @@ from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.telemetry.body_samples import BodySamples
-from marserve.telemetry.metrics.counts import Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
+
+# The event loop takes some 10 µs for the sample of a version that is asked.
+_SAMPLED_AT_ONCE = 100
 
 STOP_LIMIT_S = 60.0
 
@@ -327,18 +334,22 @@ class Registry:
         return OfferedModel(model, [self._offer(each) for each in self._versions.model(model).versions.values()])
 
     def declaration_of(self, model: str, version: str | None = None) -> Mapping[str, Any] | None:
-        """What a version (the default one) declares, None for nothing. Raises ModelNotFound or VersionNotFound."""
+        """Which tensors a call of the Open Inference Protocol to a version (the default one) may have.
+
+        In the form of a declaration, None for nothing. Raises ModelNotFound or VersionNotFound.
+        """
         found = self._versions.find(model, version)
-        return declared_by(found.facts, found.pool)
+        load = found.plan.load
+        return protocol_tensors(load.handler, load.envelope, declared_by(found.facts, found.pool))
 
     def takes_tensors(self, model: str, version: str | None = None) -> bool:
-        """Whether a version declares named tensors, or elements of one, and no envelope stands around its handler.
+        """Whether a version declares named tensors, or elements of one, and no envelope hides them from its handler.
 
         Raises ModelNotFound or VersionNotFound.
         """
         found = self._versions.find(model, version)
         declaration = declared_by(found.facts, found.pool)
-        if declaration is None or found.plan.load.envelope:
+        if declaration is None or not reads_tensors(found.plan.load.handler, found.plan.load.envelope):
             return False
         return declaration.get("kind") == "tensors" or takes_elements(declaration)
 
@@ -374,11 +385,26 @@ class Registry:
         """The progress of fetches that may become this version of a model; the model need not exist yet."""
         return self.coming.of(model, version)
 
-    def sample_figures(self, now: float) -> None:
-        """Keep each version's counts as they are now (monotonic), for its figures of the last minute in describe."""
-        for version in self._versions.all():
-            metrics = version.pool.metrics
-            metrics.recent.sample(now, metrics.total_seconds, metrics.batch_sizes)
+    def processes(self) -> list[tuple[VersionMetrics, list[int]]]:
+        """The processes on this machine that work for each version."""
+        pools = [version.pool for version in self._versions.all()]
+        return [(pool.metrics, [pid for pids in pool.pids_by_worker for pid in pids]) for pool in pools]
+
+    async def sample_figures(self, now: float) -> None:
+        """Keep each version's counts as they are now (monotonic), for its figures of the last minutes."""
+        for number, version in enumerate(list(self._versions.all()), 1):
+            version.pool.metrics.sample(now)
+            if number % _SAMPLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def activities(self, now: float) -> Iterator[VersionActivity]:
+        """What each version does now (monotonic) and did in the last minute; workflows' functions are left out.
+
+        Each is made when it is asked for. Reads `/proc`.
+        """
+        for version in list(self._versions.all()):
+            if not version.facts.is_function:
+                yield activity_of(version, now, is_default=self._versions.is_default(version))
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""
@@ -410,6 +436,15 @@ class Registry:
         self._note_change(chosen)
         retiring = self._registering.retire(chosen, deletes_fetched=not self.data_plane.is_draining)
         await self._changes.carry_through(retiring)
+
+    def check_is_no_node(self, model: str, version: str | None) -> None:
+        """Raise NodeInUse for a version (the default one) that is a node of a workflow. TorchServe lets it go."""
+        try:
+            found = self._versions.find(model, version)
+        except (ModelNotFound, VersionNotFound):
+            return
+        if found.facts.workflow is not None and not self._options.as_torchserve:
+            raise NodeInUse(model, found.facts.workflow)
 
     def _may_want_archive(self, name: str) -> bool:
         """Whether a kept version came from this archive, or one of the snapshot that could not be restored."""

@@ -19,9 +19,19 @@ _OF_TORCHSERVE = frozenset(
 )
 
 
+def workers_at_start(settings: Settings, *, cores: int, accelerators: int) -> int:
+    """The workers of a model of the start without a number of its own.
+
+    Without an accelerator TorchServe starts one for each core. marserve starts one, which computes on all cores, as for
+    a model that `marserve register` or `marserve run` brings.
+    """
+    on_cores = cores if settings.entry == "torchserve" else 1
+    return settings.default_workers_per_model or accelerators or on_cores
+
+
 def startup_report(settings: Settings, *, version: str, cores: int, accelerators: int) -> list[str]:
     """One line a fact. `cores` and `accelerators` are what the server may use."""
-    workers = settings.default_workers_per_model or accelerators or cores
+    workers = workers_at_start(settings, cores=cores, accelerators=accelerators)
 
     def show(name: str) -> str:
         return "N/A" if getattr(settings, name) is None else _show(settings, name) or "N/A"

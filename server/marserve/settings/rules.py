@@ -27,6 +27,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     warnings += _warnings_of_origins(settings)
     _check_desired_state(settings)
     _check_preemption(settings)
+    _check_abort(settings)
     _check_ray(settings)
     more, notes = _check_snapshot(settings)
     return [*warnings, *more], [*_notes_of_accepted(settings), *_notes_of_modes(settings), *notes]
@@ -83,6 +84,16 @@ def _check_preemption(settings: Settings) -> None:
             "could never appear; create the folder (in a container, mount it), or name another file",
             key="preemption_file",
             source=_where(settings, "preemption_file"),
+        )
+
+
+def _check_abort(settings: Settings) -> None:
+    if 0 < settings.abort_when_stuck < settings.loop_stall_threshold:
+        raise BadSettings(
+            f"abort_when_stuck is {_given(settings, 'abort_when_stuck')!r}, shorter than loop_stall_threshold, "
+            f"{settings.loop_stall_threshold:g} s, from when on a wait counts at all; give it more, a minute say, or 0",
+            key="abort_when_stuck",
+            source=_where(settings, "abort_when_stuck"),
         )
 
 
@@ -272,6 +283,11 @@ def _notes_of_modes(settings: Settings) -> Iterator[str]:
         yield (
             "metrics_mode=log: metrics are lines in ts_metrics.log and model_metrics.log, and the page at "
             "metrics_address stays empty; metrics_mode=prometheus fills it"
+        )
+    if settings.access_log_sample < 1:
+        yield (
+            f"access_log_sample={settings.access_log_sample:g}: the access log has that share of the requests that "
+            f"were answered well within access_log_slow, {settings.access_log_slow:g} s, and all others"
         )
     if settings.metrics_mode == "legacy":
         yield (

@@ -370,8 +370,8 @@ class ModelsAndWorkers:
     default_workers_per_model: int = _key(
         INT,
         0,
-        "Workers of a model without a number of its own; 0: at start one for each accelerator or else core, "
-        "and none for models registered later.",
+        "Workers of a model without a number of its own; 0: at start one for each accelerator, without any one on all "
+        "cores (under torchserve one for each core), and none for a registration that names none.",
         minimum=0,
     )
     job_queue_size: int = _key(INT, 100, "Requests of a model version that may wait.", minimum=1)
@@ -723,6 +723,17 @@ class Observing:
         "Whether text lines of the access log end with the request's id, as TorchServe's do not; JSON always has it.",
         marserve=True,
     )
+    access_log_sample: float = _own(
+        FLOAT,
+        1.0,
+        "The share of requests that have a line in the access log, 0 to 1, chosen by their ids. Those that failed "
+        "(4xx, 5xx, broken streams) or were slow always have one.",
+        minimum=0,
+        maximum=1,
+    )
+    access_log_slow: float = _own(
+        FLOAT, 1.0, "From when on a request is slow to access_log_sample.", unit="s", minimum=0
+    )
     log_request_ids: bool = _own(
         BOOL,
         False,
@@ -737,6 +748,29 @@ class Observing:
     )
     log_level: Literal["debug", "info", "warning", "error"] = _own(
         CHOICE, "info", "The least level of the server log.", choices=("debug", "info", "warning", "error")
+    )
+    loop_stall_threshold: float = _own(
+        FLOAT,
+        1.0,
+        "How long the server's event loop may stand still until the log says what holds it.",
+        unit="s",
+        minimum=0.05,
+    )
+    livez_after_stall: float = _own(
+        FLOAT,
+        0.0,
+        "How long /livez is 503 after such a stall, so that a server that stalls again and again is started anew.",
+        marserve=10.0,
+        unit="s",
+        minimum=0,
+    )
+    abort_when_stuck: float = _own(
+        FLOAT,
+        0.0,
+        "How long the event loop may stand still until the process ends itself, with exit status 70 and the place in "
+        "the log. 0: it never does.",
+        unit="s",
+        minimum=0,
     )
     async_logging: bool = _key(
         BOOL, False, "Log without making requests wait.", accepts="logging never waits here, whatever this says"
@@ -861,6 +895,12 @@ class Life:
         "model the slowest of the last hour and the latest that failed. 0: none are kept, and stages have no "
         "histograms.",
         minimum=0,
+    )
+    flight_recorder_file: Path | None = _own(
+        PATH,
+        None,
+        "A file for the same, of that size, which outlives the server: after a crash `marserve explain --previous` "
+        "reads what it leaves. Writing it costs each request some microseconds.",
     )
     tracing: Literal["off", "otlp"] = _own(
         CHOICE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -79,6 +80,14 @@ class Evidence:
             version: sorted(of_version.values(), key=lambda batch: batch.sent_at)
             for version, of_version in batches.items()
         }
+        # Until when all batches up to each one had landed, so that those that ran at some time are found quickly.
+        self._landed = {
+            version: list(accumulate((batch.landed_at for batch in of_version), max))
+            for version, of_version in self._batches.items()
+        }
+        self._largest = {
+            version: max(batch.size for batch in of_version) for version, of_version in self._batches.items()
+        }
         self._typical_s: dict[tuple[str, str], float | None] = {}
 
     def members(self, batch: BatchTimes) -> Sequence[Timeline]:
@@ -88,6 +97,16 @@ class Evidence:
     def batches(self, timeline: Timeline) -> Sequence[BatchTimes]:
         """The known batches of a request's version, in the order in which they were sent."""
         return self._batches.get((timeline.model, timeline.version), ())
+
+    def landed_after(self, timeline: Timeline, begin: float, end: float) -> Sequence[BatchTimes]:
+        """Those of them that were sent until `end`, from the first one on that landed after `begin`."""
+        batches = self.batches(timeline)
+        landed = self._landed.get((timeline.model, timeline.version), ())
+        return batches[bisect_right(landed, begin) : bisect_right(batches, end, key=_sent)]
+
+    def largest(self, timeline: Timeline) -> int:
+        """The size of the largest of them, 0 without one."""
+        return self._largest.get((timeline.model, timeline.version), 0)
 
     def typical_handle_s(self, timeline: Timeline) -> float | None:
         """What batches of its version usually take in the handler; None if too few are known."""
@@ -174,6 +193,8 @@ class _Case:
 
     def _weigh_client(self) -> None:
         of, stages = self.of, self.stages
+        words = f"the client took its stream so slowly that the worker had to wait, {_bytes(of.bytes_out)} in all"
+        self._give("slow_client", "handle", of.held_s, words)
         read_s = stages["header"] + stages["body"]
         if read_s:
             is_slow = of.bytes_in < LARGE_BYTES or of.bytes_in / read_s < SLOW_BYTES_PER_S
@@ -229,7 +250,7 @@ class _Case:
     def _what_ran(self, begin: float, end: float) -> str:
         """A sentence about the batch that kept a worker the longest while it waited."""
         longest_s, longest = 0.0, None
-        for batch in self.evidence.batches(self.of):
+        for batch in self.evidence.landed_after(self.of, begin, end):
             if batch is self.of.first or not batch.landed_at:
                 continue
             overlap_s = min(end, batch.landed_at) - max(begin, batch.begins_at)
@@ -246,7 +267,7 @@ class _Case:
     def _full_batches(self, begin: float, end: float) -> tuple[int, int]:
         """How many full batches of its version left while it waited, and what a full one holds."""
         batches = self.evidence.batches(self.of)
-        most = max((batch.size for batch in batches), default=0)
+        most = self.evidence.largest(self.of)
         if most < 2:
             return 0, most
         left = batches[bisect_right(batches, begin, key=_sent) : bisect_right(batches, end, key=_sent)]
@@ -289,7 +310,9 @@ class _Case:
         for stage in BY_WORKER:
             self._give("handler", stage, stages[stage], "the worker read the input and wrote the answer")
         for stage in BY_SERVER:
-            self._give("loop_stalled", stage, stages[stage], "the server's event loop was busy with other requests")
+            self._give(
+                "loop_stalled", stage, stages[stage], "the server's own work on it, or on other requests meanwhile"
+            )
 
 
 def _sent(batch: BatchTimes) -> float:

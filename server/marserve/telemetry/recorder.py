@@ -1,4 +1,5 @@
-"""The flight recorder: the timelines of the last requests, always on, in bounded memory. No I/O, no clock.
+"""The flight recorder: the timelines of the last requests, always on, in bounded memory. No clock; I/O only
+by `recorder_file.py`, if a file is asked for.
 
 All of the very last requests are known. Older ones stand in a ring: every one of them up to a thousand a second, beyond
 that a sample of the usual ones, and the unusual ones before all others. Of each model the slowest of the last hour and
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
-from operator import attrgetter
+from operator import attrgetter, sub
+from pathlib import Path
 from typing import Final
 
 from marserve.messages import Span, Work
 from marserve.telemetry.logs.bucket import Bucket
+from marserve.telemetry.recorder_file import FileUnusable, RecordedFile, RecorderFile, previous_of
 from marserve.telemetry.timeline import BatchTimes, Timeline
 
 # What a timeline takes in memory, with its id, and with a batch that it shares with nobody.
@@ -43,8 +46,9 @@ UNUSUAL: Final = 2.0
 # The least ring, whatever limit is set.
 LEAST_RECORDS: Final = 64
 
-_of = attrgetter("of")
-_error = attrgetter("error")
+# For thousands of requests a second, without a step of Python for each.
+_of, _error = attrgetter("of"), attrgetter("error")
+_began, _written_at = attrgetter("began"), attrgetter("written_at")
 
 
 class _Kept:
@@ -101,7 +105,7 @@ class Recorder:
 
     def _sort_out(self, model: str, ended: Sequence[Timeline]) -> None:
         """Choose among requests of one model that ended one after the other."""
-        walls_s = [timeline.written_at - timeline.began for timeline in ended]
+        walls_s = list(map(sub, map(_written_at, ended), map(_began, ended)))
         slowest_s, now = max(walls_s), ended[-1].written_at
         usual_s = sum(walls_s) / len(walls_s) * UNUSUAL
         has_failed = any(map(_error, ended))
@@ -169,7 +173,14 @@ class Recorder:
             self._spans -= kept
             spans.clear()
 
+    def close(self) -> None:
+        """Nothing is taken any more."""
+
     # ------------------------------------------------------------------------------------------- who asks
+
+    def previous(self) -> list[Timeline]:
+        """The requests of the server before, the oldest first, where it left a file. Reads it, so it takes a while."""
+        return []
 
     def __iter__(self) -> Iterator[Timeline]:
         """All that are known, each once, the newest first."""
@@ -179,10 +190,37 @@ class Recorder:
             known.update((id(each), each) for each in (*kept.failed, *(entry[2] for entry in kept.slowest)))
         return iter(sorted(known.values(), key=lambda each: -each.written_at))
 
-    def find(self, request_id: str) -> list[Timeline]:
-        """The requests of this id, of the server's, the client's or a trace's, the newest first."""
-        return [
-            each
-            for each in self
-            if request_id in (each.id, each.client_id) or (each.trace is not None and each.trace.trace_id == request_id)
-        ]
+
+def of_id(request_id: str, known: Iterable[Timeline]) -> list[Timeline]:
+    """The requests of this id, of the server's, the client's or a trace's, in the order given."""
+    return [
+        each
+        for each in known
+        if request_id in (each.id, each.client_id) or (each.trace is not None and each.trace.trace_id == request_id)
+    ]
+
+
+class FiledRecorder(Recorder):
+    """A recorder that writes each timeline into a file, too, which outlives the server."""
+
+    def __init__(self, limit_bytes: int, path: Path, record_bytes: int = RECORD_BYTES) -> None:
+        """Raises FileUnusable."""
+        super().__init__(limit_bytes, record_bytes)
+        self._path = path
+        self._file = RecorderFile(path, limit_bytes)
+
+    def take(self, timeline: Timeline) -> None:
+        """A request has ended."""
+        self._file.write(timeline)
+        super().take(timeline)
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        self._file.close()
+
+    def previous(self) -> list[Timeline]:
+        """The requests of the server before, if its file is there."""
+        try:
+            return list(RecordedFile.at(previous_of(self._path)))
+        except FileUnusable:
+            return []

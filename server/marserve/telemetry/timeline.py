@@ -105,8 +105,9 @@ class Timeline(msgspec.Struct, gc=False):
     byte of the answer was given to the system, or when the request ended without one. `status` is 0 until then; 499 for
     a client that went. `error` is the class of an error (`x-marserve-cause`), else empty; with the status of an answer
     it is that of a stream that broke off. `client_id` is the client's id where it stands beside the server's.
-    `moved_from` is the version that had accepted it, if another one took it over. `trace` is its place in a trace, None
-    where no traces are kept; `parts` are the requests that it made, for the nodes of a workflow or by its handler,
+    `moved_from` is the version that had accepted it, if another one took it over. `held_s` is how long its worker was
+    held, because the client took its stream slowly, and `held_since` since when it is. `trace` is its place in a trace,
+    None where no traces are kept; `parts` are the requests that it made, for the nodes of a workflow or by its handler,
     until it has ended.
     """
 
@@ -127,6 +128,8 @@ class Timeline(msgspec.Struct, gc=False):
     bytes_out: int = 0
     error: str = ""
     moved_from: str = ""
+    held_since: float = 0.0
+    held_s: float = 0.0
     trace: Trace | None = None
     parts: list[Timeline] | None = None
 
@@ -156,6 +159,16 @@ class Timeline(msgspec.Struct, gc=False):
         """Another version has taken it over while it waited."""
         self.moved_from = self.moved_from or self.version
         self.of = version
+
+    def hold(self, now: float) -> None:
+        """Its worker makes no further pieces: the client does not keep up."""
+        self.held_since = self.held_since or now
+
+    def resume(self, now: float) -> None:
+        """The client has caught up, or the stream has ended."""
+        if self.held_since:
+            self.held_s += now - self.held_since
+            self.held_since = 0.0
 
     def left_in(self, batch: BatchTimes) -> None:
         """It goes to a worker in this batch."""

@@ -10,9 +10,9 @@ coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step
 checks               warm-up inputs, and answers compared
 calls                other models, called by the handler
-lengths              how long items are, by the author's `length_of`
 rows                 the rows and ids that a handler gets for items
 outgoing             the author's values and errors, as they travel on the wire
+asked/               what the server asks the author's code beside requests
 device/              the worker's accelerator
 without_server/      what a handler declares, and a handler under test
 process/             its own process: output, limits, threads, parent

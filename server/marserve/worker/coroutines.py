@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from marserve.messages import (
+    AskHealth,
     Batch,
     Batches,
     Cancel,
@@ -113,6 +114,8 @@ class ConcurrentLoop:
                 run.cancel(message.index)
         elif type(message) is Returned:
             self._served.calls.returned(message, bodies[0] if bodies else b"")
+        elif type(message) is AskHealth:
+            self._keep(self._loop.create_task(self._served.serve_health_beside(message), name="health"))
         elif type(message) is Check:
             self._served.serve_check(message, bodies)
         elif type(message) is SetLevel:
@@ -147,6 +150,9 @@ class ConcurrentLoop:
         hindrances.begin()
         task = self._loop.create_task(self._serve(run, rows), name=f"batch {batch.number}")
         run.task = task
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

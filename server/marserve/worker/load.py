@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Handle = Callable[[list[dict[str, Any]], Context], Any]
 LengthOf = Callable[[dict[str, Any]], Any]
 Compare = Callable[[Any, Any], Any]
+IsWell = Callable[[], Any]
 
 _TS_COMPAT = Path(marserve_handlers.__file__ or "").parent / "ts_compat"
 
@@ -43,6 +44,7 @@ class LoadedModel:
 
     `length_of(row)` says how long an item is, `compare(primary, shadow)` whether two answers to one request are alike;
     None if the author has not written it. `declaration` is the JSON of what the model declares, empty for nothing.
+    `health()` says whether the worker is well; None where it is not asked for, too.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class LoadedModel:
         length_of: LengthOf | None = None,
         compare: Compare | None = None,
         declaration: bytes = b"",
+        health: IsWell | None = None,
     ) -> None:
         self.compare = compare
         self.declaration = declaration
+        self.health = health
         self.handle = handle
         self.length_of = length_of
         self.has_failed_length = False
@@ -64,7 +68,7 @@ class LoadedModel:
 
     def calling(self, handle: Handle) -> LoadedModel:
         """The same model with another function in the place of `handle`."""
-        return LoadedModel(handle, self.context, self.load, self.length_of, self.compare, self.declaration)
+        return LoadedModel(handle, self.context, self.load, self.length_of, self.compare, self.declaration, self.health)
 
 
 def enter_model_folder(load: Load) -> None:
@@ -147,7 +151,9 @@ def open_function(
             "function must return at once when data is None.",
         )
         raise
-    return LoadedModel(_in_envelope(entry, load.envelope), context, load, _length_of(module), _compare_of(module))
+    handle = _in_envelope(entry, load.envelope)
+    health = _health_of(load, module)
+    return LoadedModel(handle, context, load, _length_of(module), _compare_of(module), health=health)
 
 
 def open_class(cls: type[Any], context: Context, load: Load, module: ModuleType | None = None) -> LoadedModel:
@@ -158,12 +164,13 @@ def open_class(cls: type[Any], context: Context, load: Load, module: ModuleType 
     initialize = getattr(service, "initialize", None)
     if initialize is not None:
         initialize(context)
-    handle = _in_envelope(service.handle, load.envelope)
+    handle = _in_envelope(service.handle, load.envelope, getattr(service, "reads_open_inference", False) is True)
     compare = _compare_of(service) or _compare_of(module)
     declaration = getattr(service, "declaration", b"")  # of our base handler; an author's own may be anything
     if type(declaration) is not bytes:
         declaration = b""
-    return LoadedModel(handle, context, load, _length_of(service) or _length_of(module), compare, declaration)
+    length_of, health = _length_of(service) or _length_of(module), _health_of(load, service, module)
+    return LoadedModel(handle, context, load, length_of, compare, declaration, health)
 
 
 def find_definition(module: object, name: str) -> Definition | None:
@@ -187,7 +194,9 @@ def open_definition(definition: Definition, context: Context, load: Load) -> Loa
         context.load_warnings.append(f"the envelope {load.envelope} is not used: the handler declares its input")
     handle = opened.handle if not load.is_concurrent or opened.handle_async is None else opened.handle_async
     load = msgspec.structs.replace(load, decode_input=False)
-    return LoadedModel(handle, context, load, None, _compare_of(opened.instance), opened.declaration)
+    module = sys.modules.get(definition.target.__module__)
+    health = _health_of(load, module if opened.instance is None else opened.instance)
+    return LoadedModel(handle, context, load, None, _compare_of(opened.instance), opened.declaration, health)
 
 
 def _check_declaration(load: Load, declared: bytes) -> None:
@@ -219,14 +228,20 @@ def _open_lit_api(api: type[Any], module: ModuleType, context: Context, load: Lo
     handler = LitApiHandler(api, said.arguments, said.api, said.server)
     handler.initialize(context)
     handle = handler.handle_async if load.is_concurrent and handler.is_async else handler.handle
-    return LoadedModel(handle, context, msgspec.structs.replace(load, decode_input=False))
+    health = _health_of(load, handler.api)
+    return LoadedModel(handle, context, msgspec.structs.replace(load, decode_input=False), health=health)
 
 
-def _in_envelope(handle: Handle, word: str | None) -> Handle:
-    """`handle`, wrapped by the envelope of that word if there is one. `initialize` is never wrapped."""
+def _in_envelope(handle: Handle, word: str | None, reads_open_inference: bool = False) -> Handle:
+    """`handle`, wrapped by the envelope of that word if there is one. `initialize` is never wrapped.
+
+    A handler that reads requests of the Open Inference Protocol itself gets them past the protocol's own envelope.
+    """
     if not word:
         return handle
     envelope = find_envelope(word)(handle)
+    if reads_open_inference and word == "kservev2":
+        envelope.passes_protocol = True
     is_async = inspect.iscoroutinefunction(handle)
     wrapped: Handle = getattr(envelope, "handle_async", envelope.handle) if is_async else envelope.handle
     return wrapped
@@ -236,6 +251,14 @@ def _length_of(owner: object) -> LengthOf | None:
     """The `length_of` of a handler's object, or of its module."""
     length_of = getattr(owner, "length_of", None)
     return length_of if callable(length_of) else None
+
+
+def _health_of(load: Load, *owners: object) -> IsWell | None:
+    """The `health` of a handler's object, else of its module. None unless asked for: it may mean something else."""
+    if not load.checks_health:
+        return None
+    found = (getattr(owner, "health", None) for owner in owners)
+    return next((health for health in found if callable(health)), None)
 
 
 def _compare_of(owner: object) -> Compare | None:

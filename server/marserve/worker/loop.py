@@ -15,7 +15,7 @@ from socket import socket
 from typing import NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
-from marserve.messages import AskLengths, Batch, Batches, Check, Hello, Load, Rank, SetLevel, Stop
+from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Hello, Load, Rank, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.device.device_use import check_device_use
@@ -65,6 +65,8 @@ class WorkerLoop:
                     elif type(message) is AskLengths:
                         self._served.serve_lengths(message, bodies)
                         bodies.clear()
+                    elif type(message) is AskHealth:
+                        self._served.serve_health(message)
                     elif type(message) is Check:
                         self._served.serve_check(message, bodies)
                     elif type(message) is Load:

@@ -16,12 +16,14 @@ import msgspec
 from marserve.errors import Thrown
 from marserve.messages import (
     MAX_WARNINGS,
+    AskHealth,
     AskLengths,
     Batch,
     Batches,
     Check,
     DeviceLost,
     DevicePeak,
+    Health,
     Item,
     Loaded,
     Metrics,
@@ -36,12 +38,13 @@ from marserve.messages import (
 )
 from marserve.option_values import Sample
 from marserve.shared_page import Page
+from marserve.worker.asked.health import HealthCall
+from marserve.worker.asked.lengths import FAILED, read_lengths
 from marserve.worker.calls import Calls
 from marserve.worker.connection import Connection
 from marserve.worker.continuous_batching import begin_step, say_what_follows
 from marserve.worker.device.device_loss import find_loss
 from marserve.worker.device.device_memory import give_back, taken_bytes
-from marserve.worker.lengths import FAILED, read_lengths
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import (
     MAX_MESSAGE,
@@ -112,6 +115,7 @@ class ServedModel:
         if not model.load.is_concurrent:
             model.context.begin_call = self._begin_call
             model.context.send_call = self._send_call
+        self._health = HealthCall(model)
         self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
@@ -145,6 +149,7 @@ class ServedModel:
                 computes_on,
                 failure,
                 self._model.declaration,
+                self._model.health is not None,
             )
         )
 
@@ -515,6 +520,30 @@ class ServedModel:
         self._page.finish()
         self._take_metrics()  # dropped: measurements of a check belong to no request
         self._connection.send(checked)
+
+    # ------------------------------------------------------------------------------------------- health
+
+    def serve_health(self, ask: AskHealth) -> None:
+        """Ask the handler whether the worker is well. If nothing else is sent meanwhile, the page shows a batch."""
+        if ask.number:
+            self._page.begin(ask.number, time.monotonic())
+        self._answer_health(self._health.ask(ask))
+
+    async def serve_health_beside(self, ask: AskHealth) -> None:
+        """The same while batches run."""
+        if ask.number:
+            self._page.begin(ask.number, time.monotonic())
+        self._answer_health(await self._health.ask_beside(ask))
+
+    def _answer_health(self, health: Health) -> None:
+        words = self._health.loss_words
+        if words is not None:
+            self.failed.append(words)
+            self.end_if_lost(0, wait=not self._model.load.is_concurrent)
+        if health.number:
+            self._page.finish()
+        self.send_metrics()
+        self._connection.send(health)
 
     # ------------------------------------------------------------------------------------------- lengths
 

@@ -96,6 +96,24 @@ def test_an_error_has_a_status_and_torchserves_words(error: BaseException, code:
     assert (status.code.name, status.description) == (code, description)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.BadInput("no"),
+        errors.HandlerFailed("odd", code=409),
+        ReportedInternal(errors.BadInput("no")),
+        ModelApiDisabled(),
+        KeyError("m"),
+    ],
+)
+def test_as_marserve_a_description_is_one_sentence(error: BaseException) -> None:
+    """Its status is as ever."""
+    recorded, own = grpc_status(error), grpc_status(error, ErrorRules(as_recorded=False))
+
+    assert (own.code, own.description) == (recorded.code, recorded.description.partition("\n")[0])
+    assert "org.pytorch.serve" in recorded.description
+
+
 def test_codes_of_handlers_become_the_inventorys_statuses() -> None:
     """Every line of `grpc_status_by_http_code`."""
     table = inventory("grpc_status_by_http_code")

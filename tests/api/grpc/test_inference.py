@@ -18,6 +18,7 @@ from marserve.api.grpc.inference import SERVICE, GrpcInference
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.request_ids import RequestIds
 from marserve.errors import HandlerFailed, MarserveError, ModelNotFound, NoWorker, QueueFull, WorkerDied
+from marserve.telemetry.logs.access_log import Sampling
 from support.grpc_house import SCHEMA, Book, Client, FakeRegistry, client_of, inference_port, pour, refusal
 from support.http2_client import framed, http2_client
 
@@ -454,6 +455,18 @@ async def test_every_call_is_a_line_of_the_access_log() -> None:
 
     told = [re.fullmatch(r'/127\.0\.0\.1:\d+ "gRPC (\S+) HTTP/2\.0" (\d+) (\d+) \S{36}', line) for line in book.lines]
     assert [found and found.groups()[:2] for found in told] == [(f"{SERVICE}/Predictions", word) for word in "05"]
+
+
+async def test_a_call_that_is_not_sampled_is_counted_and_not_logged() -> None:
+    """One that failed is always logged."""
+    registry = FakeRegistry(errors={"gone": ModelNotFound("gone")})
+    book = Book(has_ids=True, sampling=Sampling(0.0, slow_ms=60_000))
+    async with inference_port(registry, book=book) as port, client_of(port) as client:
+        await predict(client, "echo")
+        await refusal(predict(client, "gone"))
+
+    assert [line.split('"')[2].split()[0] for line in book.lines] == ["5"]
+    assert book.codes == ["OK", "NOT_FOUND"]
 
 
 # ------------------------------------------------------------------------------------------- dialogues

@@ -13,8 +13,9 @@ import pytest
 from marserve.api.errors import ErrorRules
 from marserve.api.http.request_head import HttpLimits
 from marserve.api.http.response_headers import ResponseHeaders
-from marserve.errors import HandlerFailed, ModelNotFound, QueueFull
+from marserve.errors import HandlerFailed, ModelNotFound, QueueFull, Thrown
 from marserve.messages import Answer
+from marserve.telemetry.logs.access_log import Sampling
 from support.http_client import Cut, Response
 from support.http_listener import Lines, Listening, listening
 
@@ -839,6 +840,87 @@ async def test_access_lines_end_with_the_id_that_the_client_was_told(monkeypatch
         answers.append(await client.ask(b"nonsense\r\n\r\n"))
 
     assert [line.rsplit(" ", 1)[1] for line in listener.log.lines] == [each.header("x-request-id") for each in answers]
+
+
+async def test_a_stream_is_logged_at_its_end_with_the_whole_time() -> None:
+    """Where that is chosen; it is counted then, too, and once."""
+    async with listening(logs_streams_at_end=True) as listener, listener.connect() as client:
+        await client.send(post(b"", "/predictions/held"))
+        job = await listener.plane.wait_for(1)
+        job.piece(b"x")
+        await client.reader.readuntil(b"x\r\n")
+        assert listener.log.lines == []
+        await asyncio.sleep(0.05)  # the claim is about time that passes
+        job.piece(b"y", last=True)
+        await client.reader.readuntil(b"0\r\n\r\n")
+
+        [line] = listener.log.lines
+        found = re.search(r' "POST /predictions/held HTTP/1.1" 200 (\d+)$', line)
+        assert found is not None
+        assert int(found[1]) >= 50
+        assert listener.counts.responses[2] == 1
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+async def test_a_stream_without_an_end_is_logged_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, *, has_ids: bool
+) -> None:
+    """Behind the ids: the cause of the failure, or that the client has gone."""
+    monkeypatch.setattr(Lines, "has_ids", has_ids)
+    async with listening(logs_streams_at_end=True) as listener:
+        for number, why in enumerate(("handler", "client"), 1):
+            async with listener.connect() as client:
+                await client.send(post(b"", "/predictions/held"))
+                job = await listener.plane.wait_for(number)
+                job.piece(b"part")
+                await client.reader.readuntil(b"part")
+                if why == "handler":
+                    job.fail(HandlerFailed())
+                    with pytest.raises(Cut):
+                        await client.read()
+                else:
+                    client.hang_up()
+                await listener.wait_until_empty()
+            words = listener.log.lines[-1].rpartition('" ')[2].split(" ")
+            assert words[0] == "200"
+            assert words[-1] == f"broken_off={why}"
+            assert len(words) == (4 if has_ids else 3)
+    assert len(listener.log.lines) == 2
+    assert listener.counts.responses[2] == 2
+
+
+async def test_a_stream_whose_last_event_tells_of_a_failure_is_logged_as_one() -> None:
+    """It has an end, and no whole answer."""
+    async with listening(logs_streams_at_end=True) as listener, listener.connect() as client:
+        await client.send(post(b"", "/predictions/held"))
+        job = await listener.plane.wait_for(1)
+        job.piece(b"data: 1\n\n", content_type="text/event-stream")
+        failed = Answer(b'data: {"code": 500}\n\n', thrown=Thrown("ValueError", "no", ""))
+        job.receiver.on_piece(failed, True)
+        await client.reader.readuntil(b"0\r\n\r\n")
+
+    assert listener.log.lines[0].endswith(" broken_off=handler")
+
+
+async def test_a_request_that_is_not_sampled_is_counted_and_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are always logged."""
+    monkeypatch.setattr(Lines, "sampling", Sampling(0.0, 60_000))
+    async with listening(logs_streams_at_end=True) as listener, listener.connect() as client:
+        listener.plane.errors["nobody"] = ModelNotFound("nobody")
+        for model in ("echo", "nobody", "echo"):
+            await client.ask(post(b"", f"/predictions/{model}"))
+        await client.send(post(b"", "/predictions/held"))
+        job = await listener.plane.wait_for(4)
+        job.piece(b"part")
+        job.fail(HandlerFailed())
+        with pytest.raises(Cut):
+            await client.read()
+
+    assert [line.split('"')[1].split()[1] for line in listener.log.lines] == [
+        "/predictions/nobody",
+        "/predictions/held",
+    ]
+    assert (listener.counts.responses[2], listener.counts.responses[4]) == (3, 1)
 
 
 async def test_every_request_is_logged_and_counted(listener: Listening) -> None:

@@ -73,7 +73,7 @@ def test_texts_bytes_and_pictures_are_elements_of_one_tensor(came: Any, gives: A
 
     told = metadata_document("m", [], document)
     bare = metadata_document("m", [], document, has_parameters=False)
-    config = config_document(described(declaration=document))
+    config = config_document(described(), document)
 
     tensors = [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in ("input", "output")]
     assert declaration.takes_elements
@@ -102,7 +102,7 @@ def test_metadata_has_the_declared_tensors_with_their_batch_axis() -> None:
 
 def test_a_configuration_has_tritons_words() -> None:
     """Without the batch axis, which `max_batch_size` stands for."""
-    document = config_document(described(declaration=DECLARATION))
+    document = config_document(described(), DECLARATION)
 
     assert document["max_batch_size"] == 8
     assert document["input"] == [
@@ -112,7 +112,7 @@ def test_a_configuration_has_tritons_words() -> None:
     assert document["output"] == [{"name": "scores", "data_type": "TYPE_BF16", "dims": [10]}]
     assert document["instance_group"] == [{"name": "m", "kind": "KIND_CPU", "count": 2, "gpus": []}]
     assert document["dynamic_batching"] == {"max_queue_delay_microseconds": 50000}
-    on_gpu = config_document(described(deviceType="gpu", deviceIds=[1]))["instance_group"][0]
+    on_gpu = config_document(described(deviceType="gpu", deviceIds=[1]), None)["instance_group"][0]
     assert (on_gpu["kind"], on_gpu["gpus"]) == ("KIND_GPU", [1])
 
 
@@ -121,7 +121,7 @@ def test_a_model_without_a_batch_axis_has_its_whole_shapes_and_no_largest_batch(
     tensors = {"x": Tensor("float32", ["batch", 3, "n"])}
     declaration = Declaration(tensors, tensors, has_batch_axis=False).document()
 
-    config = config_document(described(declaration=declaration))
+    config = config_document(described(), declaration)
 
     assert metadata_document("m", [], declaration)["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [3, -1]}]
     assert (config["max_batch_size"], config["input"][0]["dims"]) == (0, [3, -1])
@@ -151,6 +151,9 @@ def test_statistics_are_the_versions_counts() -> None:
         metrics.total_seconds.observe(0.5)
     metrics.queue_seconds.observe(0.25, times=4)
     metrics.handler_seconds.observe(0.125, times=4)
+    metrics.stages.observe("decode", 0.001, 4)
+    metrics.stages.observe("encode", 0.002, 4)
+    metrics.runs_by_size.update({4: (1, 0.125), 1: (2, 0.25)})
 
     document = statistics_document(metrics)
 
@@ -160,8 +163,30 @@ def test_statistics_are_the_versions_counts() -> None:
     assert stats["fail"] == {"count": 4, "ns": 2_000_000_000}
     assert stats["queue"] == {"count": 4, "ns": 1_000_000_000}
     assert stats["compute_infer"] == {"count": 4, "ns": 500_000_000}
-    assert stats["compute_input"] == stats["compute_output"] == {"count": 4, "ns": 0}
+    assert (stats["compute_input"], stats["compute_output"]) == (
+        {"count": 4, "ns": 4_000_000},
+        {"count": 4, "ns": 8_000_000},
+    )
+    nothing = {"count": 2, "ns": 0}
+    assert document["batch_stats"][0] == {
+        "batch_size": 1,
+        "compute_input": nothing,
+        "compute_infer": {"count": 2, "ns": 250_000_000},
+        "compute_output": nothing,
+    }
+    assert [each["batch_size"] for each in document["batch_stats"]] == [1, 4]
     assert statistics_document(VersionMetrics("m", "2.0"))["inference_stats"]["success"] == {"count": 0, "ns": 0}
+
+
+def test_a_request_whose_client_went_away_has_failed() -> None:
+    """As in Triton; it has no time, as nothing ended it."""
+    metrics = VersionMetrics("m", "1.0", cancelled=2)
+    metrics.answers[200] = metrics.errors["handler"] = 1
+    metrics.total_seconds.observe_all([0.5, 0.5])
+
+    stats = statistics_document(metrics)["inference_stats"]
+
+    assert (stats["success"]["count"], stats["fail"]) == (1, {"count": 3, "ns": 500_000_000})
 
 
 def test_the_server_names_itself_and_what_it_answers_beyond_the_protocol() -> None:

@@ -15,8 +15,9 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.description import description_router
 from marserve.api.rest.platforms.metrics import metrics_router
 from marserve.registry.intake.registration import RegisterParameters
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from support.management_house import House, client_of
+from support.metric_pages import scrapes_of
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +83,7 @@ async def test_the_description_is_at_both_places_for_any_method(tmp_path: Path) 
 
 async def test_the_metrics_listener_is_described(tmp_path: Path) -> None:
     """With its one filter."""
-    routers = [description_router(House(tmp_path).registry), metrics_router(Metrics("host"))]
+    routers = [description_router(House(tmp_path).registry), metrics_router(scrapes_of(Metrics("host")))]
 
     document = await ask(build_app(routers, title="metrics"))
 

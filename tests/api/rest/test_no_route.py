@@ -79,8 +79,8 @@ async def test_a_method_that_a_path_does_not_take_is_answered_with_those_that_it
     answer = await ask(routers, "PATCH", "/models/digits")
 
     assert answer.status_code == 405
-    assert answer.json()["message"] == f"/models/digits takes DELETE, GET, OPTIONS, PUT, not PATCH. {ALL}"
-    assert answer.headers["allow"] == "DELETE, GET, OPTIONS, PUT"
+    assert answer.json()["message"] == f"/models/digits takes DELETE, GET, HEAD, OPTIONS, PUT, not PATCH. {ALL}"
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, PUT"
 
 
 @pytest.mark.parametrize(

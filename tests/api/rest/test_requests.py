@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from marserve.answers.management import RecordedRequest, RecordedRequests
+from marserve.api.rest import requests
 from marserve.api.rest.application import build_app
 from marserve.api.rest.requests import requests_router
 from marserve.messages import Span, Work
-from marserve.telemetry.happenings import Happenings
+from marserve.telemetry.explanation import Evidence
+from marserve.telemetry.happenings import Happening, Happenings
 from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.recorder import Recorder
 from marserve.telemetry.timeline import STAGES, BatchTimes, Timeline
@@ -27,6 +32,12 @@ class House:
         self.recorder = Recorder(1 << 20)
         self.happenings = Happenings()
         self.app = build_app([requests_router(self.recorder, self.happenings)], title="t")
+
+    def leave(self, *names: str) -> None:
+        """Requests of the server before."""
+        other = House()
+        other.take(*names)
+        self.recorder.previous = lambda: list(other.recorder)  # type: ignore[method-assign]
 
     def take(self, *names: str, wall_s: float = 0.1, status: int = 200, error: str = "", model: str = "m") -> None:
         """A batch of requests."""
@@ -101,6 +112,19 @@ async def test_of_several_requests_of_one_id_the_newest_is_explained(house: Hous
     assert [other["id"] for other in body["others"]] == ["a"]
 
 
+async def test_requests_of_the_server_before_are_found_too(house: House) -> None:
+    """Where it left a file; lists have them if they are asked for."""
+    house.leave("old")
+    house.take("new")
+
+    status, body = await house.get("/requests/old")
+    listed = (await house.get("/requests"))[1]["requests"]
+    before = (await house.get("/requests?previous=true"))[1]["requests"]
+
+    assert (status, body["id"]) == (200, "old")
+    assert ([each["id"] for each in listed], [each["id"] for each in before]) == (["new"], ["old"])
+
+
 async def test_a_request_that_is_gone_is_told_how_long_they_are_kept(house: House) -> None:
     """Or that never was."""
     status, body = await house.get("/requests/nosuch")
@@ -108,6 +132,29 @@ async def test_a_request_that_is_gone_is_told_how_long_they_are_kept(house: Hous
     assert (status, body["type"]) == (404, "ResourceNotFoundException")
     assert body["message"].startswith("Request not found: nosuch. The newest ")
     assert "flight_recorder_size" in body["message"]
+
+
+async def test_many_who_ask_at_once_are_answered_one_after_the_other_and_beside_the_loop(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence for each would take memory, and the loop's turns."""
+    house.take("a", "b")
+    loops_thread, running, most = threading.get_ident(), 0, 0
+
+    def watched(known: Sequence[Timeline], happenings: Sequence[Happening]) -> Evidence:
+        nonlocal running, most
+        assert threading.get_ident() != loops_thread
+        running += 1
+        most = max(most, running)
+        threading.Event().wait(0.01)  # others may come meanwhile
+        running -= 1
+        return Evidence(known, happenings)
+
+    monkeypatch.setattr(requests, "Evidence", watched)
+    answers = await asyncio.gather(*(house.get(target) for target in ["/requests", "/requests/a"] * 5))
+
+    assert [status for status, _ in answers] == [200] * 10
+    assert most == 1
 
 
 @pytest.mark.parametrize("request_id", ["x" * 10_000, "a%0Ab", "%FF%FE", "%00", "..", "a%2Fb"])

@@ -259,3 +259,16 @@ async def test_a_certificate_that_has_expired_is_a_warning_at_the_start(
         "The certificate of the https addresses",
         "The certificate of the gRPC ports",
     ]
+
+
+@pytest.mark.anyio
+async def test_only_a_key_of_the_listener_shows_what_its_description_says_of_models(tmp_path: Path) -> None:
+    """Any request does where there are no keys."""
+    access = await prepare_access(load(tmp_path, "disable_token_authorization=false\n"))
+    without = await prepare_access(load(tmp_path, "disable_token_authorization=true\n"))
+    assert access.tokens is not None
+    inference = b"Bearer " + access.tokens.key_of("inference")
+
+    assert [access.has_key(kind, inference) for kind in ("inference", "either", "management")] == [True, True, False]
+    assert [access.has_key("either", value) for value in (None, b"Bearer x")] == [False, False]
+    assert without.has_key("inference", None)

@@ -107,13 +107,15 @@ def test_a_shared_handler_that_is_no_file_is_not_looked_for(tmp_path: Path, line
     assert sagemaker_endpoint(load(tmp_path, lines), {"SAGEMAKER_MULTI_MODEL": "true"}).service_file is None
 
 
-def test_models_of_the_start_get_a_worker_for_each_device_or_core(tmp_path: Path) -> None:
-    """Unless the setting says how many; a registration without a number gets none then and now."""
-    machine = describe_machine({})
+def test_models_of_the_start_get_a_worker_for_each_device_or_one(tmp_path: Path) -> None:
+    """Under torchserve one for each core; the setting goes before all. A registration without a number gets none."""
+    machine = describe_machine({})._replace(cores=6)
 
     unset = registry_options(load(tmp_path, ""), machine, 3)
     assert (unset.workers_by_api, unset.workers_at_startup) == (0, 3)
-    assert registry_options(load(tmp_path, ""), machine, 0).workers_at_startup == machine.cores
+    assert registry_options(load(tmp_path, ""), machine, 0).workers_at_startup == 1
+    recorded = registry_options(load(tmp_path, "", "torchserve"), machine, 0)
+    assert recorded.workers_at_startup == 6
     told = registry_options(load(tmp_path, "default_workers_per_model=2\n"), machine, 3)
     assert (told.workers_by_api, told.workers_at_startup) == (2, 2)
 

@@ -41,6 +41,7 @@ readinessRule: min
 maxWorkerMemory: 1.5GB
 maxRequestsPerWorker: 1000
 maxWorkerAge: 3600
+healthInterval: 0.5
 maxWorkerGrowth: 200MiB
 workerStart: fresh
 deviceType: GPU
@@ -95,6 +96,7 @@ def test_every_key_is_read_in_its_unit() -> None:
         "max_requests_per_worker": 1000,
         "max_worker_age_s": 3600.0,
         "max_worker_growth_bytes": 200 << 20,
+        "health_interval_s": 0.5,
         "worker_start": "fresh",
         "device_type": "gpu",
         "device_ids": (2, 0),
@@ -206,6 +208,7 @@ def test_small_numbers_are_raised_as_the_contract_says(line: str, attribute: str
         "maxWorkerMemory: [1]",
         "maxRequestsPerWorker: 1.5",
         "maxWorkerAge: 0",
+        "healthInterval: often",
         "maxWorkerGrowth: 1 GB a day",
     ],
 )

@@ -167,7 +167,7 @@ def test_a_program_is_named_as_its_file_and_brings_its_data(tmp_path: Path, name
 
 
 def test_a_folder_goes_whole_but_for_what_is_no_part_of_a_model(tmp_path: Path) -> None:
-    """Hidden files, caches, environments and archives stay; the folder names the model."""
+    """Tests, hidden files, caches, environments and archives stay; the folder names the model."""
     folder = tmp_path / "my digits"
     write(folder, {"model.py": HANDLER, "test_model.py": "", "data/a.bin": "a", ".secret": "s", "old.mar": ""})
     write(folder, {".git/config": "", "venv/pyvenv.cfg": "", "venv/lib/x.py": "", "__pycache__/m.pyc": ""})
@@ -175,7 +175,43 @@ def test_a_folder_goes_whole_but_for_what_is_no_part_of_a_model(tmp_path: Path) 
     plan = plan_source(str(folder)).plan
 
     assert plan.spec.model_name == "my_digits"
-    assert set(plan.members) == {"model.py", "test_model.py", "data/a.bin"}
+    assert set(plan.members) == {"model.py", "data/a.bin"}
+
+
+AUTHORS = {"README.md": "", "request.json": "{}", "test_model.py": "import model", "m_test.py": "", "conftest.py": ""}
+
+
+@pytest.mark.parametrize(
+    ("further", "kept"),
+    [
+        ({}, []),
+        ({"model.py": f'{HANDLER}\nREADME = open("README.md")\n'}, ["README.md"]),
+        ({"model-config.yaml": "samples: [{file: request.json}]\n"}, ["request.json"]),
+        ({"inner/parts.py": "from conftest import x", "conftest.py": "import m_test"}, ["conftest.py", "m_test.py"]),
+        ({"docs/README.md": "", "tests/test_x.py": ""}, []),
+    ],
+)
+def test_what_is_for_the_author_of_a_folder_is_left_out_unless_the_model_names_it(
+    tmp_path: Path, further: dict[str, str], kept: list[str]
+) -> None:
+    """Only at the top of the folder; the list of what is left out has the rest."""
+    write(tmp_path, {"model.py": HANDLER} | AUTHORS | further)
+
+    planned = plan_source(str(tmp_path))
+
+    assert sorted(AUTHORS.keys() & planned.plan.members.keys()) == sorted(kept)
+    assert sorted(planned.left_out) == sorted(AUTHORS.keys() - set(kept))
+    assert further.keys() - AUTHORS.keys() <= planned.plan.members.keys()
+
+
+def test_an_extra_file_is_packed_whatever_its_name(tmp_path: Path) -> None:
+    """The author has named it."""
+    write(tmp_path, {"model.py": HANDLER, "README.md": "", "request.json": "{}"})
+
+    planned = plan_source(str(tmp_path), Wishes(extra_files=(str(tmp_path / "README.md"),)))
+
+    assert "README.md" in planned.plan.members
+    assert planned.left_out == ("request.json",)
 
 
 def test_a_missing_import_is_found_without_running_the_file(tmp_path: Path) -> None:

@@ -235,14 +235,15 @@ def test_an_upload_that_is_not_waited_for_is_broken_off(
     assert "broken off" in ran.err
 
 
-def test_a_version_that_is_there_has_a_next_step() -> None:
-    """The swap, or another version."""
+@pytest.mark.parametrize("words", [VersionConflict("net", "1.0").message, VersionConflict("net", "1.0").own_message])
+def test_a_version_that_is_there_has_a_next_step(words: str) -> None:
+    """The swap, or another version; under torchserve, too."""
     with fake_apis() as apis:
         apis.answer("GET /models", {"models": []})
-        apis.answer("POST /models", {"code": 409, "message": str(VersionConflict("net", "1.0"))}, 409)
+        apis.answer("POST /models", {"code": 409, "message": words}, 409)
 
         ran = marserve("register", "net.mar", "--management", apis.url)
 
-    assert "Model version 1.0 is already registered for model net" in ran.err
+    assert words in ran.err
     assert "`marserve swap net ARCHIVE`" in ran.err
     assert "--version" in ran.err

@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from support.command_line import marserve
-from support.fake_apis import fake_apis
-
-EXPLAINED: dict[str, Any] = {
-    "id": "r-1",
-    "model": "digits",
-    "version": "1.0",
-    "worker": "W-9000-digits_1.0",
-    "status": 200,
-    "started": "2026-01-31T12:00:00.000Z",
-    "wall_ms": 120.0,
-    "bytes_in": 14,
-    "bytes_out": 11,
-    "stages": [{"name": "queue", "ms": 100.0}, {"name": "handle", "ms": 20.0}],
-    "spans": [{"name": "tokenise", "after_ms": 1.0, "ms": 2.0}],
-    "batch": {"size": 2, "mates": ["r-2"], "runs": 1, "first_of_worker": False, "handler_ms": 20.0},
-    "cause": "queue",
-    "why": "100.0 ms: it waited for a worker",
-    "also": ["20.0 ms: the handler ran its batch of 2"],
-    "meanwhile": ["after 3 ms: other was put to sleep to make room"],
-    "others": [],
-}
+from support.fake_apis import EXPLAINED, fake_apis
 
 
 def test_a_request_is_explained_in_words_and_bars() -> None:

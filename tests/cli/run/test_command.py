@@ -173,7 +173,7 @@ def test_a_port_in_use_names_its_holder_and_is_status_1() -> None:
 
     assert result.exit_code == 1, result.output
     assert f"is in use by process {os.getpid()} (" in result.stderr
-    assert "--port 0 for a free one" in result.stderr
+    assert "`marserve run m.py --port 0` takes a free one" in result.stderr
 
 
 def test_settings_come_from_flags_then_variables_and_never_from_the_folder(

@@ -93,21 +93,22 @@ def test_no_request_is_made_up_for_what_declares_nothing(
 
 
 @pytest.mark.parametrize(
-    ("returns", "config", "is_warned"),
+    ("predict", "returns", "config", "is_warned"),
     [
-        ("yield text", None, True),
-        ("yield text", "batchSize: 2\n", True),
-        ("yield text", "asyncCommunication: true\n", False),
-        ("return text", None, False),
+        ("def", "yield text", None, True),
+        ("def", "yield text", "batchSize: 2\n", True),
+        ("def", "yield text", "asyncCommunication: true\n", False),
+        ("def", "return text", None, False),
+        ("async def", "yield text", None, False),
     ],
 )
-def test_it_is_said_that_streams_come_one_after_the_other_unless_the_author_chose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returns: str, config: str | None, is_warned: bool
+def test_it_is_said_that_streams_of_plain_generators_come_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predict: str, returns: str, config: str | None, is_warned: bool
 ) -> None:
     """Other servers send those of one worker side by side."""
     monkeypatch.chdir(tmp_path)
     Path("say.py").write_text(
-        f"from marserve_handlers import model\n\n\n@model\nasync def say(text: str):\n    {returns}\n"
+        f"from marserve_handlers import model\n\n\n@model\n{predict} say(text: str):\n    {returns}\n"
     )
     if config is not None:
         Path("model-config.yaml").write_text(config)

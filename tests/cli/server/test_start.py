@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -322,6 +323,7 @@ def test_the_block_names_every_listener_and_the_stop_that_works(place: Workplace
 
     assert (started.returncode, stopped.returncode) == (0, 0), started.stderr
     assert f"  Management   {address}\n  Metrics " in started.stdout
+    assert re.search(r"marserve \S+   CPU, \d+ cores?, \d+ threads? a worker\n", started.stdout)
     assert f"`marserve stop --management {address}` ends the server." in started.stdout
     assert f"`marserve stop --management {address}`" in again.stderr
     assert "has stopped" in stopped.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marserve.cli.server.start_block import Started, block, coloured, listening_at
+from marserve.cli.server.start_block import Started, block, coloured, device_line, device_of_workers, listening_at
 
 BASE = "http://127.0.0.1:8080"
 
@@ -90,3 +90,13 @@ def test_colours_are_only_where_they_are_asked_for() -> None:
     """A pipe gets plain text."""
     assert not any("\x1b" in line for line in block(started(version("m"))))
     assert any("\x1b[32mready\x1b[0m" in line for line in block(started(version("m")), coloured))
+
+
+def test_the_device_is_what_the_workers_compute_on() -> None:
+    """Of a server that another process runs only its workers are known; threads are shared among the most of them."""
+    on_devices = version("m", workers=[{"gpuId": 0}, {"gpuIds": [0, 1]}, {}])
+
+    assert device_line(device_of_workers([version("m")]), 5, [version("m", maxWorkers=2)]) == (
+        "CPU, 5 cores, 2 threads a worker"
+    )
+    assert device_line(device_of_workers([on_devices]), 1, []) == "2 accelerators, 1 core, 1 thread a worker"

@@ -13,7 +13,7 @@ import sys
 
 import ml_dtypes
 import numpy as np
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 way, http, grpc, *only = sys.argv[1:]
 is_grpc = way.startswith("grpc")
@@ -70,6 +70,19 @@ async def ask(client):
         }
         return {"version": said["model_version"], "id": said.get("id", ""), **shown}
 
+    async def described(model):
+        """An inference made of what the model's metadata says, and of nothing else."""
+        said = plain(await call("get_model_metadata", model))
+        tensors = []
+        for each in said["inputs"]:
+            shape = [2 if int(size) < 0 else int(size) for size in each["shape"]]
+            dtype = triton_to_np_dtype(each["datatype"])
+            tensors.append(
+                (each["name"], each["datatype"], np.full(shape, "MQ==" if dtype == np.object_ else 1, dtype))
+            )
+        wanted = [output(each["name"]) for each in said.get("outputs", ())]
+        return await infer(model, inputs(*tensors), wanted or None)
+
     async def later():
         """An inference whose answer is fetched, or comes to a callback."""
         if is_grpc:
@@ -91,6 +104,9 @@ async def ask(client):
         "metadata": lambda: call("get_model_metadata", "sums"),
         "config": lambda: call("get_model_config", "sums"),
         "index": lambda: call("get_model_repository_index"),
+        "described": lambda: described("sums"),
+        "described_text": lambda: described("shout"),
+        "described_row": lambda: described("rows"),
         "infer": lambda: infer("sums", inputs(pair), request_id="my-7"),
         "version_infer": lambda: infer("sums", inputs(pair), model_version="1.0"),
         "wanted": lambda: infer("sums", inputs(pair), [output("sum")]),

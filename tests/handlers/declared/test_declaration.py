@@ -150,6 +150,16 @@ def test_the_text_of_an_archive_from_before_texts_had_a_schema_is_the_handlers()
             check_same(other, new, "h.py")
 
 
+def test_an_archive_from_before_coroutines_were_declared_is_the_handlers() -> None:
+    """The other way round it differs: the handler is no coroutine any more."""
+    plain, coroutine = (Declaration(input=ItemType("text"), is_async=says).encode() for says in (False, True))
+
+    check_same(plain, coroutine, "h.py")
+    assert json.loads(coroutine)["async"] is True
+    with pytest.raises(DeclarationError, match="at async: the archive true, the handler null"):
+        check_same(coroutine, plain, "h.py")
+
+
 def test_a_handler_that_declares_nothing_differs() -> None:
     """As when the archive's handler was replaced by one of TorchServe's shape."""
     with pytest.raises(DeclarationError, match=r"h.py declares nothing"):

@@ -14,9 +14,12 @@ from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.declared.declaration import DeclarationError
 from marserve_handlers.declared.named import declare_specs
 from marserve_handlers.declared.signature import read_signature
+from marserve_handlers.envelopes.kserve import KServeEnvelope
+from marserve_handlers.envelopes.kserve_v2 import KServev2Envelope
 from marserve_handlers.errors import BadInput
 from support.model_context import FakeItem, make_context
 from support.pages import block
+from support.triton_models import write_negative
 
 torch = pytest.importorskip("torch")
 SIGNATURE = yaml.safe_load(block("docs/declared-handlers.md", "signature"))
@@ -76,19 +79,35 @@ def answers(handler: BaseHandler, *bodies: Any) -> list[Any]:
     return [json.loads(each.body) if isinstance(each, JsonAnswer) else each for each in given]
 
 
-@pytest.mark.parametrize(
-    "specs",
-    [
-        [("x", None, ["n"])],
-        [("x", "float32", [])],
-        [("x", "float32", [1, 2])],
-        [],
-    ],
-)
-def test_what_has_no_batch_axis_declares_nothing(specs: Any) -> None:
-    """Nor does what takes other things than numbers."""
+@pytest.mark.parametrize("specs", [[("x", None, ["n"])], [("x", "float32", [])], []])
+def test_what_is_no_tensor_of_numbers_declares_nothing(specs: Any) -> None:
+    """Nor does a program that also takes or gives tensors."""
     assert declare_specs(specs, [("y", "float32", ["n"])]) is None
     assert declare_specs([("y", "float32", ["n"])], specs) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "shape", "has_batch_axis", "takes_one_row"),
+    [
+        ("n", "n", ["batch", 2], True, False),
+        (1, 1, ["batch", 2], True, True),
+        (3, 3, ["batch", 3, 2], False, False),
+        (1, 3, ["batch", 1, 2], False, False),
+        ("n", 3, ["batch", "n", 2], False, False),
+    ],
+)
+def test_the_first_sizes_are_the_batchs_if_all_vary_or_all_are_one(
+    first: int | str, given: int | str, shape: list[int | str], has_batch_axis: bool, takes_one_row: bool
+) -> None:
+    """Of any other program the shapes are whole, and each request is run by itself."""
+    found = declare_specs([("x", "float32", [first, 2])], [("y", "float32", [given, 2])])
+
+    assert found is not None
+    assert (found.inputs["x"].shape, found.has_batch_axis, found.takes_one_row) == (
+        shape,
+        has_batch_axis,
+        takes_one_row,
+    )
 
 
 def test_sizes_that_vary_get_names() -> None:
@@ -142,12 +161,65 @@ def test_rows_of_numbers_are_answered_as_ever(tmp_path: Path) -> None:
     assert answers(handler, [1.0, 2.0]) == [[2.0, 4.0]]
 
 
-def test_a_program_of_one_size_declares_nothing(tmp_path: Path) -> None:
-    """Its batches cannot be made."""
+def test_a_program_of_one_row_is_run_on_one_after_the_other(tmp_path: Path) -> None:
+    """Rows of several requests, of one with several rows, and one that does not fit."""
     handler = exported(tmp_path, Doubled(), torch.ones(1, 2), shapes=None)
 
-    assert handler.declaration == b""
+    one, bare, several, bad = answers(handler, {"x": [1, 2]}, [3.0, 4.0], {"x": [[5, 6], [7, 8]]}, [1, 2, 3])
+
+    assert (one, bare, several) == ({"output": [2, 4]}, [6, 8], {"output": [[10, 12], [14, 16]]})
+    assert str(bad.message) == "x: expected float32 [2], got [3]"
+    assert json.loads(handler.declaration)["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 2]}]
     assert answers(handler, [1.0, 2.0]) == [[2.0, 4.0]]
+
+
+def test_a_program_of_a_fixed_size_takes_that_size_alone(tmp_path: Path) -> None:
+    """Another one is refused by name, with what was expected and what came; each request is run by itself."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    program = write_negative(tmp_path, rows=3)
+    rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+
+    for handler in (
+        exported(tmp_path, Both(), torch.ones(3, 2), shapes=None),
+        loaded(program.parent, program.name),
+    ):
+        right, other, short, flat = answers(handler, {"x": rows}, rows, rows[:1], [1.0, 2.0])
+
+        assert right == other
+        assert list(right.values())[-1] in ([[-1, -2], [-3, -4], [-5, -6]], rows)
+        assert str(short.message) == "x: expected float32 [3, 2], got [1, 2]"
+        assert str(flat.message) == "x: expected float32 [3, 2], got [2]"
+
+
+def test_a_signature_may_name_the_rows_of_a_program_of_one_row(tmp_path: Path) -> None:
+    """The program is run on one of them at a time all the same."""
+    program = torch.export.export(Doubled().eval(), (torch.ones(1, 2),))
+    torch.export.save(program, tmp_path / "model.pt2")
+    tensor = {"dtype": "float32", "shape": ["batch", 2]}
+
+    handler = loaded(tmp_path, "model.pt2", signature={"inputs": {"a": tensor}, "outputs": {"b": tensor}})
+
+    assert answers(handler, {"a": [[1, 2], [3, 4]]}) == [{"b": [[2.0, 4.0], [6.0, 8.0]]}]
+
+
+def test_instances_of_an_envelope_name_the_inputs_of_a_program(tmp_path: Path) -> None:
+    """And get its answers as values. What names another input, or is no instance of TorchScript, is refused by name."""
+    handler = exported(tmp_path, Both(), torch.ones(1, 2), shapes=None)
+
+    def ask(*instances: Any, handler: BaseHandler = handler) -> Any:
+        handler.context.begin_batch([FakeItem()])
+        return KServeEnvelope(handler.handle).handle([{"body": {"instances": list(instances)}}], handler.context)
+
+    named = {"output_0": [1.0, 2.0], "output_1": [-1.0, -2.0]}
+    assert ask({"x": [1, 2]}, [1, 2]) == [{"predictions": [named, named]}]
+    with pytest.raises(BadInput, match="input: there is no such input; expected x: float32"):
+        ask({"input": [1, 2]})
+
+    bare = BaseHandler()
+    bare.context, bare.device, bare.model = handler.context, "cpu", None
+    with pytest.raises(BadInput, match="got an object with input"):
+        ask({"input": [1, 2]}, handler=bare)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -376,3 +448,27 @@ def test_a_bare_array_of_several_outputs_is_answered_by_their_names(tmp_path: Pa
     signature = {"inputs": {"x": tensor}, "outputs": {"y": tensor, "z": tensor}}
 
     assert answers(loaded(tmp_path, "model.pt", signature=signature), [1, 2]) == [{"y": [1.0, 2.0], "z": [-1.0, -2.0]}]
+
+
+def test_under_the_protocols_envelope_its_routes_name_tensors_and_others_are_rows(tmp_path: Path) -> None:
+    """Clients of TorchServe name inputs as they like; a batch of both is run again in parts."""
+    handler = exported(tmp_path, Doubled(), torch.ones(2, 2), shapes=({0: torch.export.Dim("rows")},))
+    envelope = KServev2Envelope(handler.handle)
+    envelope.passes_protocol = handler.reads_open_inference
+    named, unknown = ({"name": name, "datatype": "FP32", "shape": [1, 2], "data": [1, 2]} for name in ("x", "any"))
+
+    def ask(*tensors: Any, marks: Any) -> Any:
+        handler.context.begin_batch([FakeItem(server_headers=mark) for mark in marks])
+        return envelope.handle([{"body": {"inputs": [tensor]}} for tensor in tensors], handler.context)
+
+    mark = [("open_inference", "v2")]
+    right, wrong = ask(named, unknown, marks=[mark, mark])
+    (row,) = ask(unknown, marks=[[]])
+
+    assert json.loads(right.body)["outputs"][0] == {
+        "name": "output", "datatype": "FP32", "shape": [1, 2], "data": [2.0, 4.0],
+    }  # fmt: skip
+    assert str(wrong.message).startswith("any: there is no such input; expected x")
+    assert row["outputs"][0] == {"name": "any", "datatype": "FP64", "data": [2.0, 4.0], "shape": [1, 2]}
+    with pytest.raises(ValueError, match="share a batch"):
+        ask(named, unknown, marks=[mark, []])

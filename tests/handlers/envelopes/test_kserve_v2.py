@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from marserve_handlers.envelopes.kserve_v2 import KServev2Envelope, _to_datatype, _to_dtype  # noqa: E402
-from marserve_handlers.errors import PredictionException  # noqa: E402
+from marserve_handlers.errors import BadInput, PredictionException  # noqa: E402
 from support.model_context import FakeItem, make_context  # noqa: E402
 
 
@@ -129,3 +130,43 @@ def test_types_have_two_names() -> None:
         "BYTES",
         "BYTES",
     ]
+
+
+def ask_raw(head: dict[str, Any], values: bytes, *, length: int | None = None) -> Any:
+    """The envelope's answer to a request whose tensors are behind its JSON."""
+    text = json.dumps(head).encode()
+    context = make_context()
+    counted = str(len(text) if length is None else length).encode()
+    headers = [(b"inference-header-content-length", counted)]
+    context.begin_batch([FakeItem("server-id", headers, [("open_inference", "v2")])])
+    return KServev2Envelope(echo).handle([{"body": text + values}], context)[0]["outputs"]
+
+
+def raw(datatype: str, shape: list[int], values: bytes, name: str = "x") -> dict[str, Any]:
+    """An input whose values are behind the JSON."""
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(values)}}
+
+
+def test_raw_tensors_are_values_as_those_of_json_are() -> None:
+    """As tritonclient sends them unless it is told otherwise; texts are texts, other bytes are bytes."""
+    text, odd, numbers = b"\x03\0\0\0a\xc3\xa4", b"\x01\0\0\0\xff", np.array([[1, 2]], "float32").tobytes()
+    given = [raw("BYTES", [1], text, "a"), raw("FP32", [1, 2], numbers, "b"), raw("BYTES", [1], odd, "c")]
+
+    outputs = ask_raw({"inputs": given}, text + numbers + odd)
+
+    assert [(each["name"], each["data"]) for each in outputs] == [("a", ["aä"]), ("b", [1.0, 2.0]), ("c", ["�"])]
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "words"),
+    [
+        ({"inputs": [raw("FP32", [2], b"\0" * 4)]}, b"\0" * 4, "x: FP32 .2.: 4 bytes came, and its shape takes 8"),
+        ({"inputs": [raw("FP32", [1], b"\0" * 8)]}, b"\0" * 4, "x: has a binary_data_size of 8, and 4 bytes are left"),
+        ({"inputs": [raw("FP32", [1], b"\0" * 4)]}, b"\0" * 8, "8 bytes came behind the JSON"),
+        ({"inputs": []}, b"", "inputs: expected a list of one tensor at least"),
+    ],
+)
+def test_raw_tensors_that_do_not_fit_are_refused_by_name(head: Any, values: bytes, words: str) -> None:
+    """Before the handler sees them."""
+    with pytest.raises(BadInput, match=words):
+        ask_raw(head, values)

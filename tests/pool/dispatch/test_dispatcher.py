@@ -1138,6 +1138,9 @@ def test_what_was_raised_goes_on_with_the_last_event_of_a_failed_stream(is_last:
         stage.dispatcher.piece("w", 1, [failed], [b"error"], 0.0)
 
     assert [(piece.body, piece.thrown) for piece in client.pieces] == [(b"first", None), (b"error", thrown)]
+    if not is_last:
+        stage.answer("w")
+    assert (dict(stage.metrics.answers), dict(stage.metrics.errors)) == ({}, {"handler": 1})
 
 
 def test_a_cancelled_stream_gets_no_more_pieces() -> None:

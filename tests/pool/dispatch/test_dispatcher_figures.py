@@ -408,3 +408,39 @@ def test_a_worker_that_loads_is_a_second_away_though_a_start_is_planned() -> Non
     assert stage.dispatcher.retry_after_s(0.0) == 1.0
     stage.dispatcher.living_slots = 0
     assert stage.dispatcher.retry_after_s(0.0) == 30.0
+
+
+def test_batches_that_ended_are_counted_by_their_size() -> None:
+    """With the time that they took together."""
+    stage = Stage(batch_size=4)
+    stage.open("w")
+    stage.teach("w", 0.5)
+    stage.submit("first")
+    for body in ("x", "y", "z"):
+        stage.submit(body)
+    stage.done("w", 1.0, 0.25)
+    stage.done("w", 2.0, 0.125)
+
+    assert stage.metrics.runs_by_size == {1: (2, 0.75), 3: (1, 0.125)}
+
+
+def test_examples_of_histograms_are_the_last_request_of_a_batch_and_kept_only_where_asked_for() -> None:
+    """One a batch and stage; a page in OpenMetrics asks for them."""
+    stage = Stage(batch_size=2)
+    stage.open("w")
+    histograms = [stage.metrics.queue_seconds, stage.metrics.handler_seconds, stage.metrics.total_seconds]
+    stage.submit("1", 0.0)
+    stage.done("w", 1.0, 0.5)
+    assert all(histogram.examples is None for histogram in histograms)
+    for histogram in histograms:
+        histogram.keep_examples()
+
+    job = stage.submit("2", 2.0).job
+    stage.done("w", 3.0, 0.5)
+
+    found = [[example for example in histogram.examples or () if example is not None] for histogram in histograms]
+    assert [(example.value, example.request_id) for (example,) in found] == [
+        (0.0, job.request.id),
+        (0.5, job.request.id),
+        (1.0, job.request.id),
+    ]

@@ -74,6 +74,38 @@ def test_an_idle_worker_is_lent_at_once_and_given_back() -> None:
     assert [(key, flight.number) for key, flight in stage.flights] == [("a", 2)]
 
 
+def test_a_certain_worker_is_lent_if_it_is_idle() -> None:
+    """One that has a batch, or that is gone, is not."""
+    stage = Stage()
+    for key in "abc":
+        stage.dispatcher.open_lane(key, 0.0)
+    stage.submit()  # the worker that became idle last
+
+    assert stage.dispatcher.borrow("c", 0.0) == 0
+    assert stage.dispatcher.borrow("gone", 0.0) == 0
+    assert stage.dispatcher.borrow("a", 0.0) == 1
+    assert stage.dispatcher.borrow("a", 0.0) == 0
+    stage.submit(2)
+    assert [key for key, _ in stage.flights] == ["c", "b"]
+
+    stage.dispatcher.end_loan("a", 1, 1.0)
+
+    assert [key for key, _ in stage.flights] == ["c", "b", "a"]
+
+
+def test_a_worker_that_is_borrowed_fulfils_no_wish_of_a_check() -> None:
+    """The wish waits for the next one."""
+    stage = Stage()
+    stage.dispatcher.open_lane("a", 0.0)
+    stage.dispatcher.borrow("a", 0.0)
+
+    stage.dispatcher.want_lane(stage.lane_lent, 0.0)
+    assert stage.lent == []
+    stage.dispatcher.end_loan("a", 1, 0.0)
+
+    assert [(key, flight.number) for key, flight in stage.lent] == [("a", 2)]
+
+
 def test_a_busy_worker_is_lent_before_it_gets_its_next_batch() -> None:
     """A steady stream of requests cannot keep a check away."""
     stage = Stage()

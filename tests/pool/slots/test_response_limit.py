@@ -89,6 +89,14 @@ def test_a_worker_of_many_batches_is_late_when_one_of_them_is_quiet(limit: Respo
     assert found.detail == "no answer to one of its requests in responseTimeout, 10 s"
 
 
+def test_the_time_in_which_a_worker_of_many_was_not_read_does_not_count(limit: ResponseLimit) -> None:
+    """It waited for a slow client."""
+    limit.resumed_at = 105.0
+
+    assert look(limit, 110.0, ShownPage(3, 100.0), quiet_since=100.0) == 115.0
+    assert isinstance(look(limit, 115.0, ShownPage(3, 100.0), quiet_since=100.0), Death)
+
+
 @pytest.mark.parametrize(("number", "says_so"), [(2, True), (3, False)])
 def test_a_worker_that_was_asked_for_lengths_is_said_to_be_at_that(
     limit: ResponseLimit, number: int, says_so: bool

@@ -81,7 +81,7 @@ async def test_the_last_minute_is_described_after_the_first_sample() -> None:
     """A rate needs two points in time."""
     metrics = VersionMetrics("m", "1.0")
     fresh = describe(PoolOptions("m", "1.0", 1, 1), metrics=metrics)
-    metrics.recent.sample(monotonic() - 10, metrics.total_seconds, metrics.batch_sizes)
+    metrics.sample(monotonic() - 10)
     metrics.total_seconds.observe(0.01, times=50)
     metrics.batch_sizes.observe(2, times=25)
 
@@ -257,6 +257,7 @@ async def test_what_bounds_a_workers_life_is_told_where_it_is_set() -> None:
         max_requests_per_worker=1000,
         max_worker_age_s=60.0,
         max_worker_growth_bytes=7,
+        health_interval_s=2.5,
         max_restarts=5,
         no_restart_exit_codes=(3,),
         on_crash="fail",
@@ -274,6 +275,7 @@ async def test_what_bounds_a_workers_life_is_told_where_it_is_set() -> None:
         "maxRequestsPerWorker": 1000,
         "maxWorkerAge": 60,
         "maxWorkerGrowth": 7,
+        "healthInterval": 2.5,
         "maxRestarts": 5,
         "noRestartExitCodes": [3],
         "onCrash": "fail",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
 
-from marserve.registry.catalogue.readiness import Readiness, Rule, Standing, judge
+from marserve.pool.pool import WorkerView
+from marserve.registry.catalogue.readiness import Readiness, Rule, Standing, judge, why_not_ready
+from support.fake_pool import a_death, a_worker
 
 
 def ready(*standings: Standing, draining: bool = False, tried: bool = True, failures: Sequence[str] = ()) -> Readiness:
@@ -96,3 +99,39 @@ def test_a_model_that_serves_with_fewer_workers_is_ready_and_says_so() -> None:
     assert some.remarks == ('model "m" version 1.0 serves with 2 of 4 workers',)
     assert few.reasons == ('model "m" version 1.0 has 2 of 4 workers, and its readinessRule is min',)
     assert few.remarks == ()
+
+
+NOW = 1_700_000_100.0
+SECRET = "no file /srv/models/secret.pt"
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason"),
+    [
+        ([], "it is scaled to 0 workers"),
+        ([a_worker("1", "LOADING")], "no worker has loaded it yet"),
+        ([a_worker("1"), a_worker("2", "LOADING")], "1 of 2 workers have loaded it yet"),
+        (
+            [a_worker("1", "LOADING", waits_for=SECRET)],
+            "no worker has loaded it: its workers wait for a device or a machine",
+        ),
+        (
+            [a_worker("1", "LOADING", last_death=a_death("load_failed", SECRET))],
+            "no worker has loaded it: the last one ended (load_failed), and the next one is being started",
+        ),
+        (
+            [
+                a_worker("1", "UNLOADING", last_death=a_death("load_failed", SECRET), next_start_at=NOW + 29.5),
+                a_worker("2", "UNLOADING", last_death=a_death("load_failed", SECRET), next_start_at=NOW + 40),
+            ],
+            "no worker has loaded it: the last one ended (load_failed), and the next one is started in 30 s",
+        ),
+        (
+            [a_worker("1"), a_worker("2", "UNLOADING", last_death=a_death(), next_start_at=math.inf)],
+            "1 of 2 workers have loaded it: the last one ended (killed), and another one is started when it is scaled",
+        ),
+    ],
+)
+def test_a_client_is_told_why_a_version_cannot_answer(workers: Sequence[WorkerView], reason: str) -> None:
+    """By a word for the cause; what the author's code or the file system said stays with the operator."""
+    assert why_not_ready(workers, 2, NOW) == reason

@@ -321,6 +321,8 @@ async def test_a_watched_version_that_nobody_is_left_beside_tells_its_own_error(
     house.registry.mirrors.watch("m", "1.0", "2.0")
     told = Told()
     house.registry.data_plane.submit("m", None, Request("id", [Part("body", b"x")]), told)
+    arms = {values[:3] for values, _ in house.registry.mirrors.arm_rows()}
+    assert arms == {("m", "1.0", "baseline"), ("m", "2.0", "candidate")}
     house.registry.set_default("m", "2.0")
     await house.registry.unregister("m", "1.0", force=True)
 

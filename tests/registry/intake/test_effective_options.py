@@ -33,7 +33,14 @@ def choose(
         parameters, ModelConfig(Said(archive or {})), configured or ModelDefaults(), rest.get("declared", {})
     )
     options = replace(server or RegistryOptions(), gpu_count=rest.get("gpu_count", 0))
-    return effective_options("m", "1.0", layers, options, at_startup=rest.get("at_startup", False))
+    return effective_options(
+        "m",
+        "1.0",
+        layers,
+        options,
+        at_startup=rest.get("at_startup", False),
+        declares_coroutine=rest.get("declares_coroutine", False),
+    )
 
 
 def asks(**parameters: Any) -> RegisterParameters:
@@ -211,6 +218,7 @@ def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
         "max_requests_per_worker": 1000,
         "max_worker_age_s": 60.0,
         "max_worker_growth_bytes": 7,
+        "health_interval_s": 5.0,
     }
 
     assert choose(archive=archive)[0] == PoolOptions(
@@ -224,6 +232,7 @@ def test_the_bounds_of_a_workers_life_come_from_the_archive() -> None:
         max_requests_per_worker=1000,
         max_worker_age_s=60.0,
         max_worker_growth_bytes=7,
+        health_interval_s=5.0,
     )
 
 
@@ -442,3 +451,35 @@ def test_a_worker_of_several_processes_does_not_go_to_a_cluster() -> None:
     """Both keys are named."""
     with pytest.raises(BadInput, match="launcher is ray and parallelType tp"):
         choose(archive={"launcher": "ray", "parallel_type": "tp", "parallel_level": 2})
+
+
+@pytest.mark.parametrize(
+    ("archive", "most"),
+    [
+        ({}, 64),
+        ({"most_concurrent": 200}, 200),
+        ({"batch_size": 4}, 64),
+        ({"is_concurrent": False}, None),
+        ({"sequence_batching": True, "sequence_max_idle_s": 1.0}, None),
+        ({"continuous_batching": True}, None),
+        ({"batch_policy": "goal", "latency_goal_s": 1.0}, None),
+        ({"batch_check": "refuse"}, None),
+        ({"parallel_type": "tp", "parallel_level": 2}, None),
+    ],
+)
+def test_a_declared_coroutine_runs_as_such_where_nothing_speaks_against_it(
+    archive: dict[str, Any], most: int | None
+) -> None:
+    """Its worker waits for slow clients, as it does for every other declared handler."""
+    options, warnings = choose(archive=archive, declares_coroutine=True)
+
+    assert (options.most_concurrent if options.is_concurrent else None) == most
+    assert options.holds_coroutines is (most is not None)
+    assert not any("asyncCommunication" in warning for warning in warnings)
+
+
+def test_the_key_s_own_coroutines_are_torchserve_s() -> None:
+    """A thousand of them, none of which waits for a slow client."""
+    options, _ = choose(archive={"is_concurrent": True}, declares_coroutine=True)
+
+    assert (options.is_concurrent, options.most_concurrent, options.holds_coroutines) == (True, 1000, False)

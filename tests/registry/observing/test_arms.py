@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marserve.errors import BadInput, DeadlinePassed, HandlerFailed, MarserveError, NoWorker, WorkerDied
-from marserve.messages import Answer, Load, Request
+from marserve.messages import Answer, Load, Request, Thrown
 from marserve.pool.options import PoolOptions
 from marserve.registry.observing.arms import LATENCY_BOUNDS, Arm
 from support.fake_pool import Behaviour, FakePool
@@ -61,7 +61,25 @@ async def test_answers_errors_and_rejections_are_told_apart() -> None:
     seen = arm.seen()
 
     assert (seen.requests, seen.errors, seen.rejections) == (6, 2, 3)
+    assert arm.ended == {"answered": 1, "rejected": 3, "failed": 2}
     assert all(client.end is not None for client in clients)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_a_stream_that_says_that_it_failed_is_an_error(is_last: bool) -> None:
+    """In its last piece, or before, where its batch goes on."""
+    arm, made = Arm(Clock()), pool("1", holds=True)
+    for number in range(2):
+        arm.submit(made, Request(f"r{number}", []), Told())
+    for job in made.held:
+        job.receiver.on_piece(Answer(b"first"), False)
+    failed = Answer(b"error", thrown=Thrown("ValueError", "no", "trace"))
+
+    made.held[0].receiver.on_piece(failed, is_last)
+    for job in made.held[is_last:]:
+        job.receiver.on_piece(Answer(b""), True)
+
+    assert (arm.seen().requests, arm.seen().errors) == (2, 1)
 
 
 async def test_latency_is_from_arrival_to_the_end_and_what_runs_counts_with_its_age() -> None:

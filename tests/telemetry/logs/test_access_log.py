@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.telemetry.logs.access_log import AccessLog, access_line, legible
+from marserve.telemetry.logs.access_log import AccessLog, Sampling, access_line, legible
 
 
 def test_a_line_reads_as_torchserve_writes_it() -> None:
@@ -32,6 +32,34 @@ def test_a_target_cannot_break_its_line_or_reach_a_terminal(evil: str) -> None:
     assert line.isprintable()
     assert "/é" in line
     assert legible("/\x1b\x85\xe9") == "/%1B%85\xe9"
+
+
+def test_a_share_of_the_requests_that_were_answered_well_is_kept() -> None:
+    """The same ones whichever server decides, and about as many of any hundred."""
+    sampling = Sampling(0.1, slow_ms=1000)
+    ids = [f"2ae62faa-1122-43ad-a47f-{number:012x}" for number in range(20_000)]
+
+    kept = [request_id for request_id in ids if sampling.keeps(request_id, 5, has_failed=False)]
+
+    assert len(kept) == pytest.approx(2000, rel=0.05)
+    assert kept == [each for each in ids if Sampling(0.1, 1000).keeps(each, 999, has_failed=False)]
+    for turn in range(4):  # clients that take turns, as probes do, are all there
+        assert len([each for each in kept if int(each[-12:], 16) % 4 == turn]) == pytest.approx(500, rel=0.15)
+
+
+def test_requests_that_failed_or_were_slow_are_always_kept() -> None:
+    """Whatever their ids are; a share of 0 has them alone, and 1 has all."""
+    none, every = Sampling(0.0, slow_ms=1000), Sampling(1.0, slow_ms=1000)
+
+    for number in range(1000):
+        request_id = f"request-{number}"
+        assert none.keeps(request_id, 0, has_failed=True)
+        assert none.keeps(request_id, 1000, has_failed=False)
+        assert not none.keeps(request_id, 999, has_failed=False)
+        assert every.keeps(request_id, 0, has_failed=False)
+    assert none.is_always(0, has_failed=True)
+    assert none.is_always(1000, has_failed=False)
+    assert not none.is_always(999, has_failed=False)
 
 
 def test_without_writers_nothing_is_logged() -> None:

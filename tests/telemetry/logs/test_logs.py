@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import BadSettings
-from marserve.telemetry.logs.access_log import access_line
+from marserve.telemetry.logs.access_log import Sampling, access_line
 from marserve.telemetry.logs.line_ids import about_request, with_traceback
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.logs.logs import Logs, configure_logs
@@ -90,6 +90,37 @@ def test_an_access_line_in_json_has_its_requests_id() -> None:
     first, second = (json.loads(line) for line in console.lines())
     assert (first["request_id"], first["milliseconds"]) == ("0b1c-22", 3)
     assert (second["request_id"], second["target"]) == ("0b1c-22", "/x%22 200 7 ab")
+
+
+def test_a_line_that_was_sampled_says_of_how_many_it_is_one() -> None:
+    """So that counts of lines can be scaled; lines that are always there stand for themselves."""
+    console = Console()
+    with opened(console, format="json", sampling=Sampling(0.01, slow_ms=1000)) as logs:
+        for method, status, milliseconds in (
+            ("GET", 200, 3),
+            ("GET", 404, 3),
+            ("GET", 200, 1000),
+            ("gRPC", 0, 3),
+            ("gRPC", 5, 3),
+        ):
+            logs.access.write(access_line("::1:1", method, "/x", "HTTP/1.1", status, milliseconds, "r-1"))
+        assert logs.access.sampling == Sampling(0.01, 1000)
+
+    samples = [json.loads(line).get("sample") for line in console.lines()]
+    assert samples == [0.01, None, None, 0.01, None]
+
+
+def test_a_stream_that_was_broken_off_says_why_in_json() -> None:
+    """With ids and without."""
+    console = Console()
+    with opened(console, format="json") as logs:
+        for ids in ("", "r-1", "r-1 theirs"):
+            logs.access.write(access_line("::1:1", "GET", "/x", "HTTP/1.1", 200, 3, f"{ids} broken_off=client".strip()))
+
+    lines = [json.loads(line) for line in console.lines()]
+    assert [line["broken_off"] for line in lines] == ["client"] * 3
+    assert [line.get("request_id") for line in lines] == [None, "r-1", "r-1"]
+    assert lines[2]["client_request_id"] == "theirs"
 
 
 def test_json_is_one_object_a_line() -> None:

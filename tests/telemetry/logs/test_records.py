@@ -35,6 +35,15 @@ def chosen(wanted: Wanted, text: str) -> list[str]:
         (ACCESS, "access", "ERROR", "r-1", "/predictions/digits?x=1"),
         (ACCESS + " theirs", "access", "ERROR", "r-1/theirs", "/predictions/digits?x=1"),
         (ACCESS[:-4].replace("503", "200"), "access", "INFO", "", "/predictions/digits?x=1"),
+        (ACCESS.replace("503", "200") + " broken_off=client", "access", "INFO", "r-1", "/predictions/digits?x=1"),
+        (ACCESS.replace("503", "200") + " broken_off=handler", "access", "ERROR", "r-1", "/predictions/digits?x=1"),
+        (
+            '{"logger": "ACCESS_LOG", "target": "/x", "status": 200, "request_id": "r", "broken_off": "handler"}',
+            "access",
+            "ERROR",
+            "r",
+            "/x",
+        ),
         (
             ACCESS.replace(" - ", " [INFO ] access ACCESS_LOG - ", 1),
             "access",

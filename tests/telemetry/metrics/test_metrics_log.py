@@ -14,10 +14,12 @@ import pytest
 from marserve.errors import BadSettings
 from marserve.messages import Metric
 from marserve.telemetry.logs.logs import configure_logs
-from marserve.telemetry.metrics.counts import LEGACY_PAGE, Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.handler_metrics import ModelMetrics
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
 from marserve.telemetry.metrics.metrics_log import FRONT, LINES_AT_ONCE, MAX_EVENTS, MODEL, MetricsLog
+from marserve.telemetry.metrics.page.torchserve import LEGACY_PAGE
+from marserve.telemetry.metrics.server_metrics import Metrics
 from support.inventory import inventory
 
 NOW = 1717105307.5

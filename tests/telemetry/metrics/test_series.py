@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.metric_definitions import Definition
 from marserve.telemetry.metrics.series import BOUNDS, MAX_SERIES, Series
 
@@ -20,21 +21,22 @@ def test_a_counter_adds_and_a_gauge_keeps_the_last() -> None:
         family.update(("a",), 2.0)
         family.update(("a",), 3.0, times=2)
 
-    assert counter.lines() == ['M{Model="a",Hostname="box"} 8.0']
-    assert gauge.lines() == ['M{Model="a",Hostname="box"} 3.0']
+    assert counter.rows() == [(("a", "box"), 8.0)]
+    assert gauge.rows() == [(("a", "box"), 3.0)]
 
 
 def test_a_histogram_has_the_buckets_of_torchserves_client() -> None:
-    """Cumulative, with the rest, the sum and the count."""
+    """And one more, for larger values."""
     family = series("histogram")
     for value in (0.005, 0.3, 99.0):
         assert family.update(("a",), value)
 
-    lines = family.lines()
+    [(values, histogram)] = family.rows()
 
-    assert lines[0] == 'M_bucket{Model="a",Hostname="box",le="0.005"} 1.0'
-    assert lines[len(BOUNDS)] == 'M_bucket{Model="a",Hostname="box",le="+Inf"} 3.0'
-    assert lines[-2:] == ['M_sum{Model="a",Hostname="box"} 99.305', 'M_count{Model="a",Hostname="box"} 3.0']
+    assert values == ("a", "box")
+    assert isinstance(histogram, Histogram)
+    assert (histogram.bounds, histogram.buckets[0], histogram.buckets[-1]) == (BOUNDS, 1, 1)
+    assert (histogram.sum, histogram.count) == (99.305, 3)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_what_does_not_fit_is_lost(kind: str, values: tuple[str, ...], amount: f
     family = series(kind)
 
     assert not family.update(values, amount)
-    assert family.lines() == []
+    assert family.rows() == []
 
 
 @pytest.mark.parametrize("kind", ["counter", "gauge", "histogram"])
@@ -74,7 +76,6 @@ def test_a_series_goes_with_who_updated_it_last(kind: str) -> None:
 
     family.forget("m")
 
-    assert all('Model="theirs"' in line for line in family.lines())
-    assert family.lines()
+    assert [values for values, _ in family.rows()] == [("theirs", "box")]
     family.clear()
-    assert family.lines() == []
+    assert family.rows() == []

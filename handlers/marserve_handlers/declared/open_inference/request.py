@@ -87,16 +87,14 @@ class InferRequest:
         return self.outputs
 
 
-def read_request(
-    body: Body | dict[str, Any], header_length: str | None = None, shared: SharedTensors = NONE
-) -> InferRequest:
-    """Read a request, or its JSON as it was decoded before. Raises BadInput.
+def read_request(body: Any, header_length: str | None = None, shared: SharedTensors = NONE) -> InferRequest:
+    """Read a request's bytes, or its JSON as it was decoded before. Raises BadInput.
 
     `header_length` is its header `Inference-Header-Content-Length`; `shared` says where its tensors in shared memory
     are.
     """
     raw = None
-    if isinstance(body, dict):
+    if not isinstance(body, (bytes, bytearray)):
         document: Any = body
     else:
         text, raw = _split(body, header_length)

@@ -33,7 +33,7 @@ from marserve.messages import PART_MARK, Part, Request
 from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
 from marserve.telemetry.trace_context import NAMES, Trace
 from marserve.telemetry.traces.spans import GRPC
@@ -167,7 +167,7 @@ class Call:
         )
 
     def keep_time(self, request: Request, error: MarserveError | None, size: int, first_piece_at: float) -> None:
-        """A request of the call has ended: give its timeline to the recorder, as `api.grpc.answers.Ended` says."""
+        """A request of the call has ended: give its timeline to the recorder. It is an `Ended`."""
         timeline = request.timeline
         if timeline is None or self.recorder is None:
             return
@@ -322,6 +322,7 @@ class Calls:
         self._schema = schema
         self._access_log = access_log if access_log.is_on else None
         self._has_ids = access_log.has_ids
+        self._sampling = access_log.sampling
         self._metrics = metrics
         self._authorize = authorize
         self._authorize_of: dict[str, Authorize | None] = {}  # by path
@@ -528,13 +529,17 @@ class Calls:
         """Count and log a call whose status is about to be sent."""
         self._metrics.count_call(code.name)
         if self._access_log is not None:
+            milliseconds = int((monotonic() - began) * 1000)
+            has_failed = code is not StatusCode.OK
+            if self._sampling is not None and not self._sampling.keeps(call.id, milliseconds, has_failed=has_failed):
+                return
             line = access_line(
                 stream.peer,
                 "gRPC",
                 stream.path,
                 "HTTP/2.0",
                 code.value[0],
-                int((monotonic() - began) * 1000),
+                milliseconds,
                 call.line_id.replace("/", " ") if self._has_ids else "",
             )
             self._access_log.write(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from marserve.api.open_inference.data_types import DATA_TYPES as PROTOCOLS
 from marserve.errors import BadInput, HandlerFailed, without_stop
 
 LENGTH_BYTES: Final = 4
@@ -18,20 +19,20 @@ class DataType(NamedTuple):
     code: str
 
 
+# By `struct`'s format; FP16 and BF16 have no field.
+_CONTENTS: Final = {
+    "?": "bool_contents",
+    **dict.fromkeys("bhi", "int_contents"),
+    "q": "int64_contents",
+    **dict.fromkeys("BHI", "uint_contents"),
+    "Q": "uint64_contents",
+    "f": "fp32_contents",
+    "d": "fp64_contents",
+}
 DATA_TYPES: Final = {
-    "BOOL": DataType("bool_contents", "?"),
-    "INT8": DataType("int_contents", "b"),
-    "INT16": DataType("int_contents", "h"),
-    "INT32": DataType("int_contents", "i"),
-    "INT64": DataType("int64_contents", "q"),
-    "UINT8": DataType("uint_contents", "B"),
-    "UINT16": DataType("uint_contents", "H"),
-    "UINT32": DataType("uint_contents", "I"),
-    "UINT64": DataType("uint64_contents", "Q"),
-    "FP16": DataType("", "e"),
-    "FP32": DataType("fp32_contents", "f"),
-    "FP64": DataType("fp64_contents", "d"),
-    "BYTES": DataType("bytes_contents", ""),
+    name: DataType("bytes_contents" if name == "BYTES" else _CONTENTS.get(each.code, ""), each.code)
+    for name, each in PROTOCOLS.items()
+    if name != "BF16"
 }
 """BF16 is not among them: its values have no form in Python, and pass as bytes."""
 _FIELDS: Final = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}

@@ -1,8 +1,8 @@
 """The status of each error over gRPC, its description and its trailers. The only file that knows both sides.
 
 The table is looked up along the error's bases, as the one of HTTP is (`errors.py`). An error that stands only in that
-one has the status that its code stands for. A description is the sentence that HTTP's clients get, and on a line of its
-own the name of TorchServe's class, which TorchServe's clients look for (contract §5).
+one has the status that its code stands for. A description is the sentence that HTTP's clients get. As `torchserve` it
+has the name of TorchServe's class on a line of its own, which TorchServe's clients look for (contract §5).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from marserve.errors import (
     DesiredStateDecides,
     ExpiredKey,
     HandlerFailed,
+    HandlerNotFound,
     InvalidToken,
     LabelNotFound,
     LoadFailed,
@@ -174,14 +175,17 @@ def grpc_status(error: BaseException, rules: ErrorRules = AS_RECORDED) -> GrpcSt
     Statuses that `rules` give are HTTP's: 429 becomes RESOURCE_EXHAUSTED, a handler's 503 UNAVAILABLE, 500 INTERNAL.
     """
     if isinstance(error, ReportedInternal):
-        return grpc_status(error.error)._replace(code=StatusCode.INTERNAL)
+        return grpc_status(error.error, rules)._replace(code=StatusCode.INTERNAL)
     code, java_class = _entry(error)
+    if isinstance(error, HandlerNotFound) and not rules.as_recorded:
+        code, java_class = _TABLE[BadArchive]
     if isinstance(error, HandlerFailed):
         code = status_of_http(rules.handler_status if error.code is None else error.code)
     elif isinstance(error, OVERLOAD):
         code = status_of_http(rules.overload_status)
     message = shortened(error_message(error, rules))
-    return GrpcStatus(code, f"{message}\n{java_class}" if java_class else message, _trailers(error))
+    names_class = java_class and rules.as_recorded
+    return GrpcStatus(code, f"{message}\n{java_class}" if names_class else message, _trailers(error))
 
 
 def shortened(message: str) -> str:

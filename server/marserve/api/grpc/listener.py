@@ -41,7 +41,7 @@ from marserve.desired_state.policies import Changes
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
 from marserve.telemetry.logs.access_log import AccessLog
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.traces.tracing import Takes, Tracing
 
 ALPN: Final = "h2"

@@ -18,7 +18,7 @@ from marserve.api.parameters import REGISTER_PARAMETERS, QueryParameters, read_r
 from marserve.desired_state.policies import Changes
 from marserve.errors import BadInput
 from marserve.names import json_escaped
-from marserve.registry.intake.registration import default_set_message, unregistered_message
+from marserve.registry.intake.registration import Registered, Scaled, default_set_message, unregistered_message
 from marserve.registry.models import Registry
 
 SERVICE: Final = f"{MANAGEMENT}.ManagementAPIsService"
@@ -67,7 +67,7 @@ class GrpcManagement:
             raise ModelApiDisabled
         given = {"synchronous": "false", **_given(message, REGISTER_PARAMETERS)}
         registered = await self._changes.register(read_registration(QueryParameters(given, REGISTER_PARAMETERS)))
-        return self._response(msg=registered.message)
+        return self._response(msg=_said(registered, call))
 
     async def _scale(self, message: Any, call: Call) -> Any:
         """Ignores `number_gpu` and `timeout`, as TorchServe does."""
@@ -79,7 +79,7 @@ class GrpcManagement:
             max_workers=_positive(message.max_worker) or minimum,
             synchronous=message.synchronous,
         )
-        return self._response(msg=scaled.message)
+        return self._response(msg=_said(scaled, call))
 
     async def _set_default(self, message: Any, call: Call) -> Any:
         model, version = _named(message), message.model_version
@@ -123,3 +123,7 @@ def _given(message: Any, names: Iterable[str]) -> dict[str, str]:
         elif value:
             given[name] = value
     return given
+
+
+def _said(outcome: Registered | Scaled, call: Call) -> str:
+    return outcome.message if call.error_rules.as_recorded else outcome.own_message

@@ -155,7 +155,8 @@ class GrpcOpenInference:
         if not message.name:
             raise BadInput("Parameter name is required.")
         described = self._registry.describe(message.name, message.version or None)
-        return ParseDict({"config": config_document(described)}, self._responses["ModelConfig"]())
+        declaration = self._registry.declaration_of(message.name, message.version or None)
+        return ParseDict({"config": config_document(described, declaration)}, self._responses["ModelConfig"]())
 
     async def _statistics(self, message: Any, call: Call) -> Any:
         counts = self._registry.version_metrics(message.name or None, message.version or None)

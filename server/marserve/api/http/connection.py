@@ -66,7 +66,7 @@ from marserve.api.tokens import Tokens, authorization_of
 from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.traces.tracing import Takes, Tracing
 
 log = logging.getLogger("marserve.api")
@@ -109,6 +109,7 @@ def bind_connection(
     request_ids: RequestIds | None = None,
     recorder: Takes | None = None,
     tracing: Tracing | None = None,
+    logs_streams_at_end: bool = False,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
 
@@ -132,6 +133,7 @@ def bind_connection(
         request_ids,
         recorder,
         tracing,
+        logs_streams_at_end=logs_streams_at_end,
     )
 
     class BoundConnection(HttpConnection):

@@ -75,6 +75,7 @@ class Exchange:
         "keep",
         "refusal",
         "small_bytes",
+        "stream_status",
         "stream_type",
         "timeline",
         "trace",
@@ -103,6 +104,7 @@ class Exchange:
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
         self.stream_type = ""  # of the stream that has begun
+        self.stream_status = 0  # of a stream that is logged at its end, until then
         self.refusal: BaseException | None = None
         self.is_streaming = False
         self.is_bodiless = False
@@ -271,9 +273,10 @@ class Exchange:
             return 0, ""
         return (connection.listener.request_ids.next_key(), "") if given == self.id else (0, given)
 
-    def abandon(self) -> None:
+    def abandon(self, why: str = "client") -> None:
         """The client has gone: cancel the request."""
         if self.connection is not None:
+            self._log_stream(self.connection, why)
             self.release(self.connection)
             self._keep_time(self.connection, monotonic(), CLIENT_GONE, 0, "client_gone")
         self.connection = None
@@ -348,17 +351,20 @@ class Exchange:
                 connection.stream(b"\r\n")
             if connection.flow.write_paused and self.job is not None:
                 self.job.hold()
+                if timeline is not None:
+                    timeline.hold(monotonic())
             if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
                 connection.listener.metrics.count_refused(SLOW_READER)
                 self._keep_stream(connection, monotonic(), SLOW_READER)
-                self.abandon()
+                self.abandon(SLOW_READER)
                 connection.transport.abort()
                 return
         if last:
             if not self.is_bodiless and not self.head.is_http10:
                 connection.stream(b"0\r\n\r\n")
-            now = monotonic()
-            self._keep_stream(connection, now, "" if piece.thrown is None else HandlerFailed.cause or "")
+            now, failure = monotonic(), "" if piece.thrown is None else HandlerFailed.cause or ""
+            self._log_stream(connection, failure)
+            self._keep_stream(connection, now, failure)
             self._end(connection, now, self.keep and connection.keep_open)
 
     def go_on(self) -> None:
@@ -367,6 +373,8 @@ class Exchange:
             self.feed.go_on()
         elif self.is_streaming and self.job is not None:
             self.job.resume()
+            if self.timeline is not None:
+                self.timeline.resume(monotonic())
 
     def look(self, now: float, unsent_bytes: int) -> None:
         """Check about once a second whether a large answer must leave memory, because its client is slow."""
@@ -382,6 +390,7 @@ class Exchange:
             self.release(connection)
             self.connection = self.job = None
             self._keep_stream(connection, monotonic(), _class_of(error))
+            self._log_stream(connection, (error.cause if isinstance(error, MarserveError) else None) or "server")
             if isinstance(error, Draining) and not self.is_bodiless and not self.head.is_http10:
                 self._tell_in_stream(connection, error)
             connection.break_off(at_once=self.head.is_http10)
@@ -438,11 +447,20 @@ class Exchange:
         connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self._id_bytes(), framing))
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
-        # Counted and logged at its first piece, as TorchServe does.
-        now = monotonic()
+        self.stream_status = piece.status
         if self.timeline is not None:
-            self.timeline.first_piece_at, self.timeline.status = now, piece.status
-        connection.listener.record(connection.peer, head.line, piece.status, self.began, now, self.id, head.client_id)
+            self.timeline.first_piece_at, self.timeline.status = monotonic(), piece.status
+        if not connection.listener.logs_streams_at_end:
+            self._log_stream(connection)
+
+    def _log_stream(self, connection: WrittenConnection, broken_off: str = "") -> None:
+        """Count and log a stream, once; `broken_off` says why it ends before its time. Without a stream, do nothing."""
+        status, self.stream_status = self.stream_status, 0
+        if status:
+            head, now = self.head, monotonic()
+            connection.listener.record_stream(
+                connection.peer, head.line, status, self.began, now, self.id, head.client_id, broken_off
+            )
 
     def _send(
         self,
@@ -524,6 +542,7 @@ class Exchange:
         """As `_keep_time`, of an answer whose status and size are known already."""
         timeline = self.timeline
         if timeline is not None:
+            timeline.resume(now)
             self._keep_time(connection, now, timeline.status, timeline.bytes_out, error)
 
     def _end(self, connection: WrittenConnection, now: float, keep: bool) -> None:

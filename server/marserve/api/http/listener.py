@@ -18,7 +18,7 @@ from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens
 from marserve.telemetry.logs.access_log import AccessLog
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.traces.tracing import Takes, Tracing
 
 MAX_KNOWN_HEADS: Final = 1024
@@ -40,12 +40,14 @@ class Listener:
         "large_answers",
         "ledger",
         "limits",
+        "logs_streams_at_end",
         "match",
         "metrics",
         "next_id",
         "recorder",
         "request_ids",
         "response_headers",
+        "sampling",
         "surface",
         "tokens",
         "tracing",
@@ -67,6 +69,8 @@ class Listener:
         request_ids: RequestIds | None = None,
         recorder: Takes | None = None,
         tracing: Tracing | None = None,
+        *,
+        logs_streams_at_end: bool = False,
     ) -> None:
         self.surface = surface
         self.recorder = recorder
@@ -77,6 +81,9 @@ class Listener:
         self.limits = limits
         self.access_log: AccessLog | None = access_log if access_log.is_on else None
         self.has_ids = access_log.has_ids
+        self.sampling = access_log.sampling
+        # TorchServe logs a stream at its first piece.
+        self.logs_streams_at_end = logs_streams_at_end
         self.metrics = metrics
         self.connections = connections
         self.ledger = connections.ledger
@@ -104,13 +111,40 @@ class Listener:
         """Count an answer that begins now, and log its request. `client_id`: the client's, if it has another one."""
         self.metrics.responses[status // 100] += 1
         if self.access_log is not None:
-            text = f'{peer} "{line}" {status} {int((now - began) * 1000)}'
+            milliseconds = int((now - began) * 1000)
+            if self.sampling is not None and not self.sampling.keeps(
+                request_id, milliseconds, has_failed=status >= 400
+            ):
+                return
+            text = f'{peer} "{line}" {status} {milliseconds}'
             if not self.has_ids:
                 self.access_log.write(text)
             elif not client_id or client_id == request_id:
                 self.access_log.write(f"{text} {request_id}")
             else:
                 self.access_log.write(f"{text} {request_id} {client_id}")
+
+    def record_stream(
+        self,
+        peer: str,
+        line: str,
+        status: int,
+        began: float,
+        now: float,
+        request_id: str,
+        client_id: str,
+        broken_off: str = "",
+    ) -> None:
+        """The same at the end of a stream, which may have been broken off: `broken_off` is why, in a word."""
+        if broken_off and self.access_log is not None:
+            self.metrics.responses[status // 100] += 1
+            ids = "" if not self.has_ids else f" {request_id}"
+            if ids and client_id and client_id != request_id:
+                ids += f" {client_id}"
+            milliseconds = int((now - began) * 1000)
+            self.access_log.write(f'{peer} "{line}" {status} {milliseconds}{ids} broken_off={broken_off}')
+        else:
+            self.record(peer, line, status, began, now, request_id, client_id)
 
 
 def _match_nothing(target: bytes) -> None:

@@ -2,7 +2,7 @@
 
 Declared tensors (`declaration`) become the protocol's: dtypes by its names, sizes that vary as -1. A model of one text,
 of bytes or of a picture has one BYTES tensor each way. A model that declares nothing, or another item in place of
-tensors, has no inputs and outputs here.
+tensors, has no inputs and outputs here, unless an envelope takes tensors for it (`registry/catalogue`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from marserve import __version__
+from marserve.api.open_inference.data_types import DATA_TYPES
 from marserve.registry.catalogue.describe import takes_elements
+from marserve.registry.catalogue.protocol_tensors import ELEMENTS
 from marserve.registry.models import Registry
 from marserve.telemetry.metrics.counts import VersionMetrics
 
@@ -23,24 +25,7 @@ EXTENSIONS: Final = (
 )
 """What is answered beyond the protocol itself, by the names that its clients look for."""
 
-_ELEMENTS: Final = "elements"
-"""In place of a dtype: texts or bytes."""
-_DATATYPES: Final = {
-    _ELEMENTS: "BYTES",
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
+_DATATYPES: Final = {each.dtype: name for name, each in DATA_TYPES.items()}
 
 _CONTENT_TYPES: Final = {"text": "str", "bytes": "base64", "image": "base64", "json": "json"}
 """MLServer's words for items that are elements of a tensor."""
@@ -62,9 +47,8 @@ def metadata_document(
     return {"name": name, "versions": list(versions), "platform": PLATFORM, "inputs": inputs, "outputs": outputs}
 
 
-def config_document(described: Mapping[str, Any]) -> Document:
-    """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer."""
-    declaration = described.get("declaration")
+def config_document(described: Mapping[str, Any], declaration: Mapping[str, Any] | None) -> Document:
+    """A version's configuration in the words of Triton's `ModelConfig`, made of its describe answer and its tensors."""
     is_on_gpu = described["deviceType"] == "gpu"
     first = 0 if isinstance(declaration, Mapping) and declaration.get("batch") is False else 1
     return {
@@ -112,16 +96,21 @@ def index_document(versions: Iterable[tuple[str, str, bool, str]], *, only_ready
 def statistics_document(metrics: VersionMetrics) -> Document:
     """What a version has answered since it was registered; times in nanoseconds.
 
-    An inference is a request. One that was accepted and ended with an error counts as failed, whatever its cause.
-    Reading and writing tensors are part of the handler's time, `compute_infer`; their own have its count all the same,
-    as perf_analyzer ends itself where the three counts differ.
+    An inference is a request. One that was accepted and ended with an error counts as failed, whatever its cause; so
+    does one whose client went away, as in Triton (its reason is `CANCELED`), though its time is not known.
+    `compute_input` is what workers took to read requests, `compute_output` to write answers. All three have one count,
+    as perf_analyzer ends itself where they differ. Of the batches of each size only the handler's time is known.
     """
     succeeded = sum(count for status, count in metrics.answers.items() if status < 400)
     failed = sum(count for status, count in metrics.answers.items() if status >= 400) + sum(metrics.errors.values())
     total = metrics.total_seconds
     mean_s = total.sum / total.count if total.count else 0.0
     nothing = {"count": 0, "ns": 0}
-    within = {"count": metrics.handler_seconds.count, "ns": 0}
+    runs = metrics.handler_seconds.count
+    read_ns, written_ns = (
+        _ns(stage.sum) if (stage := metrics.stages.by_stage.get(name)) is not None else 0
+        for name in ("decode", "encode")
+    )
     return {
         "name": metrics.model,
         "version": metrics.version,
@@ -129,15 +118,23 @@ def statistics_document(metrics: VersionMetrics) -> Document:
         "execution_count": metrics.batch_sizes.count,
         "inference_stats": {
             "success": {"count": succeeded, "ns": _ns(mean_s * succeeded)},
-            "fail": {"count": failed, "ns": _ns(mean_s * failed)},
+            "fail": {"count": failed + metrics.cancelled, "ns": _ns(mean_s * failed)},
             "queue": {"count": metrics.queue_seconds.count, "ns": _ns(metrics.queue_seconds.sum)},
-            "compute_input": within,
-            "compute_infer": {"count": metrics.handler_seconds.count, "ns": _ns(metrics.handler_seconds.sum)},
-            "compute_output": within,
+            "compute_input": {"count": runs, "ns": read_ns},
+            "compute_infer": {"count": runs, "ns": _ns(metrics.handler_seconds.sum)},
+            "compute_output": {"count": runs, "ns": written_ns},
             "cache_hit": nothing,
             "cache_miss": nothing,
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": {"count": count, "ns": 0},
+                "compute_infer": {"count": count, "ns": _ns(seconds)},
+                "compute_output": {"count": count, "ns": 0},
+            }
+            for size, (count, seconds) in sorted(metrics.runs_by_size.items())
+        ],
     }
 
 
@@ -151,7 +148,7 @@ def _declared(declaration: Mapping[str, Any] | None, kind: str) -> list[Mapping[
         return []
     if takes_elements(declaration):
         content_type = _CONTENT_TYPES.get(declaration[kind]["type"])
-        return [{"name": kind, "dtype": _ELEMENTS, "shape": ["batch", 1], "content_type": content_type}]
+        return [{"name": kind, "dtype": ELEMENTS, "shape": ["batch", 1], "content_type": content_type}]
     found = declaration.get(f"{kind}s")
     return list(found) if isinstance(found, Sequence) else []
 
@@ -174,7 +171,7 @@ def _of_config(declared: Mapping[str, Any], first: int) -> Document:
     """A tensor without its batch axis: from its size `first` on."""
     described = {
         "name": declared["name"],
-        "data_type": "TYPE_STRING" if declared["dtype"] == _ELEMENTS else f"TYPE_{_DATATYPES[declared['dtype']]}",
+        "data_type": "TYPE_STRING" if declared["dtype"] == ELEMENTS else f"TYPE_{_DATATYPES[declared['dtype']]}",
         "dims": _sizes(declared["shape"])[first:],
     }
     return {**described, "optional": True} if declared.get("optional") else described

@@ -14,7 +14,9 @@ library      imports FastAPI
 late_routes  routes that are analysed at their first request
 short_body   reads bodies of a few words
 schemas      the shapes of answers
+head_requests  answers HEAD as GET
 description  the OpenAPI document
+declared_paths  its paths for models that declare their input
 """
 
 from marserve.api.rest import library as library  # before a file of this room imports FastAPI otherwise

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from marserve import __version__
 from marserve.api.errors import AS_RECORDED, ErrorRules, error_answer
 from marserve.api.http.inference import MAX_SEGMENTS
+from marserve.api.rest.head_requests import HeadAsGet
 from marserve.api.rest.no_route import Routes
 from marserve.errors import (
     BadInput,
@@ -69,7 +70,8 @@ def build_app(
 ) -> FastAPI:
     """The application of one listener. If routers share a path, the first one answers.
 
-    `guard` wraps the routes and sees every request, with its path split. `only_model` finds the model that an error
+    `guard` wraps the routes and sees every request, with its path split. Unless errors are as recorded, `HEAD` is
+    answered as `GET` is. `only_model` finds the model that an error
     about a missing route may name.
     """
     app = FastAPI(
@@ -96,6 +98,8 @@ def build_app(
 
     for kind in (MarserveError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
+    if not error_rules.as_recorded:
+        app.add_middleware(HeadAsGet, routes=app.router.routes)
     if guard is not None:
         app.add_middleware(guard)
     app.add_middleware(Border)

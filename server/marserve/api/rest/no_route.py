@@ -9,6 +9,7 @@ from typing import Final
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from marserve.api.rest.head_requests import NO_HEAD
 from marserve.errors import MarserveError, MethodNotAllowed, RouteNotFound
 from marserve.files.nearest import nearest
 
@@ -81,7 +82,7 @@ class Routes:
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 found |= getattr(route, "methods", None) or set()
-        return sorted(found)
+        return sorted(found | ({"HEAD"} if "GET" in found and scope["path"] not in NO_HEAD else set()))
 
 
 def _fixed(segments: Sequence[str], places: frozenset[int]) -> str:

@@ -30,8 +30,8 @@ from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Flag, error_answers
 from marserve.errors import BadInput, RequestUnknown, without_stop
 from marserve.telemetry.explanation import CAUSES, Cause, Evidence, explain
-from marserve.telemetry.happenings import Happenings
-from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.happenings import Happening, Happenings
+from marserve.telemetry.recorder import Recorder, of_id
 from marserve.telemetry.timeline import STAGES, Timeline, seconds_by_stage
 
 DEFAULT_LIMIT: Final = 50
@@ -55,6 +55,8 @@ _Limit = Annotated[
 def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
     """The routes."""
     router = new_router(PrettyJson)
+    # One after the other: many at once would hold their evidence in memory at once, and keep the loop from its turns.
+    turn = asyncio.Lock()
 
     @router.get(
         "/requests",
@@ -70,11 +72,18 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
         failed: Annotated[
             Flag, Query(description="only those that failed by the server's or the handler's fault")
         ] = None,
+        previous: Annotated[
+            Flag, Query(description="those of the server before, from its `flight_recorder_file`")
+        ] = None,
         limit: _Limit = None,
     ) -> Response:
         wanted = read_wanted(request.query_params)
-        known, meanwhile = list(recorder), list(happenings)
-        return PrettyJson(await asyncio.to_thread(_listed, known, Evidence(known, meanwhile), wanted))
+        async with turn:
+            if wanted.previous:
+                known, meanwhile = await asyncio.to_thread(recorder.previous), []
+            else:
+                known, meanwhile = list(recorder), list(happenings)
+            return await asyncio.to_thread(lambda: PrettyJson(_listed(known, meanwhile, wanted)))
 
     @router.get(
         "/requests/{request_id}",
@@ -85,11 +94,15 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
     async def explain_request(request_id: str) -> Response:
         if len(request_id) > MAX_CLIENT_ID:
             raise BadInput(f"The id has {len(request_id)} characters; a request's id has at most {MAX_CLIENT_ID}.")
-        found = recorder.find(request_id)
-        if not found:
-            raise RequestUnknown(request_id, recorder.capacity)
-        known, meanwhile = list(recorder), list(happenings)
-        return PrettyJson(await asyncio.to_thread(_explained, found, Evidence(known, meanwhile)))
+        async with turn:
+            known, meanwhile = list(recorder), list(happenings)
+            found = of_id(request_id, known)
+            if not found:
+                known, meanwhile = (await asyncio.to_thread(recorder.previous))[::-1], []
+                found = of_id(request_id, known)
+            if not found:
+                raise RequestUnknown(request_id, recorder.capacity)
+            return await asyncio.to_thread(lambda: PrettyJson(_explained(found, known, meanwhile)))
 
     return router
 
@@ -101,12 +114,13 @@ class Wanted(NamedTuple):
     slower_than_s: float
     cause: Cause | None
     only_failed: bool
+    previous: bool
     limit: int
 
 
 def read_wanted(values: Mapping[str, str]) -> Wanted:
     """Read the query of a list. Raises BadInput."""
-    given = QueryParameters(values, ("model", "slower_than", "cause", "failed", "limit"))
+    given = QueryParameters(values, ("model", "slower_than", "cause", "failed", "previous", "limit"))
     if given.warnings:
         raise BadInput(f"{without_stop(given.warnings[0])}.")
     limit = given.whole("limit")
@@ -123,6 +137,7 @@ def read_wanted(values: Mapping[str, str]) -> Wanted:
         read_duration("slower_than", slower) if slower else 0.0,
         cause,
         given.flag("failed", default=False),
+        given.flag("previous", default=False),
         limit,
     )
 
@@ -135,7 +150,8 @@ def read_duration(name: str, word: str) -> float:
     return float(found[1]) * _UNIT_S[found[2]]
 
 
-def _listed(known: Sequence[Timeline], evidence: Evidence, wanted: Wanted) -> RecordedRequests:
+def _listed(known: Sequence[Timeline], meanwhile: Sequence[Happening], wanted: Wanted) -> RecordedRequests:
+    evidence = Evidence(known, meanwhile)
     fit = [
         each
         for each in known
@@ -169,7 +185,8 @@ def _listed(known: Sequence[Timeline], evidence: Evidence, wanted: Wanted) -> Re
     return RecordedRequests(requests=listed, recorded=len(known))
 
 
-def _explained(found: Sequence[Timeline], evidence: Evidence) -> RecordedRequest:
+def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: Sequence[Happening]) -> RecordedRequest:
+    evidence = Evidence(known, meanwhile)
     timeline, last = found[0], found[0].last
     explanation = explain(timeline, evidence)
     batch, spans = None, None
@@ -187,7 +204,7 @@ def _explained(found: Sequence[Timeline], evidence: Evidence) -> RecordedRequest
                 RecordedSpan(name=span.name, after_ms=_ms(span.after_s), ms=_ms(span.seconds))
                 for span in last.work.spans
             ]
-    meanwhile = [
+    happened = [
         f"{_before(each.began - timeline.began)}: {each.model + ' ' if each.model else ''}{each.text}"
         for each in evidence.happenings
         if each.ended >= timeline.began and each.began <= timeline.written_at
@@ -217,7 +234,7 @@ def _explained(found: Sequence[Timeline], evidence: Evidence) -> RecordedRequest
         cause=explanation.cause,
         why=explanation.why,
         also=list(explanation.also),
-        meanwhile=meanwhile[:MOST_NAMED],
+        meanwhile=happened[:MOST_NAMED],
         others=[OtherRequest(id=each.id, started=_started(each)) for each in found[1:MOST_NAMED]],
     )
 

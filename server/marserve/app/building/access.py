@@ -22,6 +22,7 @@ from marserve.api.rest.platforms.health import PROBES
 from marserve.api.tls import Identity, make_up_identity, read_keystore, read_pem_files, server_context
 from marserve.api.tokens import Access, CannotKeepTokens, Kind, Tokens
 from marserve.app.building.cannot_start import CannotStart
+from marserve.errors import InvalidToken
 from marserve.settings import Address, Settings
 from marserve.settings.open_management import shares_its_port
 
@@ -108,6 +109,19 @@ class AccessControl:
         """A check for the key of this kind; None if none is needed."""
         tokens = self.inference_tokens if kind == "inference" else self.tokens
         return None if tokens is None else lambda value: tokens.check(kind, value)
+
+    def has_key(self, access: Access, value: str | bytes | None) -> bool:
+        """Whether this value of `Authorization` opens routes with that access; without keys everything does."""
+        if self.tokens is None or access == "open":
+            return True
+        try:
+            if access in ("inference", "management"):
+                self.tokens.check(access, value)
+            else:
+                self.tokens.check_either(value)
+        except InvalidToken:
+            return False
+        return True
 
     async def write_tokens(self, stack: contextlib.AsyncExitStack) -> None:
         """Write the file with the keys; it is removed when `stack` ends. Raises CannotStart.

@@ -37,37 +37,22 @@ from marserve.store.sources.source import Source, SourceError
 Numbers = Callable[[Reconciler], Mapping[str, float]]
 
 # The metrics: name, kind, text, label, and the function that reads the values by label.
-FAMILIES: tuple[tuple[str, str, str, str, Numbers], ...] = (
+FAMILIES: tuple[tuple[str, Numbers], ...] = (
     (
         "marserve_desired_state_changes_total",
-        "counter",
-        "Changes to a desired state, by what became of them.",
-        "result",
         lambda its: {"applied": its.counts.applied, "failed": its.counts.failed, "unreadable": its.counts.unreadable},
     ),
     (
         "marserve_desired_state_in_force",
-        "gauge",
-        "1 where what the document says is in force, 0 where it failed or cannot be read; by the digest in force.",
-        "digest",
         lambda its: (
             {} if its.current is None else {its.current.digest: float(its.failure is None and its.unreadable is None)}
         ),
     ),
     (
         "marserve_desired_state_last_change_seconds",
-        "gauge",
-        "The last change that came into force: how long it took, and when, in seconds since 1970.",
-        "what",
         lambda its: {"duration": its.counts.last_seconds, "at": its.counts.last_at} if its.counts.applied else {},
     ),
-    (
-        "marserve_desired_state_kept_versions",
-        "gauge",
-        "Versions that a change has replaced or removed and that stay loaded for undo, by model.",
-        "model",
-        lambda its: its.kept_by_model(),
-    ),
+    ("marserve_desired_state_kept_versions", lambda its: its.kept_by_model()),
 )
 
 

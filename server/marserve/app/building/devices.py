@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
+from marserve.answers.management import DeviceActivity
 from marserve.app.building.desired_state import state_folder
 from marserve.app.building.metrics import declare_families
 from marserve.app.building.tasks import keep
@@ -20,7 +21,7 @@ from marserve.memory.device_memory import DeviceMemory
 from marserve.memory.learned_memory import LearnedMemory
 from marserve.memory.waiting_line import WaitingLine
 from marserve.settings import Settings
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.app")
 
@@ -90,54 +91,39 @@ def _each(read: Callable[[DeviceReading], float | None]) -> Callable[[DeviceWatc
     return figures
 
 
+def device_activities(watch: DeviceWatch) -> list[DeviceActivity]:
+    """What `/stats` says of each device."""
+    found = []
+    for device in range(len(watch.devices)):
+        reading = watch.of(device)
+        found.append(
+            DeviceActivity(
+                gpuId=device,
+                busyPercent=None if reading is None else reading.busy_percent,
+                usedBytes=None if reading is None else reading.used_bytes,
+                totalBytes=None if reading is None else reading.total_bytes,
+                celsius=None if reading is None else reading.celsius,
+                trouble=watch.trouble_of(device) or None,
+            )
+        )
+    return found
+
+
 def _health(watch: DeviceWatch) -> Mapping[str, float]:
     return {str(device): float(not watch.trouble_of(device)) for device in range(len(watch.devices))}
 
 
-REFUSAL_FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceMemory], Mapping[str, float]]], ...] = (
-    (
-        "marserve_device_loads_refused_total",
-        "counter",
-        "Loads that no device had memory for.",
-        "",
-        lambda memory: {"": memory.refused},
-    ),
+REFUSAL_FAMILIES: tuple[tuple[str, Callable[[DeviceMemory], Mapping[str, float]]], ...] = (
+    ("marserve_device_loads_refused_total", lambda memory: {"": memory.refused}),
 )
 
-FAMILIES: tuple[tuple[str, str, str, str, Callable[[DeviceWatch], Mapping[str, float]]], ...] = (
-    (
-        "marserve_device_healthy",
-        "gauge",
-        "Whether an accelerator takes workers: 0 while it is lost.",
-        "gpu_id",
-        _health,
-    ),
-    (
-        "marserve_device_memory_bytes",
-        "gauge",
-        "Memory that an accelerator has.",
-        "gpu_id",
-        _each(lambda reading: reading.total_bytes),
-    ),
-    (
-        "marserve_device_memory_used_bytes",
-        "gauge",
-        "Memory of an accelerator that no process could have any more.",
-        "gpu_id",
-        _each(lambda reading: reading.used_bytes),
-    ),
+FAMILIES: tuple[tuple[str, Callable[[DeviceWatch], Mapping[str, float]]], ...] = (
+    ("marserve_device_healthy", _health),
+    ("marserve_device_memory_bytes", _each(lambda reading: reading.total_bytes)),
+    ("marserve_device_memory_used_bytes", _each(lambda reading: reading.used_bytes)),
     (
         "marserve_device_busy_ratio",
-        "gauge",
-        "Share of the time in which an accelerator computed.",
-        "gpu_id",
         _each(lambda reading: None if reading.busy_percent is None else reading.busy_percent / 100),
     ),
-    (
-        "marserve_device_temperature_celsius",
-        "gauge",
-        "Temperature of an accelerator.",
-        "gpu_id",
-        _each(lambda reading: reading.celsius),
-    ),
+    ("marserve_device_temperature_celsius", _each(lambda reading: reading.celsius)),
 )

@@ -17,7 +17,9 @@ from marserve.model_options import Said, said_in
 from marserve.pool.launchers.remote.cluster import ClusterOptions
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.registry.intake.registration import RegistryOptions
-from marserve.settings import KEYS, Settings
+from marserve.settings import KEYS, Address, Settings
+from marserve.settings.report import workers_at_start
+from marserve.telemetry.logs.access_log import Sampling
 
 if TYPE_CHECKING:
     from marserve.api.grpc.transport.limits import GrpcLimits
@@ -87,6 +89,13 @@ def takes_uploads(settings: Settings) -> bool:
     return settings.allow_uploads != "false" and settings.enable_model_api
 
 
+def sampling_of(settings: Settings) -> Sampling | None:
+    """Which requests have a line in the access log; None for all."""
+    if settings.access_log_sample >= 1:
+        return None
+    return Sampling(settings.access_log_sample, settings.access_log_slow * 1000)
+
+
 def http_limits(settings: Settings, *, has_management: bool = False) -> HttpLimits:
     """The limits of a client, from the settings. Only listeners with management take uploads."""
     return HttpLimits(
@@ -111,8 +120,8 @@ def most_bytes_in_flight(settings: Settings, machine: Machine) -> int:
     return settings.max_bytes_in_flight or UNBOUNDED
 
 
-def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None) -> GrpcLimits:
-    """The limits of a gRPC client, from the settings."""
+def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None, rest: Address) -> GrpcLimits:
+    """The limits of a gRPC client, from the settings. `rest` is the address of the same API over HTTP/1.1."""
     from marserve.api.grpc.transport.limits import GrpcLimits
 
     return GrpcLimits(
@@ -126,6 +135,7 @@ def grpc_limits(settings: Settings, age_ms: int | None, age_grace_ms: int | None
         keepalive_s=settings.grpc_keepalive_time,
         keepalive_timeout_s=settings.grpc_keepalive_timeout,
         least_ping_interval_s=settings.grpc_min_ping_interval,
+        rest=str(rest) if rest.port else "",
     )
 
 
@@ -184,7 +194,7 @@ def registry_options(settings: Settings, machine: Machine, devices: int) -> Regi
     workers = settings.default_workers_per_model
     return RegistryOptions(
         workers_by_api=workers or 0,
-        workers_at_startup=workers or devices or machine.cores,
+        workers_at_startup=workers_at_start(settings, cores=machine.cores, accelerators=devices),
         defaults=Said({option.attribute: getattr(settings, option.setting or "") for option in said_in("server")}),
         unregister_timeout_s=settings.unregister_model_timeout,
         swap_order=settings.swap_order,

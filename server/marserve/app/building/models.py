@@ -63,8 +63,8 @@ from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
 from marserve.telemetry.body_samples import BodySamples, Hiding
-from marserve.telemetry.metrics.counts import Metrics
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
 
@@ -86,8 +86,12 @@ def build_launchers(
     worker_log: PrintedMetrics,
     watch: DeviceWatch | None,
     archives: UnpackedArchives,
+    hurry: asyncio.Event | None,
 ) -> Launchers:
-    """The launchers of workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked."""
+    """The launchers of workers, on `devices` accelerators that `watch` reads, from folders that `archives` unpacked.
+
+    `hurry` as `Launchers` has it.
+    """
     return Launchers(
         worker_environment(settings) | order_of_devices(machine.vendor, os.environ),
         worker_log,
@@ -103,6 +107,7 @@ def build_launchers(
         read_device=watch.of if watch is not None else lambda device: None,
         is_device_lost=watch.has_lost if watch is not None else lambda: False,
         restore_folder=archives.restore,
+        hurry=hurry,
     )
 
 

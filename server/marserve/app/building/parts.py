@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,13 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, build_tracing, declare_families
+from marserve.app.building.metrics import (
+    build_metrics,
+    build_recorder,
+    build_scrapes,
+    build_tracing,
+    declare_families,
+)
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -61,12 +68,16 @@ from marserve.registry.models import Registry
 from marserve.rollout.rollouts import Rollouts
 from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
+from marserve.telemetry.collector_pauses import CollectorPauses
 from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.loop_lag import FAMILIES as LOOP_FAMILIES
+from marserve.telemetry.loop_lag import LoopLag
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
-from marserve.telemetry.recorder import RECORD_BYTES, TRACE_BYTES, Recorder
+from marserve.telemetry.metrics.scrapes import Scrapes
+from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.recorder import Recorder
 from marserve.telemetry.traces.tracing import Takes, Tracing
 from marserve.workflows.workflows import Workflows
 
@@ -78,6 +89,8 @@ class Parts:
     settings: Settings
     logs: Logs
     metrics: Metrics
+    loop_lag: LoopLag
+    scrapes: Scrapes
     registry: Registry
     desired: DesiredStates
     reconciler: Reconciler
@@ -114,8 +127,11 @@ async def build_parts(
     access: AccessControl,
     stack: contextlib.AsyncExitStack,
     on_crash: Callable[[str], None],
+    hurry: asyncio.Event | None = None,
 ) -> Parts:
     """Make all parts. `on_crash` is called when a worker of a model with `onCrash: fail` crashed.
+
+    `hurry` is set when the server's end is not to wait for workers.
 
     Raises CannotStart and BadSettings; the parts made so far are on the stack.
     """
@@ -129,6 +145,13 @@ async def build_parts(
     stack.callback(scratch.remove)
     keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
     metrics = build_metrics(settings, logs, machine, stack)
+    recorder = build_recorder(settings, stack)
+    pauses = CollectorPauses(metrics.happenings)
+    pauses.begin()
+    stack.callback(pauses.end)
+    loop_lag = LoopLag(time.monotonic(), settings.loop_stall_threshold, metrics.happenings)
+    metrics.declare_rows("marserve_loop_lag_seconds", lambda: [((), loop_lag.lag_seconds)])
+    declare_families(metrics, LOOP_FAMILIES, loop_lag)
     worker_log = PrintedMetrics(logs.workers, metrics.update_custom)
     devices = usable_devices(settings, machine)
     restored = await asyncio.to_thread(read_snapshot, settings)
@@ -137,11 +160,9 @@ async def build_parts(
     snapshots = build_snapshots(settings, devices)
     archives = UnpackedArchives()
     device_watch = await watch_devices(machine, devices, metrics, stack)
-    launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives)
+    launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives, hurry)
     stack.push_async_callback(launchers.close)
     environments = build_environments(settings, scratch.path, launchers)
-    record_bytes = RECORD_BYTES if settings.tracing == "off" else RECORD_BYTES + TRACE_BYTES
-    recorder = Recorder(settings.flight_recorder_size, record_bytes) if settings.flight_recorder_size else None
     tracing = await build_tracing(settings, metrics, recorder, stack)
 
     def note_download(began: float, ended: float, text: str) -> None:
@@ -200,6 +221,8 @@ async def build_parts(
         settings=settings,
         logs=logs,
         metrics=metrics,
+        loop_lag=loop_lag,
+        scrapes=build_scrapes(settings, metrics, registry),
         registry=registry,
         desired=desired,
         reconciler=reconciler,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
+from starlette.requests import Request
 from starlette.routing import Router
 
+from marserve.api.rest.declared_paths import DeclaredVersion
 from marserve.api.rest.description import describe_once, description_router
 from marserve.api.rest.guard import token_router
 from marserve.api.rest.logs import logs_router
@@ -18,6 +21,7 @@ from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.rollouts import rollout_router
+from marserve.api.rest.models.statistics import statistics_router
 from marserve.api.rest.models.workflows import workflow_router
 from marserve.api.rest.pages.router import links_of, offers_router, pages_router
 from marserve.api.rest.platforms.health import health_router
@@ -30,7 +34,8 @@ from marserve.api.rest.platforms.plugin_endpoints import check_patterns, endpoin
 from marserve.api.rest.platforms.sagemaker import sagemaker_router
 from marserve.api.rest.platforms.shared_memory import shared_memory_router
 from marserve.api.rest.requests import requests_router
-from marserve.api.tokens import Access
+from marserve.api.tokens import Access, authorization_of
+from marserve.app.building.devices import device_activities
 from marserve.app.building.from_settings import sagemaker_endpoint, speaks_all_open_inference
 from marserve.app.building.parts import Parts
 from marserve.errors import ModelNotFound
@@ -61,13 +66,20 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     routers: Routers = [(description_router(registry, **described, written=written), own)]
     if settings.enable_docs:
         # First, so that `GET /` needs no key.
-        routers.insert(0, (pages_router(links_of(**apis, has_metrics="Metrics" in names), written), "open"))
+        links = links_of(**apis, has_metrics="Metrics" in names)
+        further = [_declared_for(parts, own)] if has_inference else []
+        routers.insert(0, (pages_router(links, written, *further), "open"))
     if settings.enable_docs and has_inference:
         routers.append((offers_router(registry, parts.workflows), own))
     if has_inference and settings.sagemaker_endpoints:
         routers.append((sagemaker_router(registry.data_plane, sagemaker_endpoint(settings, os.environ)), own))
     if has_inference or has_management:
-        health = health_router(registry, has_ping=has_inference, platform_route=settings.health_route)
+        health = health_router(
+            registry,
+            has_ping=has_inference,
+            platform_route=settings.health_route,
+            last_stall=lambda: parts.loop_lag.last_stall(time.monotonic(), settings.livez_after_stall),
+        )
         routers.append((health, own))
     if speaks_all_open_inference(settings):
         _add_open_inference(routers, parts, has_inference=has_inference, has_management=has_management)
@@ -86,8 +98,24 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     if has_management and parts.access.tokens is not None:
         routers.append((token_router(parts.access.tokens), "open"))  # checks the API key itself
     if "Metrics" in names:
-        routers.append((metrics_router(parts.metrics, is_filled=settings.metrics_mode != "log"), "open"))
+        routers.append((metrics_router(parts.scrapes), "open"))
     return routers
+
+
+def _declared_for(parts: Parts, access: Access) -> Callable[[Request], list[DeclaredVersion]]:
+    """The versions that declare their input, for requests with the key of a listener with that access."""
+
+    def declared(request: Request) -> list[DeclaredVersion]:
+        if not parts.access.has_key(access, authorization_of(request.scope["headers"])):
+            return []
+        return [
+            DeclaredVersion(model.name, each.version, each.isDefault, document)
+            for model in parts.registry.all_offered()
+            for each in model.versions
+            if (document := parts.registry.declaration_of(model.name, each.version)) is not None
+        ]
+
+    return declared
 
 
 def _add_open_inference(routers: Routers, parts: Parts, *, has_inference: bool, has_management: bool) -> None:
@@ -120,6 +148,7 @@ def _add_management(routers: Routers, parts: Parts) -> None:
         changes=changes,
         rollouts=parts.rollouts,
         has_readiness=settings.entry != "marserve",
+        as_recorded=settings.entry != "marserve",
     )
     routers.append((models, "management"))
     routers.append((desired_state_router(desired.reconciler, enable_model_api=allows), "management"))
@@ -135,6 +164,9 @@ def _add_management(routers: Routers, parts: Parts) -> None:
                 return data_plane.version_names(model)
             return []
 
+        watch = parts.device_watch
+        statistics = statistics_router(registry, tuple if watch is None else lambda: device_activities(watch))
+        routers.insert(0, (statistics, "management"))  # first, as its paths look like those of versions
         logs = logs_router(parts.logs.book, parts.log_levels, versions_of, data_plane.check_exists)
         routers.append((logs, "management"))
         if parts.recorder is not None:

@@ -19,7 +19,7 @@ from marserve.store.addresses.fetch_guard import AllowedUrls
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
 from marserve.store.sources.object_store import ObjectStores
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 
 def build_watches(

@@ -3,7 +3,8 @@
     a Python file        the file, the modules beside it that it imports, the files beside it that it names
     .onnx, .pt2, .pt     the program, which `base_handler` runs
     of transformers      a folder that `save_pretrained` wrote, with its task
-    a folder             all that is in it; its model is in the file of `MODEL_FILES`, else in its only one
+    a folder             all that is in it, except what is for its author alone (`FOR_THE_AUTHOR`) and hidden files; its
+                         model is in the file of `MODEL_FILES`, else in its only one
 
 A `model-config.yaml` and a `requirements.txt` beside a file go along. `marserve archive` writes the plan as an archive
 and `marserve run` as a folder, so that both have the same members. Reads files, runs none of them.
@@ -18,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,9 @@ _OBJECT = re.compile(r"[^\W\d]\w*")
 _ONNX_DATA = ("{name}.data", "{name}_data", "{stem}.data", "{stem}_data")
 # Folders that are no part of a model.
 _LEFT_OUT = ("node_modules", "__pycache__")
+# Files at the top of a folder that are for its author, as `marserve new` writes them: tests, a README, a request. They
+# go along all the same where the model's own files import or name them, or its configuration does.
+FOR_THE_AUTHOR = ("test_*.py", "*_test.py", "conftest.py", "README", "README.*", "request.*")
 _LARGEST_PYTHON = 10 << 20
 _MOST_MODULES = 1_000
 
@@ -77,12 +82,16 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The archive's plan; the source's `path`, the model `found` in its Python file, and every Python file's facts."""
+    """The archive's plan; the source's `path`, the model `found` in its Python file, and every Python file's facts.
+
+    `left_out` are the files of a folder that are for its author alone.
+    """
 
     plan: Plan
     path: Path
     found: Found | None = None
     python: tuple[PythonSource, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -341,6 +350,9 @@ def _plan_folder(folder: Path, name: str | None, wishes: Wishes) -> SourcePlan:
     path = _model_of(folder, name)
     members = {member: file for member, file in walk_model(folder) if member != MANIFEST_PATH}
     members.pop(path.name, None)
+    for_author = {member: members.pop(member) for member in list(members) if _is_for_author(member)}
+    needed = _needed(for_author, [path, *members.values()], wishes.config_file or _beside(folder, CONFIG_NAME))
+    members |= {member: for_author.pop(member) for member in needed}
     title = _as_name(folder.resolve().name)
     if path.suffix != ".py":
         planned = _plan(path, None, (), members, wishes, title)
@@ -349,7 +361,29 @@ def _plan_folder(folder: Path, name: str | None, wishes: Wishes) -> SourcePlan:
         python = tuple(_read_file(file, member) for member, file in members.items() if member.endswith(".py"))
         found = choose(read, name)
         planned = _plan(path, found, (read, *python), members, wishes, found.model_name or title)
-    return SourcePlan(planned.plan, folder, planned.found, planned.python[:1])
+    left_out = tuple(member for member in for_author if member not in planned.plan.members)
+    return SourcePlan(planned.plan, folder, planned.found, planned.python[:1], left_out)
+
+
+def _is_for_author(member: str) -> bool:
+    return any(fnmatchcase(member, pattern) for pattern in FOR_THE_AUTHOR) and "/" not in member
+
+
+def _needed(for_author: Mapping[str, Path], files: list[Path], config: Path | None) -> list[str]:
+    """Which files that look as though they were for the author the model needs: its files or its keys name them."""
+    said = config.read_text("utf-8", "replace") if config is not None and config.is_file() else ""
+    needed = [member for member in for_author if member in said]
+    left = [file for file in files if file.suffix == ".py"]
+    while left and len(needed) < len(for_author):
+        source = _read_file(left.pop(), "")
+        named = {os.path.normpath(name) for name in source.file_names}
+        for imported in source.imports:
+            modules = [imported.module, *imported.names] if imported.level else [imported.module]
+            named.update(f"{module.partition('.')[0]}.py" for module in modules)
+        further = [member for member in for_author if member in named and member not in needed]
+        needed += further
+        left += [for_author[member] for member in further if member.endswith(".py")]
+    return needed
 
 
 def _model_of(folder: Path, name: str | None) -> Path:

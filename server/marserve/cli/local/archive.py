@@ -142,10 +142,12 @@ def archive(
         try:
             extra = tuple(extra_files or ())
             origin = ""
+            for_author: tuple[str, ...] = ()
             if handler is None and model_file is None and is_source(what):
                 wishes = Wishes(name, version, extra, serialized_file, requirements_file, config_file, task=task)
                 source, origin = _find(what, wishes, output, held)
-                plan = plan_source(source, wishes).plan
+                planned = plan_source(source, wishes)
+                plan, for_author = planned.plan, planned.left_out
             else:
                 if is_hub_address(what):
                     raise WrongArguments(f"{what} is packed for its own handler; leave out --handler and --model-file.")
@@ -179,7 +181,7 @@ def archive(
         try:
             if dry_run:
                 place = output_path(spec.model_name, export_path, archive_format.value)
-                _show_dry_run(output, plan, warnings, place, force, origin)
+                _show_dry_run(output, plan, warnings, place, force, origin, for_author)
                 return
             path, packed = _write(output, plan, export_path, archive_format.value, force)
         except (CannotArchive, BadArchive) as error:
@@ -209,6 +211,7 @@ def archive(
                     for member in packed
                 ],
                 "warnings": warnings,
+                **({"notPacked": list(for_author)} if for_author else {}),
                 **({"source": origin} if origin else {}),
                 **registered,
             },
@@ -217,6 +220,7 @@ def archive(
                 [(member.name, decimal(member.size_bytes), member.sha256[:16] + "…") for member in packed],
             ),
             *_say_left_out(packed),
+            *_say_for_author(for_author),
             f"{path} ({decimal(size)}): {_say_model(spec, origin)}",
             *([registered["status"]] if registered else []),
         )
@@ -255,7 +259,22 @@ def _register(server: Management, output: Output, path: Path, workers: int, forc
     return {**register_and_show(server, output, parameters), "upload": msgspec.to_builtins(sent)}
 
 
-def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, force: bool, origin: str) -> None:
+def _say_for_author(files: tuple[str, ...]) -> list[str]:
+    """A sentence about the files of a folder that are not packed."""
+    if not files:
+        return []
+    return [f"not packed, since the model does not name {'it' if len(files) == 1 else 'them'}: {', '.join(files)}"]
+
+
+def _show_dry_run(
+    output: Output,
+    plan: Plan,
+    warnings: list[str],
+    path: Path,
+    force: bool,
+    origin: str,
+    for_author: tuple[str, ...],
+) -> None:
     """Say what would go into the archive. Raises CannotArchive if it exists already."""
     refuse_existing(path, force=force)
     for warning in warnings:
@@ -271,12 +290,14 @@ def _show_dry_run(output: Output, plan: Plan, warnings: list[str], path: Path, f
         "handler": plan.spec.handler,
         "members": [{"name": name, "sizeBytes": size, "file": files[name]} for name, size in sizes.items()],
         "warnings": warnings,
+        **({"notPacked": list(for_author)} if for_author else {}),
         **({"source": origin} if origin else {}),
     }
     rows = [(name, decimal(size), files[name]) for name, size in sizes.items()]
     what = _say_model(plan.spec, origin)
     replacing = ", in the place of what is there" if document["overwrites"] else ""
-    output.result(as_dry(document), HEAD, table(("member", "size", "file"), rows), f"{path}: {what}{replacing}")
+    members = table(("member", "size", "file"), rows)
+    output.result(as_dry(document), HEAD, members, *_say_for_author(for_author), f"{path}: {what}{replacing}")
 
 
 def _default_handler(serialized_file: Path | None) -> str:

@@ -30,6 +30,9 @@ def explain(
     slower_than: Annotated[
         str | None, typer.Option("--slower-than", metavar="TIME", help="Only requests that took longer, as 250ms.")
     ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", help="Of the server before, from its flight_recorder_file.")
+    ] = False,
     as_list: Annotated[bool, typer.Option("--list", help="A line for each of the slowest requests.")] = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -44,21 +47,23 @@ def explain(
                 "`x-request-id` of an answer is its id.",
             )
     asked = {"model": model, "cause": cause, "slower_than": slower_than, "failed": "true" if failed else None}
+    asked["previous"] = "true" if previous else None
     given = {name: value for name, value in asked.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if request_id is None:
-            found = _asked(server, "/requests", {**given, "limit": "50" if as_list else "1"})
+            found = ask_recorder(server, "/requests", {**given, "limit": "50" if as_list else "1"})
             if as_list:
                 output.result(found, *_rows(found["requests"]))
                 return
             if not found["requests"]:
                 raise CommandFailed(f"None of the {found['recorded']} recorded requests is such a one.")
             request_id = str(found["requests"][0]["id"])
-        explained = _asked(server, f"/requests/{quote(request_id, safe='')}", {})
+        explained = ask_recorder(server, f"/requests/{quote(request_id, safe='')}", {})
         output.result(explained, *described(explained))
 
 
-def _asked(server: Management, path: str, query: dict[str, str]) -> dict[str, Any]:
+def ask_recorder(server: Management, path: str, query: dict[str, str]) -> dict[str, Any]:
+    """What the server has recorded. Raises CommandFailed, for a server that records nothing with why."""
     try:
         found: dict[str, Any] = server.order("GET", path, query)
     except CommandFailed as failure:

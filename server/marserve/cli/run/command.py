@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import os
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ def run(
             with contextlib.closing(_find(source, wishes, settings or [], scratch.path, output)) as model:
                 entry = _stage(model, output, follows=reload, verbose=verbose)
                 loaded = _settings(model, entry, host, port, settings or [], scratch.path)
-                _refuse_taken(loaded.inference_address)
+                _refuse_taken(loaded.inference_address, source)
                 screen = _screen(model, output, loaded, follows=reload, is_verbose=verbose)
                 status = _serve(loaded, model, screen, scratch.path, began, follows=reload)
         finally:
@@ -228,7 +229,7 @@ def _is_loopback(address: str) -> bool:
     return parts.scheme == "unix" or Address("http", parts.hostname or "").is_loopback
 
 
-def _refuse_taken(address: Address) -> None:
+def _refuse_taken(address: Address, source: str) -> None:
     """Raise CommandFailed if something listens on the port, with the process that does."""
     if address.scheme == "unix" or not address.port:
         return
@@ -239,7 +240,7 @@ def _refuse_taken(address: Address) -> None:
             return  # the server says what is wrong with it
         raise CommandFailed(
             f"Port {address.port} is in use by {say_holder(address.port) or 'another process'}.",
-            "Take another with --port, or --port 0 for a free one.",
+            f"`marserve run {shlex.quote(source)} --port 0` takes a free one, --port N another.",
         ) from None
 
 

@@ -184,17 +184,18 @@ class LocalModel:
         return found is not None and found.shape == "litserve"
 
     def _advice_on_streams(self, declaration: bytes | None) -> str:
-        """That a worker sends one stream after the other, for a model that streams and does not choose; else empty."""
+        """That a worker sends one stream after the other, for a plain generator; else empty."""
         assert self.planned is not None
-        if not declaration or not (json.loads(declaration).get("output") or {}).get("stream"):
+        document = json.loads(declaration) if declaration else {}
+        if not (document.get("output") or {}).get("stream") or document.get("async"):
             return ""
         plan = self.planned.plan
         file = plan.spec.config_file
         if file is not None and b"asyncCommunication" in (plan.made.get(file.name) or file.read_bytes()):
             return ""
         return (
-            f"{self.shown}: each worker sends one stream after the other; asyncCommunication: true in "
-            "model-config.yaml beside it lets an async generator serve several at once (docs/streaming.md)"
+            f"{self.shown}: each worker sends one stream after the other; an async def predict serves several at once "
+            "(docs/declared-handlers.md)"
         )
 
     def _refuse_missing(self, planned: SourcePlan) -> None:

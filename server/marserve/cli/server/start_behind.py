@@ -16,9 +16,19 @@ from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
 from marserve.cli.remote import Inference, Management, find_address
 from marserve.cli.server.background import start_server
 from marserve.cli.server.pid_file import MARSERVE_WORD, AlreadyRunning, PidFile
-from marserve.cli.server.start_block import Started, block, coloured, listening_at, name_of, plain
+from marserve.cli.server.start_block import (
+    Started,
+    block,
+    coloured,
+    device_line,
+    device_of_workers,
+    listening_at,
+    name_of,
+    plain,
+)
 from marserve.cli.versions import Description, has_failed, is_ready, label, last_death, progress_of
 from marserve.errors import BadSettings, without_stop
+from marserve.machine.describe import count_cores
 from marserve.settings import Settings, apis_by_address
 from marserve.settings.report import sources_report
 
@@ -117,6 +127,7 @@ def start_behind(
                     listening_at([(names, str(address)) for address, names in apis_by_address(settings)], []),
                     versions,
                     front.address,
+                    device_line(device_of_workers(versions), count_cores(), versions),
                     seconds=seconds,
                     ending=f"Process {process.pid}; logs are in {logs}. {stopping} ends the server.",
                 ),

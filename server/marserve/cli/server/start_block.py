@@ -165,7 +165,7 @@ class StartScreen:
             listening_at([(each.names, str(each.address)) for each in listeners], _grpc_of(parts)),
             models,
             next(str(each.address) for each in listeners if "Inference" in each.names),
-            device_of(parts, models),
+            _device_of(parts, models),
             self._seconds,
             parts.registry.startup_failures,
             f"Logs are in {self._logs}; --verbose shows them here. Ctrl-C stops the server.",
@@ -228,12 +228,22 @@ def _grpc_of(parts: Parts) -> list[tuple[str, str]]:
     return [("gRPC", f"{inference}   management {management}")]
 
 
-def device_of(parts: Parts, models: Sequence[Description]) -> str:
-    """The device and the threads: `CPU, 2 cores, 1 thread a worker`."""
+def _device_of(parts: Parts, models: Sequence[Description]) -> str:
     machine = parts.machine
     names = sorted({each.name or "accelerator" for each in machine.devices})
     device = f"{len(machine.devices)} × {', '.join(names)}" if machine.devices else "CPU"
-    workers = max((int(version["maxWorkers"]) for version in models), default=0) or machine.cores
-    threads = max(1, machine.cores // workers)
-    plural = "" if threads == 1 else "s"
-    return f"{device}, {machine.cores} core{'' if machine.cores == 1 else 's'}, {threads} thread{plural} a worker"
+    return device_line(device, machine.cores, models)
+
+
+def device_line(device: str, cores: int, models: Sequence[Description]) -> str:
+    """The device and the threads: `CPU, 2 cores, 1 thread a worker`."""
+    workers = max((int(version["maxWorkers"]) for version in models), default=0) or cores
+    threads = max(1, cores // workers)
+    return f"{device}, {cores} core{'' if cores == 1 else 's'}, {threads} thread{'' if threads == 1 else 's'} a worker"
+
+
+def device_of_workers(models: Sequence[Description]) -> str:
+    """What the workers of these versions compute on: `CPU`, or how many accelerators."""
+    workers = [worker for version in models for worker in version.get("workers", ())]
+    devices = {number for worker in workers for number in (worker.get("gpuIds") or [worker.get("gpuId")])} - {None}
+    return f"{len(devices)} accelerator{'' if len(devices) == 1 else 's'}" if devices else "CPU"

@@ -304,6 +304,20 @@ class Dispatcher:
         """Withdraw `want_lane` if no worker was lent yet."""
         self.lanes.lend_to = None
 
+    def borrow(self, key: str, now: float) -> int:
+        """Have worker `key` lent to the server if it is idle; `end_loan` gives it back. Returns the loan's number.
+
+        0 if the worker is not idle, or gone.
+        """
+        lane = self.lanes.by_key.get(key)
+        if lane is None or lane not in self.lanes.idle:
+            return 0
+        # No check waits for a worker while one is idle, so that `lend_to` is free.
+        self.lanes.lend_to = lambda key, flight: None
+        self.lanes.idle.remove(lane)
+        self._mode.rest(lane, now)
+        return lane.last_number
+
     @property
     def has_spare_lane(self) -> bool:
         """Whether a worker is idle and nothing waits for one."""
@@ -452,13 +466,18 @@ class Dispatcher:
                 goal.answered(total_s)
             if job.request.names_version:
                 named_s.append(total_s)
-            metrics.answers[result.status] += 1
+            if job.has_failed or result.thrown is not None:  # a stream whose last event says so
+                metrics.errors[HandlerFailed.cause] += 1
+            else:
+                metrics.answers[result.status] += 1
             answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
             if job.has_sent_pieces:
                 job.receiver.on_piece(answer, True)
             else:
                 job.receiver.on_answer(answer)
         metrics.total_seconds.observe_all(totals_s)
+        if metrics.total_seconds.examples is not None and len(totals_s) == len(flight.jobs) > 0:
+            metrics.total_seconds.exemplify(totals_s[-1], flight.jobs[-1].request.id)
         if named_s:
             metrics.named_total_s += sum(named_s)
         if metrics.tap is not None:
@@ -482,6 +501,7 @@ class Dispatcher:
                 continue
             if result.error is None:
                 job.has_sent_pieces = True
+                job.has_failed = job.has_failed or result.thrown is not None
                 answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
                 job.receiver.on_piece(answer, False)
                 continue
@@ -616,10 +636,11 @@ class Dispatcher:
     def hold(self, job: Job) -> None:
         """Have nothing more read from the worker that runs `job`, until it is resumed or ends.
 
-        Ignored where workers run jobs side by side, which must not wait for one slow client. The bound of that client's
+        Ignored where workers run jobs side by side that must not wait for one slow client. The bound of that client's
         connection ends it.
         """
-        if not (self.options.is_concurrent or self.options.continuous_batching):
+        options = self.options
+        if not options.continuous_batching and (options.holds_coroutines or not options.is_concurrent):
             self.lanes.hold(job)
 
     def resume(self, job: Job) -> None:
@@ -750,6 +771,7 @@ class Dispatcher:
         total_s = now - job.arrived
         metrics.errors[error.cause or "unknown"] += 1
         metrics.total_seconds.observe(total_s)
+        metrics.total_seconds.exemplify(total_s, job.request.id)
         if job.request.names_version:
             metrics.named_total_s += total_s
         if metrics.tap is not None:

@@ -49,7 +49,8 @@ class Job:
 
     `arrived` and `deadline` are seconds on the monotonic clock. `deaths` counts workers that died while they ran it,
     `losses` machines that were lost meanwhile. With `has_sent_pieces` bytes of an answer have gone out: it must not be
-    run again. `held_by` is the worker from which nothing is read until this job's client has taken its stream.
+    run again; with `has_failed` they said that the stream has failed. `held_by` is the worker from which nothing is
+    read until this job's client has taken its stream.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class Job:
         "deadline",
         "deaths",
         "flight",
+        "has_failed",
         "has_sent_pieces",
         "held_by",
         "left_in",
@@ -91,6 +93,7 @@ class Job:
         self.length = 0  # of its input, where batches are formed by length
         self.length_digest = b""  # of its input, while `length` is an estimate and the handler may be asked
         self.has_sent_pieces = False
+        self.has_failed = False
         self.state = JobState.WAITING
         self.flight: Flight | None = None
         self.held_by: str | None = None

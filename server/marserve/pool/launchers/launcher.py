@@ -92,10 +92,12 @@ class Launchers:
         read_device: Callable[[int], DeviceReading | None] = lambda device: None,
         is_device_lost: Callable[[], bool] = lambda: False,
         restore_folder: Callable[[str], None] = lambda folder: None,
+        hurry: asyncio.Event | None = None,
     ) -> None:
         """`most_loading`: how many versions load for the first time at once; 0: twice the cores, at least eight.
 
-        `restore_folder` unpacks files again that were deleted from a model's folder, or raises.
+        `restore_folder` unpacks files again that were deleted from a model's folder, or raises. `hurry` is set when
+        workers that are to end get no more time.
         """
         self.cluster = cluster
         self.leftovers = Leftovers()
@@ -113,6 +115,7 @@ class Launchers:
         self.read_device = read_device
         self.is_device_lost = is_device_lost
         self.restore_folder = restore_folder
+        self.hurry = hurry or asyncio.Event()
         self._next_worker_id = first_worker_id
         self._next_group_id = first_group_id
         self._import_templates: dict[tuple[str, ...], asyncio.Task[Template | None]] = {}

@@ -28,6 +28,7 @@ from marserve.messages import (
     Checked,
     DeviceLost,
     DevicePeak,
+    Health,
     Lengths,
     Load,
     Loaded,
@@ -51,6 +52,7 @@ from marserve.pool.launchers.cgroups import WorkerCgroup
 from marserve.pool.launchers.launcher import AnyLauncher, Launchers, StartFailed, WorkerEnds, WorkerProcess
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Reservations
+from marserve.pool.slots.health_watch import HealthWatch
 from marserve.pool.slots.response_limit import ResponseLimit
 from marserve.pool.worker_end.cause_of_death import Cause, Death, Evidence, classify_exit, death_of_load, error_of
 from marserve.pool.worker_end.client import WorkerClient
@@ -64,7 +66,8 @@ log = logging.getLogger("marserve.pool")
 # How long a worker that was asked to stop has to end before SIGTERM, and then before SIGKILL.
 STOP_GRACE_S = 2.0
 LAST_OUTPUT_S = 0.5
-# How long a worker past its limit has after SIGTERM before SIGKILL. Its clients wait meanwhile.
+# How long a worker past its limit has after SIGTERM before SIGKILL. Its clients wait meanwhile. So it is at the end of
+# a server that a second signal hurries.
 TERM_GRACE_S = 0.25
 
 
@@ -73,8 +76,9 @@ class LifeContext:
     """What every worker of a version uses, and what it reports to.
 
     `batch_ended` is called after a batch or a check, `measured` with what a handler measured,
-    `called` when it calls another model, with what takes the answer. `declaration` is what the
-    model declares, by the worker that loaded it last; None for nothing.
+    `called` when it calls another model, with what takes the answer. `ask_health` asks a worker
+    whether it is well. `declaration` is what the model declares, by the worker that loaded it
+    last; None for nothing.
     """
 
     options: PoolOptions
@@ -90,6 +94,7 @@ class LifeContext:
     batch_ended: Callable[[], None]
     measured: Callable[[Metrics], None]
     called: Callable[[Request, Called, bytes, Callable[[Returned, bytes], None]], None]
+    ask_health: Callable[[str, int], None]
     declaration: Mapping[str, Any] | None = None
 
 
@@ -105,8 +110,12 @@ class Life:
         *,
         answered: Callable[[], None],
         due: Callable[[str], None],
+        vain: int = 0,
     ) -> None:
-        """`answered` is called after the first answer, `due` with the reason when the worker is to be replaced."""
+        """`answered` is called after the first answer, `due` with the reason when the worker is to be replaced.
+
+        `vain` is as for `WorkerHealth`.
+        """
         self.key = key
         self.how = ""
         self.load_s = 0.0
@@ -128,6 +137,9 @@ class Life:
         self.output = WorkerOutput(options.model, options.version, slot_id, context.log)
         self.client = WorkerClient(self, max_frame_bytes=context.load.max_answer_bytes * max(1, options.batch_size))
         self.due = due
+        self.health: HealthWatch | None = None
+        if options.health_interval_s:
+            self.health = HealthWatch(options.health_interval_s, self._ask_health, vain)
         self._slot_id, self._name, self._answered = slot_id, name, answered
         self._context = context
         self._page: Page | None = None
@@ -172,6 +184,8 @@ class Life:
         now = self.ready_at = time.monotonic()
         context.metrics.note("load", now, f"{self._name} was started and loaded the model", seconds=now - began)
         context.dispatcher.open_lane(self.key, self.ready_at)
+        if self.health is not None:
+            self.health.start()
 
     async def _start(self, gpu_id: int | None, devices: Sequence[int], limit: asyncio.Timeout) -> None:
         context = self._context
@@ -235,6 +249,9 @@ class Life:
                     *self.warnings,
                     "lengthFrom: handler is not used: it has no length_of(row)",
                 ]
+            if self.health is not None and not loaded.has_health:
+                self.health = None
+                self.warnings = [*self.warnings, "healthInterval is not used: the handler has no health()"]
             log.info("%s loaded the model in %.3f s (%s)", self._name, self.load_s, self.how)
             if loaded.warm_up_s:
                 log.info("%s warmed up in %.3f s", self._name, loaded.warm_up_s)
@@ -276,6 +293,38 @@ class Life:
         self._context.certifier.on_checked(self.key, message)
         self._context.batch_ended()
 
+    def _ask_health(self) -> int:
+        """Ask the worker whether it is well. Returns the number of the loan, 0 without one."""
+        assert self.health is not None
+        dispatcher = self._context.dispatcher
+        # With job tickets a request would be refused while the only worker is lent.
+        takes_loans = not self._context.options.use_job_ticket
+        number = dispatcher.borrow(self.key, time.monotonic()) if takes_loans else 0
+        if not number:
+            self.health.note_behind(dispatcher.flights(self.key))
+        self._context.ask_health(self.key, number)
+        return number
+
+    def on_health(self, message: Health) -> None:
+        """The handler has said whether the worker is well: replace it if it has said no too often."""
+        if self.health is None:
+            raise BadFrame("it speaks of its health, which it was not asked for")
+        if message.number:
+            self._check_ended(message.number)
+        now = self._limit.heard_at = time.monotonic()
+        was_failing = bool(self.health.health.failures)
+        is_due = self.health.take(message)
+        self._context.metrics.health_checks["failed" if message.failure else "passed"] += 1
+        if message.failure and not was_failing:
+            log.warning("%s is not well: %s", self._name, message.failure)
+        elif was_failing and not message.failure:
+            log.info("%s is well again", self._name)
+        if message.number:
+            self._context.dispatcher.end_loan(self.key, message.number, now)
+        self._context.batch_ended()
+        if is_due:
+            self.due("unhealthy")
+
     def allow_batches_of(self, size: int) -> None:
         """Accept larger frames: batches of `size`, and so their answers, may be larger from now on."""
         self.client.take_frames_of(self._context.load.max_answer_bytes * size)
@@ -297,7 +346,7 @@ class Life:
     def resume(self) -> None:
         """Read again. The response limit begins anew: the worker did not cause the wait."""
         self._limit.is_held = False
-        self._limit.heard_at = time.monotonic()
+        self._limit.heard_at = self._limit.resumed_at = time.monotonic()
         self.client.resume_reading()
 
     def on_loaded(self, message: Loaded) -> None:
@@ -318,6 +367,7 @@ class Life:
         try:
             for message, bodies in ended:
                 self._check_ended(message.number)
+                context.metrics.answer_bytes += sum(map(len, bodies))
                 landed.append(
                     dispatcher.land(
                         self.key, message.number, message.handler_s, message.results, bodies, now, message.work
@@ -368,6 +418,7 @@ class Life:
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream has come: the response limit begins anew."""
         now = self._limit.heard_at = time.monotonic()
+        self._context.metrics.answer_bytes += sum(map(len, bodies))
         self._context.dispatcher.piece(self.key, message.number, message.results, bodies, now)
 
     def on_called(self, message: Called, bodies: list[Body]) -> None:
@@ -387,7 +438,12 @@ class Life:
         if self._page is None or self._page.finished < number:
             raise BadFrame(f"batch {number} is answered, though the worker has not ended it")
 
+    def _count_sent(self) -> None:
+        self._context.metrics.input_bytes += self.client.sent_bytes
+        self.client.sent_bytes = 0
+
     def _note_answer(self) -> None:
+        self._count_sent()
         if not self._has_answered:
             self._has_answered = True
             self._answered()
@@ -440,6 +496,17 @@ class Life:
         """End the worker if its oldest batch is past the response limit; else return when to look again."""
         dispatcher, page = self._context.dispatcher, self._page
         flights = dispatcher.flights(self.key)
+        if self.health is not None and page is not None:
+            heard_at, limit_s = self._limit.heard_at, self._context.options.response_timeout_s
+            since = self.health.runs_since(flights, heard_at, in_any_order=self._runs_many)
+            if since is not None:
+                if now >= since + limit_s:
+                    self.terminate(
+                        Death(Cause.RESPONSE_TIMEOUT, f"no answer of health() in responseTimeout, {limit_s:g} s")
+                    )
+                    return None
+                if not self._runs_many or not flights:  # batches behind it have not begun
+                    return since + limit_s
         if not flights or page is None:
             return None
         quiet_since, is_asked = dispatcher.quiet_since(self.key), dispatcher.is_asked(self.key)
@@ -449,6 +516,16 @@ class Life:
         self._may_retry = False
         self.terminate(found)
         return None
+
+    @property
+    def vain_for_heir(self) -> int:
+        """As in `WorkerHealth`, for the worker that takes its place."""
+        return self.health.health.vain_for_heir if self.health is not None else 0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether its handler says that the worker is not well."""
+        return self.health is not None and bool(self.health.health.failures)
 
     @property
     def pids(self) -> list[int]:
@@ -468,6 +545,8 @@ class Life:
 
     def retire(self, *, at_once: bool) -> None:
         """End when the batches in flight are done, or at once."""
+        if self.health is not None:
+            self.health.stop()
         is_idle = self._context.dispatcher.close_lane(self.key)
         if at_once or not self.is_ready or is_idle:
             self.stop()
@@ -500,12 +579,20 @@ class Life:
     async def finish(self) -> Death:
         """End and reap the process, and close its connection. Returns why it ended; `hand_back` must follow."""
         self.ended.set()
+        if self.health is not None:
+            self.health.stop()
+        self._count_sent()
         self._context.launchers.levels.leave(self.client.set_level)
         status: int | None = None
         if self.process is not None:
             was_told = self.known is not None and self.known.cause is Cause.STOPPED
-            await asyncio.wait([self.process.exited], timeout=STOP_GRACE_S if was_told else LAST_OUTPUT_S)
-            status = await self.process.end(STOP_GRACE_S)
+            hurry = asyncio.ensure_future(self._context.launchers.hurry.wait())
+            ends: list[asyncio.Future[Any]] = [self.process.exited, hurry]
+            limit_s = STOP_GRACE_S if was_told else LAST_OUTPUT_S
+            await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+            is_hurried = self._context.launchers.hurry.is_set()
+            status = await self.process.end(TERM_GRACE_S if is_hurried else STOP_GRACE_S)
             await self._context.launcher.end_leftovers(self.process, self._page_inode)
             with contextlib.suppress(TimeoutError):  # what it wrote last is still on its way in
                 async with asyncio.timeout(LAST_OUTPUT_S):

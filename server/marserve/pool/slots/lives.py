@@ -44,6 +44,14 @@ class Lives:
             if self._watch is None:
                 self._begin_watch()
 
+    def ask_health(self, key: str, number: int) -> None:
+        """Ask the worker whether it is well."""
+        life = self.by_key.get(key)
+        if life is not None:
+            life.client.ask_health(number)
+            if self._watch is None:
+                self._begin_watch()
+
     def ask_lengths(self, key: str, question: Question) -> None:
         """Ask the worker for lengths."""
         life = self.by_key.get(key)

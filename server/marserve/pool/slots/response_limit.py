@@ -19,12 +19,14 @@ from marserve.shared_page import Page
 class ResponseLimit:
     """The response limit of one worker. Times are monotonic seconds.
 
-    `heard_at` is when the worker last sent something; `is_held`: it is not read, since a client is slow.
+    `heard_at` is when the worker last sent something; `is_held`: it is not read, since a client is slow, and
+    `resumed_at` is when it was last read again.
     """
 
     def __init__(self, limit_s: float) -> None:
         self.heard_at = 0.0
         self.is_held = False
+        self.resumed_at = 0.0
         self._limit_s = limit_s
         self._awaited_number = 0
         self._first_look_at = 0.0
@@ -43,8 +45,9 @@ class ResponseLimit:
             self.heard_at = now
             return now + limit_s
         if quiet_since is not None:
-            if now < quiet_since + limit_s:
-                return quiet_since + limit_s
+            due = max(quiet_since, self.resumed_at) + limit_s
+            if now < due:
+                return due
             return Death(Cause.RESPONSE_TIMEOUT, f"no answer to one of its requests in responseTimeout, {limit_s:g} s")
         number, began = page.running
         since = began if number == flight.number and flight.sent_at <= began <= now else flight.sent_at

@@ -19,6 +19,7 @@ from typing import Literal
 from marserve.errors import NoMemoryNow, NotEnoughMemory, without_stop
 from marserve.machine.device_readings import describe_usage
 from marserve.messages import Request, line_ids, shown_id
+from marserve.pool.checks.health import HealthView
 from marserve.pool.launchers.launcher import StartFailed
 from marserve.pool.slots.first_load import FirstLoad
 from marserve.pool.slots.life import LAST_OUTPUT_S, Life, LifeContext
@@ -59,7 +60,8 @@ class WorkerView:
     `ranks` are the process ids of a group of ranks, `devices` those of a worker of several devices. `next_start_at` is
     infinite if the slot is tried again only when it is scaled, None if no start is pending. `gpu_usage` says in words
     what its device is doing. `node` names the worker's machine if it is not the server's; `waits_for` says why the
-    worker is not started yet. `computes_on` is what the model runs on, if its handler says so.
+    worker is not started yet. `computes_on` is what the model runs on, if its handler says so. `health` is what its
+    handler says of the worker, None where it is not asked.
     """
 
     id: str
@@ -79,6 +81,7 @@ class WorkerView:
     node: str = ""
     waits_for: str = ""
     computes_on: str = ""
+    health: HealthView | None = None
 
 
 @dataclass(kw_only=True)
@@ -120,6 +123,7 @@ class Slot:
         self.last_death: DeathView | None = None
         self.restarts = 0
         self.load_failures = 0
+        self._vain = 0  # as for `WorkerHealth`
         self._failed_loads = 0
         self.has_given_up = False
         self.next_start_at: float | None = None
@@ -137,6 +141,7 @@ class Slot:
         heir = Slot(self.id, self._context, self.gpu_id, self.generation + 1, self.devices)
         heir.home = self.home
         heir.started_at, heir.last_death, heir.restarts = self.started_at, self.last_death, self.restarts + 1
+        heir._vain = self._vain if self._life is None else self._life.vain_for_heir
         return heir
 
     def start(self) -> None:
@@ -265,6 +270,7 @@ class Slot:
             node=node,
             waits_for=context.reservations.why_none() if self.waits_for_device else context.launcher.waits_for(self.id),
             computes_on=life.computes_on if life is not None else "",
+            health=life.health.health.view if life is not None and life.health is not None else None,
         )
 
     @property
@@ -283,6 +289,7 @@ class Slot:
             self.name,
             answered=self._policy.answered,
             due=lambda reason: context.due(self, reason),
+            vain=self._vain,
         )
         context.metrics.worker_starts += 1
         context.changed()

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from marserve import wire
 from marserve.errors import BadFrame
 from marserve.messages import (
+    AskHealth,
     AskLengths,
     Batch,
     Batches,
@@ -25,6 +26,7 @@ from marserve.messages import (
     Checked,
     DeviceLost,
     DevicePeak,
+    Health,
     Hello,
     Item,
     Lengths,
@@ -72,6 +74,9 @@ class Peer(Protocol):
 
     def on_checked(self, message: Checked) -> None:
         """A check has ended."""
+
+    def on_health(self, message: Health) -> None:
+        """The handler has said whether the worker is well."""
 
     def on_lengths(self, message: Lengths) -> None:
         """The handler has said how long some items are."""
@@ -147,6 +152,8 @@ class WorkerClient(asyncio.Protocol):
         self._metrics_unanswered = 0
         self.last_sent = 0
         """The number of the last flight that was written."""
+        self.sent_bytes = 0
+        """Bytes of inputs that were written. The peer counts them, and sets this to 0."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to send."""
@@ -191,6 +198,7 @@ class WorkerClient(asyncio.Protocol):
             together.append(Batch(flight.number, items))
             bodies += more
             size += more_bytes
+            self.sent_bytes += more_bytes
         self._send_batches(together, bodies)
 
     def _send_batches(self, batches: list[Batch], bodies: list[wire.Body]) -> None:
@@ -204,6 +212,10 @@ class WorkerClient(asyncio.Protocol):
     def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
         """Have the worker check something; the peer gets the outcome."""
         self._send(check, list(bodies))
+
+    def ask_health(self, number: int) -> None:
+        """Ask the handler whether the worker is well; the peer gets the answer. `number` as in the message."""
+        self._send(AskHealth(number))
 
     def answer_call(self, returned: Returned, body: wire.Body) -> None:
         """Give the worker the answer to a call of another model."""
@@ -307,6 +319,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_device_lost(cast("DeviceLost", message))
                 elif kind is Checked:
                     peer.on_checked(cast("Checked", message))
+                elif kind is Health:
+                    peer.on_health(cast("Health", message))
                 else:
                     self._hear_once(kind, message)
             if ended:

@@ -10,17 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import to_builtins
 
-from marserve.answers.management import Death, DescribedInterpreter, LastMinute, Worker, WorkerRank
+from marserve.answers.management import Death, DescribedInterpreter, LastMinute, Worker, WorkerHealth, WorkerRank
 from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
 from marserve.store.addresses.fetch_guard import hide_query
 
 if TYPE_CHECKING:  # `marserve migrate` makes plans, and a pool would be a seventh of its start
+    from marserve.pool.checks.health import HealthView
     from marserve.pool.pool import DeathView, Pool, WorkerView
+
+State = Literal["ready", "degraded", "loading", "failed", "idle"]
 
 # Stands for a time: the worker is started again only when the version is scaled.
 WHEN_SCALED = "when scaled"
@@ -107,14 +110,14 @@ def describe_version(
         **pool.described,
     }
     described |= _limits_of_life(options)
-    metrics = pool.metrics
-    recent = metrics.recent.figures(monotonic(), metrics.total_seconds, metrics.batch_sizes)
+    recent = pool.metrics.windows.figures(monotonic(), pool.metrics)
     if recent is not None:
+        p95_s, mean_batch = recent.total_seconds.quantile(0.95), recent.batch_sizes.mean
         described["lastMinute"] = to_builtins(
             LastMinute(
-                round(recent.requests_per_s, 3),
-                None if recent.p95_s is None else round(1000 * recent.p95_s, 3),
-                None if recent.mean_batch is None else round(recent.mean_batch, 2),
+                round(recent.per_second(recent.total_seconds.count), 3),
+                None if p95_s is None else round(1000 * p95_s, 3),
+                None if mean_batch is None else round(mean_batch, 2),
             )
         )
     if facts.resolved_url is not None:
@@ -155,7 +158,7 @@ def takes_elements(declaration: Mapping[str, Any]) -> bool:
     return isinstance(item, Mapping) and item.get("type") in ("text", "bytes", "image") and not is_stream
 
 
-def state_of(pool: Pool, min_workers: int) -> str:
+def state_of(pool: Pool, min_workers: int) -> State:
     """`ready`, `degraded` (it serves, but workers that died or wait are missing), `loading`, `failed` (given up until
     scaled or probed, or all of its devices are lost), or `idle` if no worker is wanted.
     """
@@ -207,11 +210,17 @@ def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
             computesOn=worker.computes_on or None,
             gpuIds=list(worker.devices) or None,
             ranks=[WorkerRank(rank, pid) for rank, pid in enumerate(worker.ranks)] or None,
+            health=None if worker.health is None else _health_of(worker.health),
             lastDeath=None if worker.last_death is None else _death_of(worker.last_death),
             nextStart=None if worker.next_start_at is None else _start_of(worker.next_start_at),
         )
     )
     return described
+
+
+def _health_of(health: HealthView) -> WorkerHealth:
+    at = health.checked_at
+    return WorkerHealth(health.state, health.failures, None if at is None else _utc(at), health.reason or None)
 
 
 def _start_of(seconds: float) -> str:

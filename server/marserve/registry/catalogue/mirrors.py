@@ -165,6 +165,15 @@ class Mirrors:
         self._beside(entry).arms = arms
         return arms
 
+    def arm_rows(self) -> list[tuple[tuple[str, ...], int]]:
+        """How requests have ended, by model, version, arm (`baseline` or `candidate`) and how."""
+        rows: list[tuple[tuple[str, ...], int]] = []
+        for model, entry in self._versions.models.items():
+            arms = entry.beside.arms if entry.beside is not None else {}
+            for arm, (version, counts) in zip(("baseline", "candidate"), arms.items(), strict=False):
+                rows += [((model, version, arm, how), count) for how, count in counts.ended.items()]
+        return rows
+
     def _serving(self, model: str, baseline: str, candidate: str) -> Version:
         """The version that answers in the candidate's place now: the baseline, found by name as it may have been
         swapped; if it is not listed any more, the default version. Raises ModelNotFound, and NoWorker if that is the

@@ -9,9 +9,13 @@ take the others' traffic away. Models of the start count from the start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # this file knows no pools, only what they say of their workers
+    from marserve.pool.pool import WorkerView
 
 Rule = Literal["any", "min", "all"]
 
@@ -82,6 +86,42 @@ def judge(
             is_started = False
             startup_reasons.append(why)
     return Readiness(not reasons, is_started, tuple(reasons), tuple(startup_reasons), tuple(remarks))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReadiness:
+    """Whether one version can answer, as `DataPlane.is_model_ready` says, and why not: empty if it can.
+
+    `ready_workers` have loaded it, of `needed_workers` at least. The reason is for clients: it names causes, which are
+    few fixed words, and nothing that an author's code or a file system has said.
+    """
+
+    is_ready: bool
+    reason: str
+    ready_workers: int
+    needed_workers: int
+
+
+def why_not_ready(workers: Sequence[WorkerView], needed: int, now: float) -> str:
+    """Why a version cannot answer that needs so many loaded workers; `now` is UTC in seconds."""
+    if not workers:
+        return "it is scaled to 0 workers"
+    ready = sum(worker.status == "READY" for worker in workers)
+    loaded = f"{ready} of {needed} workers have loaded it" if ready else "no worker has loaded it"
+    others = [worker for worker in workers if worker.status != "READY"]
+    deaths = [worker.last_death for worker in others if worker.last_death is not None]
+    if not deaths:
+        waiting = any(worker.waits_for for worker in others)
+        return f"{loaded}: its workers wait for a device or a machine" if waiting else f"{loaded} yet"
+    cause = max(deaths, key=lambda death: death.at).cause
+    starts = [worker.next_start_at for worker in others if worker.next_start_at is not None]
+    when = "the next one is being started"
+    if len(starts) == len(others):
+        left_s = min(starts) - now
+        when = "another one is started when it is scaled"
+        if left_s < math.inf:
+            when = f"the next one is started in {max(0, math.ceil(left_s))} s"
+    return f"{loaded}: the last one ended ({cause}), and {when}"
 
 
 def _fewer(standing: Standing, verb: str) -> str:

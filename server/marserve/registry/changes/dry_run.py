@@ -102,7 +102,7 @@ class Rehearsal:
         names, default = ([], None) if entry is None else (list(entry.versions), entry.default)
         before = _list(names, default, (0, 0))
         after = _list([*names, options.version], default or options.version, bounds)
-        return self._arrive(f"{status} initial workers", plan, before, after)
+        return self._arrive(f"{status} initial worker{'' if bounds[0] == 1 else 's'}", plan, before, after)
 
     def swap(
         self, status: str, plan: Plan, old: Version, bounds: tuple[int, int], *, unloads_first: bool, keeps_old: bool

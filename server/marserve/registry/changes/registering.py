@@ -24,7 +24,7 @@ from marserve.errors import (
     Draining,
     LoadFailed,
 )
-from marserve.names import check_new_name
+from marserve.names import check_new_name, check_new_version
 from marserve.registry.catalogue.plan import Plan, Unpacked
 from marserve.registry.catalogue.snapshot import archive_name
 from marserve.registry.catalogue.versions import PoolFactory, Version, Versions
@@ -38,7 +38,7 @@ from marserve.registry.intake.registration import Progress, Registered, Register
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.fetcher import Fetched, OnBegin
-from marserve.telemetry.metrics.counts import Metrics
+from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
 
@@ -244,7 +244,7 @@ class Registering:
         if known is None:
             check_new_name("model", model)
         if known is None or version not in known.versions:
-            check_new_name("version", version)
+            check_new_version(version, may_be_reserved=self._options.as_torchserve)
 
     async def prepare(self, parameters: RegisterParameters) -> Version:
         """Make a version beside what is on the list, and begin to start its workers; no request finds it yet.

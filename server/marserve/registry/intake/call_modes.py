@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marserve.model_options import ModelOptions
+from marserve.model_options import ModelOptions, Said
 from marserve.pool.options import SequenceOptions
 
 
@@ -53,6 +53,21 @@ class CallMode:
     def allows(self, policy: str) -> bool:
         """Whether batches may be formed by this policy."""
         return policy == "idle" or self.is_plain or (policy == "fixed" and not self.has_state)
+
+
+def may_run_coroutines(said: Said) -> bool:
+    """Whether a handler that is a coroutine by its declaration runs as such: nothing said speaks against it.
+
+    `asyncCommunication`, whatever it says, is the author's or operator's choice; the other keys need batches.
+    """
+    return not (
+        "is_concurrent" in said
+        or said.get("sequence_batching")
+        or said.get("continuous_batching")
+        or said.get("batch_policy") == "goal"
+        or said.get("batch_check") in ("warn", "refuse")
+        or said.get("batch_check_sample")
+    )
 
 
 def read_call_mode(

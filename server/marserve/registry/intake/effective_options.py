@@ -20,7 +20,7 @@ from marserve.errors import BadArchive, BadInput
 from marserve.model_options import NOTHING, Layer, Layers, ModelOptions, Said, fold
 from marserve.option_values import Sample
 from marserve.pool.options import PoolOptions, RayOptions
-from marserve.registry.intake.call_modes import read_call_mode
+from marserve.registry.intake.call_modes import may_run_coroutines, read_call_mode
 from marserve.registry.intake.parallel import read_parallel
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 from marserve.settings.values import ModelDefaults
@@ -29,6 +29,9 @@ RUNTIMES = ("python", "python3")
 _INTERPRETER = frozenset({"interpreter_path", "interpreter_name"})
 # With `batchPolicy: goal` the policy finds the size; this is only a bound.
 DEFAULT_GOAL_BATCH_SIZE = 64
+# Of one worker whose coroutines the declaration alone chose. Fewer than `asyncCommunication` allows: a `predict` that
+# blocks although it is `async def` runs them one after the other, each within its responseTimeout.
+DEFAULT_DECLARED_CONCURRENT = 64
 
 
 def effective_options(
@@ -39,12 +42,16 @@ def effective_options(
     *,
     at_startup: bool,
     drawn_samples: tuple[Sample, ...] = (),
+    declares_coroutine: bool = False,
 ) -> tuple[PoolOptions, list[str]]:
     """The options that a version's pool runs with, and sentences about options that were not used.
 
     `layers` are all layers except the server's own, which is read from `server`. The workers of `models` count only
-    `at_startup`. `drawn_samples` stand in for samples. Raises NotEnoughDevices if one worker of the model needs more
-    devices than there are, BadArchive if the model names a missing device or would join MIG instances.
+    `at_startup`. `drawn_samples` stand in for samples. A handler that `declares_coroutine` runs as coroutines, unless a
+    layer says something of `asyncCommunication` or asks for what does not go with it.
+
+    Raises NotEnoughDevices if one worker of the model needs more devices than there are, BadArchive if the model names
+    a missing device or would join MIG instances.
     """
     warnings: list[str] = []
     said = fold({**layers, "server": server.defaults})
@@ -75,6 +82,9 @@ def effective_options(
             f"there are at most {maximum} workers: each has {parallel.parallel_level} of {len(gpu_ids)} devices"
         )
     has_ranks = bool(parallel.parallel_level) and parallel.parallel_type not in (None, "custom")
+    runs_coroutines = declares_coroutine and not has_ranks and may_run_coroutines(said)
+    if runs_coroutines:
+        asked = replace(asked, is_concurrent=True)
     mode = read_call_mode(
         asked,
         server.sequence_headers,
@@ -118,6 +128,10 @@ def effective_options(
         sequences=mode.sequences,
         continuous_batching=mode.is_continuous,
         is_concurrent=mode.is_concurrent,
+        most_concurrent=said.get("most_concurrent", DEFAULT_DECLARED_CONCURRENT)
+        if runs_coroutines
+        else asked.most_concurrent,
+        holds_coroutines=runs_coroutines,
         ray=ray,
     )
     return options, warnings

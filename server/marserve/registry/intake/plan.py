@@ -18,11 +18,18 @@ from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements, read_requirements
-from marserve.errors import BadArchive, BadInput, InterpreterRefused, LoadFailed, RequirementsRefused
+from marserve.errors import (
+    BadArchive,
+    BadInput,
+    HandlerNotFound,
+    InterpreterRefused,
+    LoadFailed,
+    RequirementsRefused,
+)
 from marserve.files.digests import digest_of
 from marserve.messages import Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
-from marserve.names import check_new_name, encodable, encodable_document, name_fault
+from marserve.names import check_new_name, encodable, encodable_document, name_fault, reserved_fault
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.describe import Facts
 from marserve.registry.catalogue.plan import Plan, Unpacked, Wanted
@@ -117,7 +124,7 @@ def _unloadable(facts: Facts, defect: str, is_synchronous: bool) -> BadArchive |
     """The error for a handler that cannot be found."""
     model, version = facts.options.model, facts.options.version
     if is_synchronous and facts.options.min_workers:
-        return LoadFailed(model, version, reason=defect, cause="missing_module")
+        return HandlerNotFound(model, version, defect)
     return BadArchive(f"Model {model} cannot be loaded: {defect}.")
 
 
@@ -230,9 +237,15 @@ def _facts(
     gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
     declared = {key: value for key, value in (parameters.declared or {}).items() if key not in NOT_OF_THE_CONFIG}
     layers = layers_of(parameters, unpacked.config, configured, declared)
-    drawn = draw_samples(None if unpacked.declared is None else unpacked.declared.document)
+    document = None if unpacked.declared is None else unpacked.declared.document
     options, option_warnings = effective_options(
-        model, version, layers, server, at_startup=gets_workers, drawn_samples=drawn
+        model,
+        version,
+        layers,
+        server,
+        at_startup=gets_workers,
+        drawn_samples=draw_samples(document),
+        declares_coroutine=document is not None and document["kind"] == "item" and document.get("async") is True,
     )
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
@@ -261,14 +274,17 @@ def _facts(
         asked=_asked(layers, options),
         declared=parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
-        declaration=None if unpacked.declared is None else unpacked.declared.document,
+        declaration=document,
     )
 
 
 def _odd_names(model: str, version: str) -> list[str]:
     """Sentences about names that a new registration would be refused; a start and a snapshot may keep them."""
     faults = (name_fault("model", model), name_fault("version", version))
-    return [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
+    odd = [f"{fault}: it is loaded all the same, and refused in a new registration" for fault in faults if fault]
+    if (reserved := reserved_fault(version)) is not None:
+        odd.append(f"{reserved}: it is loaded all the same, and a server started as marserve refuses to register it")
+    return odd
 
 
 def _resolved_url(url: str, archive: str) -> str | None:

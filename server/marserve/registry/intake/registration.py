@@ -117,8 +117,20 @@ class Registered:
     wakes: bool = False
 
     @property
+    def own_message(self) -> str:
+        """The sentence in marserve's words."""
+        text = f"Model {self.model} version {self.version} is registered"
+        if self.progress != "done":
+            return f"{text}; {_OWN_PROGRESS[self.progress]}"
+        if self.workers:
+            return f"{text}, with {count_of(self.workers, 'worker')}"
+        if self.wakes:
+            return f"{text}; the first request starts its workers"
+        return f"{text}, without workers; scaling it starts some (`marserve scale {self.model} 1`)"
+
+    @property
     def message(self) -> str:
-        """The sentence that the client gets."""
+        """The sentence in the words of TorchServe."""
         if self.progress != "done":
             return _PROGRESS[self.progress]
         text = f'Model "{self.model}" Version: {self.version} registered with {self.workers} initial workers'
@@ -139,8 +151,16 @@ class Scaled:
     progress: Progress
 
     @property
+    def own_message(self) -> str:
+        """The sentence in marserve's words."""
+        text = f"Model {self.model}{'' if self.version is None else f' version {self.version}'}"
+        if self.progress != "done":
+            return f"{text}: {_OWN_PROGRESS[self.progress]}"
+        return f"{text} has {count_of(self.workers, 'worker') if self.workers else 'no workers'} now"
+
+    @property
     def message(self) -> str:
-        """The sentence that the client gets."""
+        """The sentence in the words of TorchServe."""
         if self.progress != "done":
             return _PROGRESS[self.progress]
         named = "" if self.version is None else f", version: {self.version}"
@@ -148,6 +168,12 @@ class Scaled:
 
 
 _PROGRESS = {"begun": "Processing worker updates...", "partial": "Workers scaling in progress..."}
+_OWN_PROGRESS = {"begun": "its workers are being started or ended", "partial": "some of its workers are still starting"}
+
+
+def count_of(number: int, word: str) -> str:
+    """A number with its word: `1 worker`, `2 workers`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)

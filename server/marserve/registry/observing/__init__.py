@@ -4,5 +4,6 @@ observers    the shadow and the arms of one model, as `Registry.submit` calls th
 shadow       copies a share of requests to another version, and compares the answers
 shadow_spec  what it copies and how it compares, read from documents
 arms         counts how the requests of each version ended
+processes    what the processes of workers use, for the metrics page
 yielding     gives the workers of a shadow the lowest priority for processors
 """

@@ -111,6 +111,16 @@ class Arm:
             tuple(ended + runs for ended, runs in zip(self._latency.buckets, running.buckets, strict=True)),
         )
 
+    @property
+    def ended(self) -> dict[str, int]:
+        """How many requests have ended since `restart`, by how: `answered`, `rejected`, `failed`."""
+        rejected, failed = self.rejections, self.errors
+        return {
+            "answered": self._latency.count - rejected - failed,
+            "rejected": rejected,
+            "failed": failed,
+        }
+
     def _end(self, follower: ArmReceiver, status: int) -> None:
         if follower not in self._running:
             return  # of the window before
@@ -128,7 +138,10 @@ class ArmReceiver:
     For a request that may be rescued it also stands for the job, in whichever version that runs.
     """
 
-    __slots__ = ("__weakref__", "_arm", "_is_cancelled", "_is_streaming", "_request", "began", "job", "receiver")
+    __slots__ = (
+        *("__weakref__", "_arm", "_has_failed", "_is_cancelled", "_is_streaming"),
+        *("_request", "began", "job", "receiver"),
+    )
 
     def __init__(self, request: Request, receiver: Receiver, arm: Arm, began: float) -> None:
         self.receiver = receiver
@@ -137,19 +150,21 @@ class ArmReceiver:
         self._request = request
         self._arm = arm
         self._is_streaming = False
+        self._has_failed = False
         self._is_cancelled = False
 
     def on_answer(self, answer: Answer) -> None:
         """Pass on the whole answer."""
         self.receiver.on_answer(answer)
-        self._arm._end(self, answer.status)
+        self._arm._end(self, answer.status if answer.thrown is None else 500)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
-        """Pass on one piece of a stream; the request's time ends with the last one."""
+        """Pass on one piece of a stream. The request's time ends with the last; one may tell a failure."""
         self._is_streaming = True
+        self._has_failed = self._has_failed or piece.thrown is not None
         self.receiver.on_piece(piece, last)
         if last:
-            self._arm._end(self, 200)
+            self._arm._end(self, 500 if self._has_failed else 200)
 
     def on_error(self, error: MarserveError) -> None:
         """Rescue the request, or pass on the error that ends it."""

@@ -196,23 +196,26 @@ def _plain_text(pattern: str) -> str | None:
 
 def check_address(target: Target, address: IPAddress, *, is_named: bool) -> None:
     """Raises ArchiveNotFound for a forbidden address. `is_named`: a pattern spells the host out."""
-    for each in _meanings(address):
-        is_never = (
-            each.is_link_local
-            or each.is_multicast
-            or each.is_unspecified
-            or (each.is_reserved and not each.is_loopback)
-            or any(each in network for network in _NEVER)
+    meanings = _meanings(address)
+    if any(_is_never_fetched(each) for each in meanings):
+        raise BadTarget(
+            f"Given URL {hide_query(target.url)} is refused: {target.host} is {address}, which is never fetched"
         )
-        if is_never:
-            raise BadTarget(
-                f"Given URL {hide_query(target.url)} is refused: {target.host} is {address}, which is never fetched"
-            )
-        if not each.is_global and not is_named:
-            raise BadTarget(
-                f"Given URL {hide_query(target.url)} is refused: {target.host} is {address}, an address that is not "
-                "public; a pattern of allowed_urls must spell the host out to allow that"
-            )
+    if not is_named and not all(each.is_global for each in meanings):
+        raise BadTarget(
+            f"Given URL {hide_query(target.url)} is refused: {target.host} is {address}, an address that is not "
+            "public; a pattern of allowed_urls must spell the host out to allow that"
+        )
+
+
+def _is_never_fetched(address: IPAddress) -> bool:
+    return (
+        address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or (address.is_reserved and not address.is_loopback)
+        or any(address in network for network in _NEVER)
+    )
 
 
 def _meanings(address: IPAddress) -> list[IPAddress]:

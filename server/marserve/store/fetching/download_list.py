@@ -175,21 +175,9 @@ class DownloadList:
             download.cancel.set(reason)
 
 
-FAMILIES: tuple[tuple[str, str, str, str, Callable[[DownloadList], Mapping[str, float]]], ...] = (
-    (
-        "marserve_downloads_total",
-        "counter",
-        "Archives that were asked for by their address, by result.",
-        "result",
-        lambda downloads: dict(downloads.ended),
-    ),
-    ("marserve_downloads", "gauge", "Downloads under way.", "", lambda downloads: {"": downloads.running}),
-    (
-        "marserve_download_bytes_total",
-        "counter",
-        "Bytes that downloads brought.",
-        "",
-        lambda downloads: {"": downloads.bytes},
-    ),
+FAMILIES: tuple[tuple[str, Callable[[DownloadList], Mapping[str, float]]], ...] = (
+    ("marserve_downloads_total", lambda downloads: dict(downloads.ended)),
+    ("marserve_downloads", lambda downloads: {"": downloads.running}),
+    ("marserve_download_bytes_total", lambda downloads: {"": downloads.bytes}),
 )
-"""What the metrics page says of downloads: name, type, sentence, label, and where the numbers come from."""
+"""What the metrics page says of downloads: the families, and what reads their numbers."""

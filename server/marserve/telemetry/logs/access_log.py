@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from urllib.parse import quote
 
 from marserve.telemetry.logs.line_writer import LineWriter
@@ -41,16 +43,44 @@ def legible(target: str) -> str:
     return target if len(target) <= _MAX_TARGET else target[:_MAX_TARGET] + "…"
 
 
+class Sampling(NamedTuple):
+    """Which requests have a line: all that failed or took `slow_ms`, and a `share` of the others, 0 to 1.
+
+    The request's id decides, so that servers behind each other keep the same requests, whichever pattern they come in.
+    """
+
+    share: float
+    slow_ms: float
+
+    def is_always(self, milliseconds: int, *, has_failed: bool) -> bool:
+        """Whether a request has a line whatever its id is."""
+        return has_failed or milliseconds >= self.slow_ms
+
+    def keeps(self, request_id: str, milliseconds: int, *, has_failed: bool) -> bool:
+        """Whether a request has a line."""
+        if has_failed or milliseconds >= self.slow_ms:
+            return True
+        return zlib.crc32(request_id.encode()) < self.share * 0x1_0000_0000
+
+
 class AccessLog:
     """Takes lines and passes them to its writers; with none, nothing is logged.
 
-    `has_ids` says whether each line has to end with its request's id. The caller ensures that nothing in a line breaks
+    `has_ids` says whether each line has to end with its request's id. With `sampling` the caller asks it for each
+    request, before it makes the line; None: every request has one. The caller ensures that nothing in a line breaks
     it; the log does not check.
     """
 
-    def __init__(self, writers: Sequence[LineWriter[AccessRecord]] = (), *, has_ids: bool = False) -> None:
+    def __init__(
+        self,
+        writers: Sequence[LineWriter[AccessRecord]] = (),
+        *,
+        has_ids: bool = False,
+        sampling: Sampling | None = None,
+    ) -> None:
         self._writers = tuple(writers)
         self.has_ids = has_ids
+        self.sampling = sampling
 
     @property
     def is_on(self) -> bool:
@@ -76,8 +106,9 @@ class TextAccessLog(AccessLog):
         heads: Callable[[int], Sequence[str]],
         *,
         has_ids: bool = False,
+        sampling: Sampling | None = None,
     ) -> None:
-        super().__init__(writers, has_ids=has_ids)
+        super().__init__(writers, has_ids=has_ids, sampling=sampling)
         self._make_heads = heads
         self._outlets: list[tuple[Callable[[AccessRecord | str], None], str]] = []
         self._since = self._until = 0.0

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from marserve.errors import BadSettings
 from marserve.names import escaped
-from marserve.telemetry.logs.access_log import AccessLog, AccessRecord, TextAccessLog
+from marserve.telemetry.logs.access_log import AccessLog, AccessRecord, Sampling, TextAccessLog
 from marserve.telemetry.logs.line_ids import TRACEBACK, ids_of
 from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter, RollingFile, Sink
 from marserve.telemetry.logs.log_book import LogBook
@@ -56,6 +56,7 @@ def configure_logs(
     has_metrics: bool = False,
     stdout: int = _STDOUT,
     with_own_paths: Callable[[str], str] | None = None,
+    sampling: Sampling | None = None,
 ) -> Logs:
     """Open the logs and take over Python's logging, until the result is closed.
 
@@ -64,13 +65,13 @@ def configure_logs(
     the server log and the model log name the requests that they belong to. JSON always does both.
     `metrics_folder` (by default `folder`) gets the two files of metrics, which stay empty unless `has_metrics`.
     `stdout` is the descriptor to write to. `with_own_paths` gives what a worker printed or raised the paths of its
-    author's files, where workers run copies; it is called on any thread.
+    author's files, where workers run copies; it is called on any thread. `sampling` is the access log's.
 
     Raises BadSettings if a folder or a file in it cannot be opened.
     """
 
     def make_encoder() -> _JsonEncoder | _TextEncoder:
-        return _JsonEncoder() if format == "json" else _TextEncoder(has_ids=has_line_ids)
+        return _JsonEncoder(sampling) if format == "json" else _TextEncoder(has_ids=has_line_ids)
 
     files: dict[str, LineWriter[LogRecord]] = {}
     outlets: list[RecentLines] = []
@@ -99,6 +100,7 @@ def configure_logs(
         book,
         has_request_ids=has_request_ids,
         with_own_paths=with_own_paths,
+        sampling=sampling,
     )
 
 
@@ -153,6 +155,7 @@ class Logs:
         *,
         has_request_ids: bool = False,
         with_own_paths: Callable[[str], str] | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
         self.book = book
         self.with_own_paths = with_own_paths
@@ -164,10 +167,10 @@ class Logs:
 
         access = cast("list[LineWriter[AccessRecord]]", writers("access_log"))  # an AccessRecord is a LogRecord
         if self._json_encoder is not None:
-            self.access = AccessLog(access, has_ids=True)
+            self.access = AccessLog(access, has_ids=True, sampling=sampling)
         else:
             heads = _AccessHeads([writer in console for writer in access])
-            self.access = TextAccessLog(access, heads, has_ids=has_request_ids)
+            self.access = TextAccessLog(access, heads, has_ids=has_request_ids, sampling=sampling)
         self.workers = WorkerLog(writers("model_log"), make_encoder().lines, with_own_paths)
         self._metrics_stamps = _LocalStamps()
         self._metrics = {name: writers(_METRICS_FILES[name]) for name in _METRICS_FILES}
@@ -420,8 +423,9 @@ class _LocalStamps:
 class _JsonEncoder:
     """Records as one object a line. Times are UTC. JSON's escapes keep each object on its line."""
 
-    def __init__(self) -> None:
+    def __init__(self, sampling: Sampling | None = None) -> None:
         self._second, self._second_text = -1, ""
+        self._sampling = sampling
 
     def __call__(self, records: Sequence[LogRecord | str]) -> str:
         return "\n".join([record if isinstance(record, str) else self._text(record) for record in records])
@@ -450,7 +454,8 @@ class _JsonEncoder:
         fields: dict[str, Any]
         if type(record) is tuple:
             return (
-                f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", {_access(record[1])}}}'
+                f'{{"time": "{self._stamp(record[0])}", "level": "INFO", "logger": "ACCESS_LOG", '
+                f"{_access(record[1], self._sampling)}}}"
             )
         if isinstance(record, ServerLine):
             fields = {
@@ -505,16 +510,21 @@ def _message_members(text: str) -> str:
 
 
 _ACCESS_LINE = re.compile(
-    r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?: ([A-Za-z0-9._:-]+)(?: ([A-Za-z0-9._:-]+))?)?', re.DOTALL
+    r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?: ([A-Za-z0-9._:-]+)(?: ([A-Za-z0-9._:-]+))?)?'
+    r"(?: broken_off=([a-z_]+))?",
+    re.DOTALL,
 )
 
 
-def _access(line: str) -> str:
-    """The members of an access line's object, written without an encoder, as this runs for each request."""
+def _access(line: str, sampling: Sampling | None) -> str:
+    """The members of an access line's object, written without an encoder, as this runs for each request.
+
+    `sample` is the share of such requests that have a line, where not all have one.
+    """
     found = _ACCESS_LINE.fullmatch(line)
     if found is None:
         return f'"message": {json.dumps(line)}'
-    peer, method, target, protocol, status, milliseconds, request_id, client_id = found.groups()
+    peer, method, target, protocol, status, milliseconds, request_id, client_id, broken_off = found.groups()
     texts = ", ".join(
         f'"{name}": {_quote(text)}'
         for name, text in (("peer", peer), ("method", method), ("target", target), ("protocol", protocol))
@@ -522,7 +532,15 @@ def _access(line: str) -> str:
     line = f'{texts}, "status": {status}, "milliseconds": {milliseconds}'
     if request_id:
         line = f'{line}, "request_id": "{request_id}"'
-    return f'{line}, "client_request_id": "{client_id}"' if client_id else line
+    if client_id:
+        line = f'{line}, "client_request_id": "{client_id}"'
+    if broken_off:
+        return f'{line}, "broken_off": "{broken_off}"'
+    if sampling is not None:
+        has_failed = status != "0" if method == "gRPC" else int(status) >= 400
+        if not sampling.is_always(int(milliseconds), has_failed=has_failed):
+            return f'{line}, "sample": {sampling.share:g}'
+    return line
 
 
 def _cut(text: str) -> str:

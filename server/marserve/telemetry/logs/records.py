@@ -22,7 +22,12 @@ _STAMP = r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3})"
 _LINE = re.compile(rf"{_STAMP} \[(\w+) *\] (.*?) (\S+)(?: \[([^\]\s]*)\])? - (.*)", re.DOTALL)
 _ACCESS = re.compile(rf'{_STAMP} - (/[^ ]* ".*)', re.DOTALL)
 # The request line of an access line, its status, and the ids behind it.
-_ANSWERED = re.compile(r'/[^ ]* "([^ ]*) (.*) [^ ]*" (\d+) \d+(?: ([A-Za-z0-9._:-]+))?(?: ([A-Za-z0-9._:-]+))?')
+_ANSWERED = re.compile(
+    r'/[^ ]* "([^ ]*) (.*) [^ ]*" (\d+) \d+(?: ([A-Za-z0-9._:-]+))?(?: ([A-Za-z0-9._:-]+))?'
+    r"(?: broken_off=([a-z_]+))?"
+)
+# Why streams are broken off by no fault of the server or the model.
+_NO_FAULTS = ("client", "slow_reader", "draining")
 _WORKER = re.compile(r"W-(\d+(?:\.\d+)?|template)-(.+)-(stdout|stderr)", re.DOTALL)
 _INDENT = "    "
 _METRICS = ("TS_METRICS", "MODEL_METRICS")
@@ -170,14 +175,17 @@ def _access(at: str, text: str, line: str) -> Record:
     answered = _ANSWERED.fullmatch(text)
     if answered is None:
         return Record("access", at, "INFO", "", "", line)
-    _, target, status, own, theirs = answered.groups()
+    _, target, status, own, theirs, broken_off = answered.groups()
     ids = f"{own}/{theirs}" if theirs else own or ""
-    return Record("access", at, _level_of(int(status)), ids, target, line)
+    return Record("access", at, _level_of(int(status), broken_off), ids, target, line)
 
 
-def _level_of(status: int) -> str:
-    """The level of an access line: an error for the server's failures, over gRPC for a call that failed by it."""
-    return "ERROR" if status >= 500 else "INFO"
+def _level_of(status: int, broken_off: object) -> str:
+    """The level of an access line: an error for the server's failures, broken streams among them.
+
+    Over gRPC for a call that failed by it.
+    """
+    return "ERROR" if status >= 500 or (broken_off and broken_off not in _NO_FAULTS) else "INFO"
 
 
 def _read_object(line: str, log: LogName | None) -> Record | None:
@@ -191,7 +199,7 @@ def _read_object(line: str, log: LogName | None) -> Record | None:
     ids = ",".join(_texts(read.get("request_id")) + _texts(read.get("client_request_id")))
     if logger == "ACCESS_LOG":
         status = read.get("status")
-        level = _level_of(status) if isinstance(status, int) else level
+        level = _level_of(status, read.get("broken_off")) if isinstance(status, int) else level
         return Record("access", at, level, ids, str(read.get("target", "")), line)
     if logger == "MODEL_LOG":
         return Record("model", at, level, ids, f"{read.get('model')}_{read.get('version')}", line)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """One value of a bucket, and the request it was measured for. `trace_id` is empty without a trace."""
+
+    value: float
+    request_id: str
+    trace_id: str = ""
 
 
 class Histogram:
     """Counts values between bounds. `buckets` has one more entry than there are bounds, for larger values.
 
-    A value equal to a bound counts under it, as Prometheus' `le` says. `last` is the newest value.
+    A value equal to a bound counts under it, as Prometheus' `le` says. `last` is the newest value. `examples` has the
+    newest example of each bucket, and is None until `keep_examples`: ask for that before `exemplify`.
     """
 
-    __slots__ = ("bounds", "buckets", "last", "sum")
+    __slots__ = ("bounds", "buckets", "examples", "last", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.buckets = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
         self.last = 0.0
+        self.examples: list[Example | None] | None = None
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value`, `times` times."""
@@ -41,6 +52,16 @@ class Histogram:
                 self.buckets[bisect_left(bounds, value)] += 1
         self.sum += sum(values)
         self.last = values[-1]
+
+    def keep_examples(self) -> None:
+        """Keep the newest example of each bucket from now on."""
+        if self.examples is None:
+            self.examples = [None] * len(self.buckets)
+
+    def exemplify(self, value: float, request_id: str, trace_id: str = "") -> None:
+        """Keep a value that was counted as its bucket's example; without `keep_examples` nothing is kept."""
+        if self.examples is not None:
+            self.examples[bisect_left(self.bounds, value)] = Example(value, request_id, trace_id)
 
     @property
     def count(self) -> int:

@@ -39,6 +39,7 @@ class Definition(NamedTuple):
             _NAME.fullmatch(self.name) is not None
             and all(_LABEL.fullmatch(name) and not name.startswith("__") for name in self.dimensions)
             and len(set(self.dimensions)) == len(self.dimensions)
+            and not (self.kind == "histogram" and "le" in self.dimensions)
         )
 
 

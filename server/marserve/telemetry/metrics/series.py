@@ -23,9 +23,9 @@ class Series:
     def __init__(self, definition: Definition, hostname: str) -> None:
         self.definition = definition
         self._hostname = hostname
-        self._numbers: dict[str, float] = {}
-        self._histograms: dict[str, Histogram] = {}
-        self._owners: dict[str, str] = {}
+        self._numbers: dict[tuple[str, ...], float] = {}
+        self._histograms: dict[tuple[str, ...], Histogram] = {}
+        self._owners: dict[tuple[str, ...], str] = {}
 
     def update(self, values: Sequence[str], amount: float, times: int = 1, owner: str = "") -> bool:
         """Add, set or observe under these values of the dimensions. False: the update does not fit and is dropped.
@@ -35,7 +35,7 @@ class Series:
         definition = self.definition
         if len(values) + 1 != len(definition.dimensions):
             return False
-        key = labels(definition.dimensions, (*values, self._hostname))
+        key = (*values, self._hostname)
         if key not in self._owners and len(self._owners) >= MAX_SERIES:
             return False
         if definition.kind == "counter":
@@ -67,33 +67,6 @@ class Series:
         self._numbers.clear()
         self._histograms.clear()
 
-    def lines(self) -> list[str]:
-        """The samples as lines of the page."""
-        name = self.definition.name
-        if self.definition.kind != "histogram":
-            return [f"{name}{{{key}}} {number(value)}" for key, value in self._numbers.items()]
-        lines = []
-        for key, histogram in self._histograms.items():
-            so_far = 0
-            for bound, bucket in zip((*BOUNDS, float("inf")), histogram.buckets, strict=True):
-                so_far += bucket
-                lines.append(f'{name}_bucket{{{key},le="{number(bound)}"}} {number(so_far)}')
-            lines.append(f"{name}_sum{{{key}}} {number(histogram.sum)}")
-            lines.append(f"{name}_count{{{key}}} {number(histogram.count)}")
-        return lines
-
-
-def labels(names: Sequence[str], values: Sequence[str]) -> str:
-    """The text between a sample's braces."""
-    return ",".join([f'{name}="{escape(value)}"' for name, value in zip(names, values, strict=True)])
-
-
-def escape(text: str) -> str:
-    """A label's value as it is written."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def number(value: float) -> str:
-    """A sample's value as it is written."""
-    text = repr(float(value))
-    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(text, text)
+    def rows(self) -> list[tuple[tuple[str, ...], float | Histogram]]:
+        """The values of the labels with their numbers, or their histograms."""
+        return [*self._numbers.items(), *self._histograms.items()]

@@ -6,9 +6,14 @@ A stage gets its histogram with its first value: a server may have hundreds of m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, sub
 
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.timeline import BatchTimes, Timeline
+
+# For thousands of requests a second, without a step of Python for each.
+_began, _body_at, _admitted_at = attrgetter("began"), attrgetter("body_at"), attrgetter("admitted_at")
+_written_at, _last, _landed_at = attrgetter("written_at"), attrgetter("last"), attrgetter("last.landed_at")
 
 
 class StageSeconds:
@@ -53,18 +58,20 @@ class StageSeconds:
 
     def observe_ended(self, ended: Sequence[Timeline]) -> None:
         """Count the stages that each of these requests has by itself: together they cost a third of one by one."""
-        for timeline in ended:
-            if timeline.body_at:  # it came in pieces
-                head_at = timeline.head_at or timeline.began
-                self.observe("header", head_at - timeline.began)
-                self.observe("body", timeline.body_at - head_at)
-        self._histogram("admit").observe_all(
-            [max(0.0, timeline.admitted_at - (timeline.body_at or timeline.began)) for timeline in ended]
-        )
-        writes_s = [
-            max(0.0, timeline.written_at - timeline.last.landed_at)
-            for timeline in ended
-            if timeline.last is not None and timeline.last.landed_at
-        ]
-        if writes_s:
-            self._histogram("write").observe_all(writes_s)
+        if any(map(_body_at, ended)):
+            for timeline in ended:
+                if timeline.body_at:  # it came in pieces
+                    head_at = timeline.head_at or timeline.began
+                    self.observe("header", head_at - timeline.began)
+                    self.observe("body", timeline.body_at - head_at)
+            ready_at = [timeline.body_at or timeline.began for timeline in ended]
+        else:
+            ready_at = list(map(_began, ended))
+        self._histogram("admit").observe_all(list(map(sub, map(_admitted_at, ended), ready_at)))
+        answered = ended if all(map(_last, ended)) and all(map(_landed_at, ended)) else _answered(ended)
+        if answered:
+            self._histogram("write").observe_all(list(map(sub, map(_written_at, answered), map(_landed_at, answered))))
+
+
+def _answered(ended: Sequence[Timeline]) -> Sequence[Timeline]:
+    return [timeline for timeline in ended if timeline.last is not None and timeline.last.landed_at]

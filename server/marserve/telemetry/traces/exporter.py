@@ -166,15 +166,9 @@ class Exporter:
             )
 
 
-FAMILIES: tuple[tuple[str, str, str, str, Callable[[Exporter], Mapping[str, float]]], ...] = (
-    ("marserve_spans_sent_total", "counter", "Spans that a collector took.", "", lambda one: {"": one.sent}),
-    (
-        "marserve_spans_dropped_total",
-        "counter",
-        "Spans that no collector got: no room in the queue, not taken by the collector, or left at the stop.",
-        "reason",
-        lambda one: {reason: float(spans) for reason, spans in one.dropped.items()},
-    ),
-    ("marserve_traces_waiting", "gauge", "Requests whose spans wait to be sent.", "", lambda one: {"": one.waiting}),
+FAMILIES: tuple[tuple[str, Callable[[Exporter], Mapping[str, float]]], ...] = (
+    ("marserve_spans_sent_total", lambda one: {"": one.sent}),
+    ("marserve_spans_dropped_total", lambda one: {reason: float(spans) for reason, spans in one.dropped.items()}),
+    ("marserve_traces_waiting", lambda one: {"": one.waiting}),
 )
-"""What the metrics page says of them: name, type, sentence, label, and where the numbers come from."""
+"""The families of the metrics page that show them, and where the numbers come from."""

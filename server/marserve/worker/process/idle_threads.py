@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+    from types import FrameType
 
 # How long a thread may take to end, in seconds.
 END_WITHIN_S = 1.0
@@ -171,11 +172,24 @@ def _reference_of(thread: threading.Thread) -> weakref.ref[ThreadPoolExecutor] |
 
 
 def _is_idle(executor: ThreadPoolExecutor) -> bool:
+    """Whether all of its threads wait for work, and there is none.
+
+    Its own count of waiting threads is a lower bound from Python 3.12 on, so the threads' frames are looked at.
+    """
     try:
-        threads, waiting = executor._threads, executor._idle_semaphore._value
-        return bool(threads) and not executor._shutdown and executor._work_queue.empty() and waiting == len(threads)
+        threads = executor._threads
+        if not threads or executor._shutdown or not executor._work_queue.empty():
+            return False
     except AttributeError:
         return False
+    frames = sys._current_frames()
+    return all(_waits_for_work(frames.get(thread.ident or 0)) for thread in threads)
+
+
+def _waits_for_work(frame: FrameType | None) -> bool:
+    """Whether this is the innermost frame of an executor's thread that has no work in hand."""
+    executors: Any = sys.modules["concurrent.futures.thread"]
+    return frame is not None and frame.f_code is executors._worker.__code__ and "work_item" not in frame.f_locals
 
 
 def _has_lost_its_executor(thread: threading.Thread) -> bool:

@@ -503,3 +503,34 @@ def nonsense(dice: random.Random) -> bytes:
     if dice.random() < 0.2:
         data[dice.randrange(len(data))] = dice.randrange(256)
     return bytes(data[: dice.randrange(len(data) + 1)] if dice.random() < 0.1 else data)
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n", b"OPTIONS / HTTP/1.0\r\n", b"POST /predict"]
+)
+async def test_a_client_of_http_1_is_told_where_it_is_in_its_own_protocol(first: bytes) -> None:
+    """One answer, before anything of HTTP/2; then the connection is closed. Others are served."""
+    async with house(GrpcLimits(rest="http://127.0.0.1:8080")) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.number)
+        writer.write(first)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert f"content-length: {len(body)}".encode() in head
+        assert (
+            body
+            == b"This port takes gRPC alone, which is HTTP/2. The same over HTTP/1.1 is at http://127.0.0.1:8080.\n"
+        )
+        assert await answers(it)
+
+
+async def test_a_client_that_waits_for_the_servers_settings_gets_them() -> None:
+    """Within a second, though it has sent nothing: clients of HTTP/2 need not wait, and some do."""
+    async with house() as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.number)
+        settings = await asyncio.wait_for(reader.readexactly(9), 10)
+        writer.close()
+
+    assert settings[3] == 4

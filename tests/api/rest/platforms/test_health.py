@@ -13,6 +13,7 @@ from marserve.api.rest.application import build_app
 from marserve.api.rest.platforms.health import health_router
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.settings import ModelToLoad
+from marserve.telemetry.loop_lag import Interval
 from support.documents import document_of
 from support.fake_pool import Behaviour
 from support.management_house import House, client_of
@@ -120,3 +121,17 @@ async def test_a_platforms_own_check_says_yes_once_every_model_of_the_start_answ
 
         await house.registry.load_at_start((ModelToLoad("gone.mar"),))
         assert await ask() == [200, 503]
+
+
+async def test_a_server_that_has_just_stood_still_is_not_alive(house: House) -> None:
+    """For as long as the caller says: here while there is a stall to tell of."""
+    stalls: list[Interval | None] = [Interval(1.0, 4.0), None]
+    app = build_app([health_router(house.registry, last_stall=lambda: stalls.pop(0))], title="test")
+    async with client_of(app) as client:
+        unwell = await client.get("/livez")
+        well = await client.get("/livez")
+
+    assert (unwell.status_code, well.status_code) == (503, 200)
+    said = document_of(Probe, unwell.content)
+    assert said.status == "stalled"
+    assert said.reasons[0].startswith("the event loop stood still for 3.0 s, ")

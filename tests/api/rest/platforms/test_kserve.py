@@ -50,6 +50,7 @@ async def test_a_model_has_the_keys_of_both_and_is_503_until_it_can_answer(tmp_p
 
     status, other = await ask(house, "/v1/models/a%2Fb")
     assert (status, other["id"], other["ready"]) == (503, "a/b", False)
+    assert (other["reason"], other["workers"]) == ("it is scaled to 0 workers", {"ready": 0, "needed": 1})
 
     status, models = await ask(house, "/v1/models")
     assert (status, models["object"], models["models"]) == (200, "list", ["a/b", "ready"])

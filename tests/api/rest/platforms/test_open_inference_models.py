@@ -65,12 +65,22 @@ async def test_an_index_is_asked_for_by_an_object_or_nothing(house: House, body:
 
 
 async def test_readiness_is_told_of_the_server_a_model_and_a_version(house: House) -> None:
-    """503 with `ready: false` of a version without workers."""
+    """503 with `ready: false` of a version without workers, and why."""
     assert await ask(house, "GET", "/v2/health/live") == (200, {"live": True})
     status, document = await ask(house, "GET", "/v2/health/ready")
-    assert (status, document["ready"]) == ((200, True) if house.registry.readiness().is_ready else (503, False))
+    readiness = house.registry.readiness()
+    assert (status, document["ready"]) == ((200, True) if readiness.is_ready else (503, False))
+    assert document.get("reasons", []) == list(readiness.reasons)
     assert await ask(house, "GET", "/v2/models/m/ready") == (200, {"name": "m", "ready": True})
-    assert await ask(house, "GET", "/v2/models/m/versions/2.0/ready") == (503, {"name": "m", "ready": False})
+    assert await ask(house, "GET", "/v2/models/m/versions/2.0/ready") == (
+        503,
+        {
+            "name": "m",
+            "ready": False,
+            "reason": "it is scaled to 0 workers",
+            "workers": {"ready": 0, "needed": 1},
+        },
+    )
 
 
 async def test_metadata_and_configuration_are_of_the_version_that_is_named(house: House) -> None:

@@ -289,15 +289,16 @@ def test_a_job_ticket_is_room_in_a_worker() -> None:
         stage.submit("c")
 
 
-def test_a_slow_client_does_not_keep_the_others_waiting() -> None:
-    """Its own connection's bound ends it."""
-    stage = stage_of()
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_slow_client_keeps_the_others_waiting_only_where_its_worker_is_to_be_held(holds: bool) -> None:
+    """Else its own connection's bound ends it."""
+    stage = stage_of(holds_coroutines=holds)
     stage.open("w")
     client = stage.submit("a")
 
     client.job.hold()
 
-    assert not stage.held
+    assert bool(stage.held) is holds
 
 
 def test_a_cancelled_request_is_told_to_its_worker() -> None:

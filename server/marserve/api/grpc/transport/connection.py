@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final, cast
@@ -63,6 +64,8 @@ PREFACE_S: Final = 10.0
 # The ages of connections differ by this much of them, so that clients that came together do not come back together.
 AGE_SPREAD: Final = 0.1
 NO_STREAM_IS_LAST: Final = 2**31 - 1
+# The begin of a request of HTTP/1.x. HTTP/2's preface begins like one of the method PRI.
+_HTTP_1: Final = re.compile(rb"(?!PRI )[A-Z]{3,20} ")
 # Between asking a client to open no further calls, and saying which one was the last.
 LAST_CALLS_S: Final = 0.1
 
@@ -139,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._is_flushing = False
+        self._has_heard = False
         self._is_greeted = False
         self._is_over = False
         # What came and is not handed on: frames beyond a turn's, or a frame's header that is not whole.
@@ -194,14 +198,30 @@ class Connection(asyncio.Protocol):
         self._http2.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = NO_STREAM_IS_LAST
         self._http2.local_settings.acknowledge()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65_535)
-        self._flush()
+        # Not written yet: a client of HTTP/1.1 gets an answer that it can read. Clients of HTTP/2 do not wait for it.
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
+        if not self._has_heard:
+            self._has_heard = True
+            if _HTTP_1.match(data):
+                self._refuse_http_1()
+                return
+            self._flush()
         self._heard_at = monotonic()
         self._pinged_at = None
         waited, self._waiting = self._waiting, b""
         self._take(waited + data if waited else data)
+
+    def _refuse_http_1(self) -> None:
+        """Answer a client that speaks HTTP/1.x, as `curl` does, in its protocol, and close."""
+        assert self._transport is not None
+        rest = f" The same over HTTP/1.1 is at {self.limits.rest}." if self.limits.rest else ""
+        body = f"This port takes gRPC alone, which is HTTP/2.{rest}\n".encode()
+        head = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\nconnection: close"
+        self._is_over = True
+        self._transport.write(f"HTTP/1.1 400 Bad Request\r\n{head}\r\n\r\n".encode() + body)
+        self._transport.close()
 
     def _take(self, data: bytes) -> None:
         """Hand on what `MOST_FRAMES` frames hold; the rest waits for the next turn of the loop."""

@@ -12,7 +12,8 @@ class GrpcLimits:
     A connection that is `age_s` old is asked to close, and its calls have `age_grace_s` to end. So is one that has had
     no call for `idle_s`. After `keepalive_s` of silence a client gets a ping, and is cut if it does not answer within
     `keepalive_timeout_s`. A client may send a ping every `least_ping_interval_s`. A client that takes nothing of an
-    answer is cut after `stall_timeout_s`.
+    answer is cut after `stall_timeout_s`. `rest` is the address of the same API for HTTP/1.1, empty if not known: it is
+    named to clients that speak that here.
     """
 
     message_bytes: int = 6_553_500
@@ -26,6 +27,7 @@ class GrpcLimits:
     keepalive_timeout_s: float = 20.0
     least_ping_interval_s: float = 10.0
     stall_timeout_s: float = 60.0
+    rest: str = ""
 
     @property
     def sweep_s(self) -> float:

@@ -2,6 +2,7 @@
 
 management     register, scale, describe, unregister
 swap           another archive in the place of a version
+statistics     what versions did in the last minutes
 traffic        weights, sticky keys, labels
 rollouts       shadows and roll-outs
 desired_state  plan, apply, undo

@@ -78,11 +78,13 @@ def management_router(
     changes: Changes | None = None,
     rollouts: Rollouts | None = None,
     has_readiness: bool = True,
+    as_recorded: bool = True,
 ) -> APIRouter:
     """The routes of the management listener; without `enable_model_api` none that registers or unregisters.
 
     With `has_readiness` it has `/v1/models/{model}` as TorchServe answers it. `changes` takes the calls that change
-    models; the registry if not given. Dry runs ask `rollouts` which roll-outs a change concerns.
+    models; the registry if not given. Dry runs ask `rollouts` which roll-outs a change concerns. `as_recorded`:
+    answers have TorchServe's words.
     """
     changes = changes or Changes(registry)
     dry_runs = DryRuns(registry, changes, rollouts)
@@ -91,12 +93,12 @@ def management_router(
     _add_models(router, registry)
     if has_readiness:
         _add_readiness(router, registry)
-    _add_scale(router, registry, changes, dry_runs)
+    _add_scale(router, registry, changes, dry_runs, as_recorded=as_recorded)
     _add_default(router, registry, changes, dry_runs)
     _add_check(router, registry)
     if enable_model_api:
         add_swap(router, registry, changes)
-        _add_register(router, changes, dry_runs)
+        _add_register(router, changes, dry_runs, as_recorded=as_recorded)
         _add_unregister(router, changes, dry_runs)
     return router
 
@@ -226,7 +228,9 @@ def _dress(response: Response, answer: Answer) -> Response:
     return response
 
 
-def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns) -> None:
+def _add_scale(
+    router: APIRouter, registry: Registry, changes: Changes, dry_runs: DryRuns, *, as_recorded: bool
+) -> None:
     """Change the number of workers, and how batches are formed."""
 
     async def scale(request: Request, model: str, version: str | None) -> Response:
@@ -253,7 +257,8 @@ def _add_scale(router: APIRouter, registry: Registry, changes: Changes, dry_runs
             if not scales:
                 return PrettyJson({"status": tuned})
         scaled = await changes.scale(model, named, min_workers=minimum, max_workers=maximum, synchronous=is_synchronous)
-        return PrettyJson({"status": scaled.message}, status_code=_STATUS[scaled.progress])
+        status = scaled.message if as_recorded else scaled.own_message
+        return PrettyJson({"status": status}, status_code=_STATUS[scaled.progress])
 
     _add_pair(
         *(router, "PUT", "", scale, "setAutoScale"),
@@ -316,7 +321,7 @@ def _add_check(router: APIRouter, registry: Registry) -> None:
     )
 
 
-def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:
+def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns, *, as_recorded: bool) -> None:
     @router.post(
         "/models",
         operation_id="registerModel",
@@ -329,7 +334,8 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> Non
         if is_dry(request, parameters):
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
         registered = await changes.register(read_registration(parameters))
-        return PrettyJson({"status": registered.message}, status_code=_STATUS[registered.progress])
+        status = registered.message if as_recorded else registered.own_message
+        return PrettyJson({"status": status}, status_code=_STATUS[registered.progress])
 
 
 def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:

@@ -1,11 +1,14 @@
 """The routes of the pages: `GET /`, `/openapi.json`, the files of `/docs`, and what the page gets of models.
 
-Files and the API description need no key; what they get of models needs that of the listener.
+Files and the API description need no key; what they get of models, and what the description says of each, needs that
+of the listener.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from fastapi import APIRouter
@@ -16,6 +19,7 @@ from marserve import __version__
 from marserve.answers.pages import OfferedModel, OfferedNames, ServerCard
 from marserve.api.parameters import PAGE_PARAMETERS, QueryParameters
 from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.declared_paths import DeclaredVersion, with_models
 from marserve.api.rest.description import WrittenOnce
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.pages.accept import prefers_html
@@ -39,9 +43,16 @@ def links_of(*, has_inference: bool = False, has_management: bool = False, has_m
     return links
 
 
-def pages_router(links: Mapping[str, str], written: WrittenOnce) -> APIRouter:
-    """`/`, `/openapi.json` and the files of the page. `written` are the listener's descriptions."""
+Declared = Callable[[Request], Sequence[DeclaredVersion]]
+
+
+def pages_router(links: Mapping[str, str], written: WrittenOnce, declared: Declared = lambda request: ()) -> APIRouter:
+    """`/`, `/openapi.json` and the files of the page. `written` are the listener's descriptions.
+
+    `declared` are the versions that declare their input, as far as a request may know of them.
+    """
     router = new_router(PrettyJson)
+    described = _WithModels()
     files = PageFiles()
     card = ServerCard(name="marserve", version=__version__, status="alive", links=dict(links))
 
@@ -59,7 +70,8 @@ def pages_router(links: Mapping[str, str], written: WrittenOnce) -> APIRouter:
 
     @router.get("/openapi.json", operation_id="openapi", summary="The API description, as OpenAPI 3.1")
     async def describe(request: Request) -> Response:
-        return Response((await written.get(request.app)).whole, media_type="application/json")
+        whole = (await written.get(request.app)).whole
+        return Response(await described.get(whole, tuple(declared(request))), media_type="application/json")
 
     async def show(request: Request) -> Response:
         if request.scope.get("raw_path", b"").endswith(b"/"):
@@ -75,6 +87,27 @@ def pages_router(links: Mapping[str, str], written: WrittenOnce) -> APIRouter:
         endpoint = show if path == PAGE else partial(answer_file, path)
         router.add_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False)
     return router
+
+
+class _WithModels:
+    """The API description with its models, written anew when they are others than those of the last call."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[DeclaredVersion, ...], bytes] = ((), b"")
+
+    async def get(self, whole: bytes, versions: tuple[DeclaredVersion, ...]) -> bytes:
+        """The description `whole` with a path for each of these versions."""
+        if not versions:
+            return whole
+        last, written = self._last
+        if last != versions:
+            written = await asyncio.to_thread(self._write, whole, versions)
+            self._last = versions, written
+        return written
+
+    @staticmethod
+    def _write(whole: bytes, versions: Sequence[DeclaredVersion]) -> bytes:
+        return bytes(PrettyJson(with_models(json.loads(whole), versions)).body)
 
 
 def offers_router(registry: Registry, workflows: Workflows | None = None) -> APIRouter:

@@ -1,11 +1,13 @@
 """Health over HTTP: `/ping` by TorchServe's rule, and three probes. Needs no credential.
 
-`/livez`: this process answers. `/readyz`: requests can be sent here. `/startupz`: all models of the start were tried.
+`/livez`: this process answers, and has not just stood still. `/readyz`: requests can be sent here. `/startupz`: all
+models of the start were tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,19 +17,29 @@ from marserve.answers.management import Health, Probe
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.registry.models import Registry
+from marserve.telemetry.loop_lag import Interval
 
 PROBES = ("/livez", "/readyz", "/startupz")
 """The paths that never need a credential."""
 
 
-def health_router(registry: Registry, *, has_ping: bool = True, platform_route: str | None = None) -> APIRouter:
-    """The probes, and with `has_ping` (the inference listener) `/ping` and the path of a platform's own check."""
+def health_router(
+    registry: Registry,
+    *,
+    has_ping: bool = True,
+    platform_route: str | None = None,
+    last_stall: Callable[[], Interval | None] = lambda: None,
+) -> APIRouter:
+    """The probes, and with `has_ping` (the inference listener) `/ping` and the path of a platform's own check.
+
+    `last_stall` is a time in which the event loop stood still and for which `/livez` is still 503.
+    """
     router = new_router(PrettyJson)
     if has_ping:
         _add_ping(router, registry)
         if platform_route is not None and platform_route != "/ping":
             _add_platforms_check(router, registry, platform_route)
-    _add_probes(router, registry)
+    _add_probes(router, registry, last_stall)
     return router
 
 
@@ -59,10 +71,20 @@ def _add_platforms_check(router: APIRouter, registry: Registry, path: str) -> No
     router.add_route(path, check, methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def _add_probes(router: APIRouter, registry: Registry) -> None:
-    @router.get("/livez", operation_id="livez", summary="Whether the server answers", responses={200: {"model": Probe}})
+def _add_probes(router: APIRouter, registry: Registry, last_stall: Callable[[], Interval | None]) -> None:
+    @router.get(
+        "/livez",
+        operation_id="livez",
+        summary="Whether the server answers, and has not just stood still",
+        responses={200: {"model": Probe}, 503: {"model": Probe}},
+    )
     async def livez(request: Request) -> Response:
-        return PrettyJson({"status": "alive", "reasons": []})
+        stall = last_stall()
+        reasons: list[str] = []
+        if stall is not None:
+            ago_s = max(0.0, time.monotonic() - stall.end)
+            reasons.append(f"the event loop stood still for {stall.end - stall.begin:.1f} s, {ago_s:.0f} s ago")
+        return _probe(not reasons, "alive", "stalled", reasons)
 
     @router.get(
         "/readyz",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from marserve.answers.management import ModelOfV1, ModelsOfV1
+from marserve.answers.management import ModelOfV1, ModelsOfV1, WorkersOfModel
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Name, error_answers
@@ -23,9 +23,17 @@ def kserve_router(registry: Registry) -> APIRouter:
     router = new_router(PrettyJson)
 
     def describe(model: str) -> ModelOfV1:
-        is_ready = registry.data_plane.is_model_ready(model)
-        created = int(registry.registered_at(model))
-        return ModelOfV1(id=model, object="model", created=created, owned_by=OWNER, name=model, ready=is_ready)
+        found = registry.data_plane.readiness_of(model)
+        return ModelOfV1(
+            id=model,
+            object="model",
+            created=int(registry.registered_at(model)),
+            owned_by=OWNER,
+            name=model,
+            ready=found.is_ready,
+            reason=found.reason or None,
+            workers=None if found.is_ready else WorkersOfModel(found.ready_workers, found.needed_workers),
+        )
 
     @router.get(
         "/v1/models",

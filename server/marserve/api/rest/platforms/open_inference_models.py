@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from marserve.answers.management import ModelReady, WorkersOfModel
 from marserve.api.open_inference.documents import (
     config_document,
     index_document,
@@ -62,7 +63,9 @@ def _add_server(router: APIRouter, registry: Registry, *, shares_memory: bool) -
         responses=NOT_READY,
     )
     async def ready(request: Request) -> Response:
-        return _ready({}, is_ready=registry.readiness().is_ready)
+        readiness = registry.readiness()
+        document = {"ready": True} if readiness.is_ready else {"ready": False, "reasons": list(readiness.reasons)}
+        return PrettyJson(document, status_code=200 if readiness.is_ready else 503)
 
     @router.get("/v2", operation_id="oip_server", summary="Name, version and extensions of the server (Open Inference)")
     async def describe(request: Request) -> Response:
@@ -99,11 +102,14 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
         return PrettyJson(metadata_document(model_name, versions, declaration))
 
     async def ready(request: Request, model_name: str, model_version: str | None) -> Response:
-        is_ready = registry.data_plane.is_model_ready(model_name, model_version)
-        return _ready({"name": model_name}, is_ready=is_ready)
+        found = registry.data_plane.readiness_of(model_name, model_version)
+        workers = None if found.is_ready else WorkersOfModel(found.ready_workers, found.needed_workers)
+        document = ModelReady(model_name, found.is_ready, found.reason or None, workers)
+        return PrettyJson(document, status_code=200 if found.is_ready else 503)
 
     async def config(request: Request, model_name: str, model_version: str | None) -> Response:
-        return PrettyJson(config_document(registry.describe(model_name, model_version)))
+        declaration = registry.declaration_of(model_name, model_version)
+        return PrettyJson(config_document(registry.describe(model_name, model_version), declaration))
 
     async def statistics(request: Request, model_name: str, model_version: str | None) -> Response:
         metrics = registry.version_metrics(model_name, model_version)
@@ -125,10 +131,6 @@ def _add_models(router: APIRouter, registry: Registry) -> None:
                 summary=f"{summary} (Open Inference)",
                 responses=error_answers(404) | (NOT_READY if answer is ready else {}),
             )
-
-
-def _ready(document: dict[str, Any], *, is_ready: bool) -> Response:
-    return PrettyJson({**document, "ready": is_ready}, status_code=200 if is_ready else 503)
 
 
 async def _wants_ready(request: Request) -> bool:

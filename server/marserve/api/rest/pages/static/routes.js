@@ -20,9 +20,10 @@ function placeOf({ path, operation }) {
   return path.startsWith("/predictions/") ? 0 : path === "/models" || path.startsWith("/models/") ? 1 : 2;
 }
 
+// Paths of one model are left out: each has a form among the models, and the path of any model is here.
 export function routesOf(description) {
   const routes = Object.entries(description.paths || {}).flatMap(([path, item]) =>
-    METHODS.filter((method) => item[method]).map((method) => ({ path, method: method.toUpperCase(), operation: item[method] })));
+    METHODS.filter((method) => item[method] && !("x-marserve-model" in item[method])).map((method) => ({ path, method: method.toUpperCase(), operation: item[method] })));
   return routes.sort((one, other) => placeOf(one) - placeOf(other) || (placeOf(one) === 1 && one.path.localeCompare(other.path)) || 0);
 }
 

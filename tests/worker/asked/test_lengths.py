@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from marserve.messages import AskLengths, Item, Load, pack_head
-from marserve.worker.lengths import read_lengths
+from marserve.worker.asked.lengths import read_lengths
 from marserve.worker.load import LoadedModel
 from support.model_context import make_context
 

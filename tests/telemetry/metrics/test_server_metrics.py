@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +11,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from marserve.messages import Metric
-from marserve.telemetry.metrics.counts import CONTENT_TYPE, Gauges, Metrics, VersionMetrics
+from marserve.telemetry.metrics.counts import Gauges, Processes, VersionMetrics
 from marserve.telemetry.metrics.handler_metrics import ModelMetrics
+from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
+from marserve.telemetry.metrics.server_metrics import CONTENT_TYPE, Metrics
 from support.inventory import inventory
-
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+from support.metric_pages import assert_equal
 
 
 def read_page(metrics: Metrics, *names: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -116,7 +115,7 @@ def test_the_page_shows_what_was_counted() -> None:
     metrics.register(version)
     for status in (200, 200, 404, 503, 302):
         metrics.responses[status // 100] += 1
-    metrics.count_refused("header_too_large")
+    metrics.count_refused("too_large")
     metrics.count_call("OK")
     metrics.count_call("OK")
 
@@ -143,7 +142,7 @@ def test_the_page_shows_what_was_counted() -> None:
     assert value_of(samples, "marserve_workers", state="ready", **mine) == 2
     assert value_of(samples, "marserve_workers_target", **mine) == 3
     assert value_of(samples, "marserve_http_responses_total", **{"class": "3xx"}) == 1
-    assert value_of(samples, "marserve_refused_total", cause="header_too_large") == 1
+    assert value_of(samples, "marserve_refused_total", cause="too_large") == 1
     assert value_of(samples, "marserve_grpc_calls_total", code="OK") == 2
 
 
@@ -258,6 +257,26 @@ def test_a_filter_keeps_exactly_the_named_samples() -> None:
     assert one.splitlines()[1:] == ["# TYPE Requests2XX counter", 'Requests2XX{Level="Host",Hostname="box"} 1.0']
     assert histogram.splitlines()[2:] == ['marserve_batch_size_count{model="echo",version="1.0"} 2.0']
     assert metrics.render(["Requests4XX", "nosuchmetric", "marserve_batch_size"]) == b""
+
+
+def test_a_histogram_of_the_whole_server_has_no_labels_but_its_bounds() -> None:
+    """It is of no version."""
+    metrics = Metrics("box")
+    histogram = Histogram((0.5, 1))
+    metrics.declare_rows("marserve_loop_lag_seconds", lambda: [((), histogram)])
+
+    histogram.observe(0.75)
+
+    page = metrics.render(
+        ["marserve_loop_lag_seconds_bucket", "marserve_loop_lag_seconds_sum", "marserve_loop_lag_seconds_count"]
+    )
+    assert page.decode().splitlines()[2:] == [
+        'marserve_loop_lag_seconds_bucket{le="0.5"} 0.0',
+        'marserve_loop_lag_seconds_bucket{le="1.0"} 1.0',
+        'marserve_loop_lag_seconds_bucket{le="+Inf"} 1.0',
+        "marserve_loop_lag_seconds_count 1.0",
+        "marserve_loop_lag_seconds_sum 0.75",
+    ]
 
 
 def test_families_without_samples_are_announced() -> None:
@@ -586,10 +605,83 @@ def test_a_page_that_failed_leaves_nothing_for_the_next() -> None:
     assert value_of(read_page(metrics), "marserve_queue_length", model="one", version="1.0") == 8
 
 
-def test_every_metric_is_documented() -> None:
-    """In a table of docs/metrics.md, with its type."""
-    rows = [line for line in (DOCS / "metrics.md").read_text().splitlines() if line.startswith("| `")]
-    families = re.findall(r"# TYPE (\S+) (\S+)", Metrics("box").render().decode())
+def test_the_whole_page_is_what_the_library_writes_of_the_same_registry() -> None:
+    """With versions that were asked, gauges, handlers' metrics and the machine's, in both formats."""
+    metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
+    metrics.keep_examples()
+    for version in (busy_version("echo", "1.0"), busy_version('od"d', "2\\\n")):
+        version.read_gauges = lambda: Gauges(queue_length=7, workers={"ready": 2}, load_s={"W-9000-echo_1.0": 3.5})
+        version.processes = Processes(1.5, 1 << 20, 1 << 19)
+        metrics.register(version)
+        version.total_seconds.observe(0.02)
+        version.total_seconds.exemplify(0.02, "6a0f")
+    metrics.responses[2] += 3_000_000
+    metrics.set_system([("CPUUtilization", 12.5, None), ("GPUUtilization", 40.0, "0")])
+    metrics.update_custom("echo", [Metric("Spread", 0.3, "s", "histogram", [("Colour", "blue")], ""), handler_time(1)])
+    metrics.render()
 
-    missing = [name for name, kind in families if not any(f"`{name}`" in row and f"| {kind}" in row for row in rows)]
-    assert not missing
+    assert_equal(metrics.families)
+    assert b'le="0.025",stage="total"' not in metrics.render()  # labels keep the order that pages have had
+    assert b'# {request_id="6a0f"} 0.02' in metrics.render(is_open=True)
+
+
+def test_a_handlers_metric_whose_name_another_has_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """A page on which two families claim a name is refused by Prometheus as a whole."""
+    metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
+
+    for name, kind in (("Width", "histogram"), ("Width_count", "gauge"), ("Width_count", "gauge")):
+        metrics.update_custom("m", [Metric(name, 1.0, "Count", kind, [], "")])
+
+    assert "Width_count gauge" not in metrics.render().decode()
+    assert value_of(read_page(metrics), "marserve_dropped_metric_values_total") == 2
+    assert caplog.text.count("has a name that another metric on the page has") == 1
+
+
+@pytest.mark.parametrize("names", [("Jobs", "Jobs_total"), ("Jobs_total", "Jobs"), ("Jobs_created", "Jobs_total")])
+def test_names_that_clash_in_openmetrics_alone_are_shown_in_both_formats(names: tuple[str, str]) -> None:
+    """There a counter is named without `_total`, and has `_created` for itself: it is one of unknown type then."""
+    metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
+
+    for name in names:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        metrics.update_custom("m", [Metric(name, 1.0, "Count", kind, [], "")])
+
+    assert_equal(metrics.families)
+    text, opened = metrics.render().decode(), metrics.render(is_open=True).decode()
+    assert "# TYPE Jobs_total counter" in text
+    assert "# TYPE Jobs_total unknown" in opened
+    assert all(f'\n{name}{{Hostname="box"}} 1.0\n' in page for name in names for page in (text, opened))
+
+
+def test_a_family_is_declared_once_and_only_from_the_catalogue() -> None:
+    """Else the reference page would not know it."""
+    metrics = Metrics("box")
+    metrics.declare("marserve_downloads", lambda: {"": 1})
+
+    with pytest.raises(ValueError, match="is on the metrics page already"):
+        metrics.declare("marserve_downloads", lambda: {"": 1})
+    with pytest.raises(KeyError, match="marserve_unheard_of"):
+        metrics.declare("marserve_unheard_of", dict)
+
+
+def test_usage_of_a_model_goes_on_when_a_version_takes_the_place_of_another() -> None:
+    """Requests, milliseconds of compute, and bytes: a counter that fell would be counted twice."""
+    metrics = Metrics("box")
+    first, second = busy_version(version="1.0"), busy_version(version="2.0")
+    first.busy_seconds, first.input_bytes, first.answer_bytes = 1.5, 100, 7
+    first.inner_requests = 1
+    second.busy_seconds, second.input_bytes = 0.5, 10
+    metrics.register(first)
+    metrics.register(second)
+    before = read_page(metrics)
+
+    metrics.remove(first)
+    after = read_page(metrics)
+
+    for samples in (before, after):
+        assert value_of(samples, "marserve_usage_requests_total", model="echo") == 7
+        assert value_of(samples, "marserve_usage_compute_milliseconds_total", model="echo") == 2000
+        assert value_of(samples, "marserve_usage_bytes_total", model="echo", direction="in") == 110
+        assert value_of(samples, "marserve_usage_bytes_total", model="echo", direction="out") == 7
+    metrics.remove(second)
+    assert not [name for name, _ in read_page(metrics) if "usage" in name]

@@ -1,0 +1,254 @@
+"""Statistics on the management API: what each version did in the last minutes, and what all of them do now.
+
+`/models/{m}/stats` never means a version named `stats`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+from fastapi import APIRouter, Query
+from pydantic import WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from marserve.answers.management import (
+    BatchesOfSize,
+    DeviceActivity,
+    ModelStatistics,
+    ServerActivity,
+    Times,
+    TimesByPart,
+    VersionActivity,
+    VersionStatistics,
+    WindowStatistics,
+)
+from marserve.api.parameters import QueryParameters
+from marserve.api.rest.application import PrettyJson
+from marserve.api.rest.late_routes import endpoints, new_router
+from marserve.api.rest.schemas import error_answers
+from marserve.errors import BadInput, without_stop
+from marserve.registry.models import Registry
+from marserve.telemetry.metrics.causes import by_known_cause
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.windows import HOUR_S, MINUTE_S, SINCE_START, Figures, Growth
+
+DEFAULT_LIMIT: Final = 50
+MOST_LISTED: Final = 1000
+# The rows of all versions are made once for all clients that ask within this time, or within so many times as long as
+# making them took.
+SHARED_S: Final = 0.5
+REST: Final = 20
+# The event loop makes rows for so long at a time.
+STEP_S: Final = 0.002
+
+_SORTS: Final[Mapping[str, Callable[[VersionActivity], Any]]] = {
+    "rate": lambda row: -row.answersPerSecond,
+    "p99": lambda row: -(row.p99 or 0.0),
+    "queue": lambda row: -row.queued,
+    "memory": lambda row: -row.memoryBytes,
+    "name": lambda row: row.modelName,
+}
+SORTS: Final = tuple(_SORTS)
+
+ReadDevices = Callable[[], Sequence[DeviceActivity]]
+
+_Sort = Annotated[
+    Annotated[str | None, WithJsonSchema({"enum": list(SORTS), "default": "rate"})],
+    Query(description="which versions come first: those with most answers, the slowest, …"),
+]
+_Limit = Annotated[
+    Annotated[
+        str | None,
+        WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": DEFAULT_LIMIT}),
+    ],
+    Query(description="how many versions at most"),
+]
+
+
+def statistics_router(
+    registry: Registry, devices: ReadDevices = tuple, clock: Callable[[], float] = time.monotonic
+) -> APIRouter:
+    """The routes, which must come before those of versions. `devices` reads the accelerators."""
+    router = new_router(PrettyJson)
+    board = Board(lambda: registry.activities(clock()), clock)
+
+    @router.get(
+        "/stats",
+        operation_id="serverActivity",
+        summary="What versions do now and did in the last minute, and the devices",
+        responses={200: {"model": ServerActivity}, **error_answers(400)},
+    )
+    async def activity(request: Request, sort: _Sort = None, limit: _Limit = None) -> Response:
+        wanted = read_wanted(request.query_params)
+        rows = await board.rows()
+        found = list(devices())
+        return PrettyJson(await asyncio.to_thread(_activity, rows, found, wanted))
+
+    async def statistics(request: Request, model: str, version: str | None) -> Response:
+        given = QueryParameters(request.query_params, ())
+        if given.warnings:
+            raise BadInput(f"{without_stop(given.warnings[0])}.")
+        now, default = clock(), registry.default_of(model)
+        return PrettyJson(
+            ModelStatistics(
+                modelName=model,
+                versions=[
+                    statistics_of(each, now, is_default=each.version == default)
+                    for each in registry.version_metrics(model, version)
+                ],
+            )
+        )
+
+    of_model, of_version = endpoints(statistics)
+    described: dict[str, Any] = {"responses": {200: {"model": ModelStatistics}, **error_answers(400, 404)}}
+    router.add_api_route(
+        "/models/{model_name}/stats",
+        of_model,
+        methods=["GET"],
+        operation_id="modelStatistics",
+        summary="Rates, times, batches and errors of a model's versions: of 1, 5, 60 minutes and since the start",
+        **described,
+    )
+    router.add_api_route(
+        "/models/{model_name}/{model_version}/stats",
+        of_version,
+        methods=["GET"],
+        operation_id="version_modelStatistics",
+        summary="The same of one version",
+        **described,
+    )
+    return router
+
+
+class Wanted(NamedTuple):
+    """Which versions come first, and how many are listed."""
+
+    sort: str
+    limit: int
+
+
+def read_wanted(values: Mapping[str, str]) -> Wanted:
+    """Read the query of `/stats`. Raises BadInput."""
+    given = QueryParameters(values, ("sort", "limit"))
+    if given.warnings:
+        raise BadInput(f"{without_stop(given.warnings[0])}.")
+    limit = given.whole("limit")
+    limit = DEFAULT_LIMIT if limit is None else limit
+    if not 1 <= limit <= MOST_LISTED:
+        raise BadInput(f"limit is {limit}; it must be a whole number from 1 to {MOST_LISTED}.")
+    sort = given.text("sort") or "rate"
+    if sort not in SORTS:
+        raise BadInput(f"sort is {sort[:100]!r}; it is one of {', '.join(SORTS)}.")
+    return Wanted(sort, limit)
+
+
+class Board:
+    """The rows of all versions, made in short steps and shared by clients that ask at about the same time."""
+
+    def __init__(self, make: Callable[[], Iterable[VersionActivity]], clock: Callable[[], float]) -> None:
+        self._make = make
+        self._clock = clock
+        self._making: asyncio.Future[list[VersionActivity]] | None = None
+        self._good_until = -1.0
+
+    async def rows(self) -> list[VersionActivity]:
+        """The rows; they are not to be changed."""
+        making = self._making
+        if making is None or (making.done() and (self._clock() >= self._good_until or making.exception() is not None)):
+            making = self._making = asyncio.ensure_future(self._made())
+        # Shielded: other clients wait for the same rows when this one goes.
+        return await asyncio.shield(making)
+
+    async def _made(self) -> list[VersionActivity]:
+        rows: list[VersionActivity] = []
+        began = step = time.perf_counter()
+        worked_s = 0.0
+        for row in self._make():
+            rows.append(row)
+            if (now := time.perf_counter()) - step >= STEP_S:
+                worked_s += now - step
+                await asyncio.sleep(0)
+                step = time.perf_counter()
+        worked_s += time.perf_counter() - step if rows else time.perf_counter() - began
+        self._good_until = self._clock() + max(SHARED_S, REST * worked_s)
+        return rows
+
+
+def _activity(rows: Sequence[VersionActivity], devices: list[DeviceActivity], wanted: Wanted) -> ServerActivity:
+    by = _SORTS[wanted.sort]
+    return ServerActivity(
+        versions=heapq.nsmallest(wanted.limit, rows, key=lambda row: (by(row), row.modelName, row.modelVersion)),
+        versionsInAll=len(rows),
+        answersPerSecond=round(sum(row.answersPerSecond for row in rows), 3),
+        queued=sum(row.queued for row in rows),
+        running=sum(row.running for row in rows),
+        memoryBytes=sum(row.memoryBytes for row in rows),
+        devices=devices,
+    )
+
+
+def statistics_of(metrics: VersionMetrics, now: float, *, is_default: bool) -> VersionStatistics:
+    """The statistics of one version; `now` is monotonic."""
+
+    def within(seconds: float) -> WindowStatistics | None:
+        figures = metrics.windows.figures(now, metrics, seconds)
+        return None if figures is None else _window(figures)
+
+    whole = within(SINCE_START)
+    assert whole is not None
+    return VersionStatistics(
+        modelVersion=metrics.version,
+        isDefault=is_default,
+        lastMinute=within(MINUTE_S),
+        last5Minutes=within(5 * MINUTE_S),
+        last60Minutes=within(HOUR_S),
+        sinceStart=whole,
+    )
+
+
+def _window(figures: Figures) -> WindowStatistics:
+    sizes = figures.batch_sizes
+    mean = sizes.mean
+    return WindowStatistics(
+        seconds=round(figures.seconds, 3),
+        requests=figures.requests,
+        requestsPerSecond=round(figures.per_second(figures.requests), 3),
+        answers={str(status): count for status, count in sorted(figures.answers.items())},
+        answersPerSecond=round(figures.per_second(figures.total_seconds.count), 3),
+        errors=dict(by_known_cause(figures.errors)),
+        refused=dict(by_known_cause(figures.refused)),
+        cancelled=figures.cancelled,
+        expired=figures.expired,
+        retried=figures.retried,
+        isolated=figures.isolated,
+        outOfMemory=figures.out_of_memory,
+        milliseconds=TimesByPart(
+            _times(figures.queue_seconds), _times(figures.handler_seconds), _times(figures.total_seconds)
+        ),
+        batches=sizes.count,
+        meanBatch=None if mean is None else round(mean, 3),
+        batchSizes=[
+            BatchesOfSize(None if bound is None else int(bound), count)
+            for bound, count in zip((*sizes.bounds, None), sizes.counts, strict=True)
+            if count
+        ],
+        busyWorkers=round(figures.busy_workers, 3),
+        workerStarts=figures.worker_starts,
+        workerRestarts=figures.worker_restarts,
+        workerDeaths=dict(by_known_cause(figures.worker_deaths)),
+        loadsOnDemand=figures.loads_on_demand,
+        evictions=figures.evictions,
+    )
+
+
+def _times(growth: Growth) -> Times:
+    count, mean = growth.count, growth.mean
+    if not count or mean is None:
+        return Times(0)
+    p50, p90, p95, p99 = (round(1000 * (growth.quantile(part) or 0.0), 3) for part in (0.5, 0.9, 0.95, 0.99))
+    return Times(count, round(1000 * mean, 3), p50, p90, p95, p99)
