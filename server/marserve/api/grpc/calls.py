@@ -67,6 +67,8 @@ STALL_TIMEOUT_S: Final = 60.0
 _OF_VARINT: Final = 0
 _OF_LENGTH: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
+# The metadata that say something of the call itself: one look for each.
+_NOTABLE: Final = frozenset((*READERS, *(each.decode() for each in NAMES)))
 
 
 class Call:
@@ -74,8 +76,8 @@ class Call:
     one, if any.
 
     `metadata` came with the call; the key is left out. `message_bytes` is the length of the last message that was read.
-    A service sets `version_header` to the header that names the version which answered. `trace` is that of its last
-    request.
+    A service sets `version_header` to the header that names the version which answered. `carried` are those of the
+    metadata that carry a trace, and `trace` is that of its last request.
     """
 
     __slots__ = (
@@ -84,6 +86,7 @@ class Call:
         "_stall_timeout_s",
         "_stream",
         "began",
+        "carried",
         "client_id",
         "deadline",
         "error_rules",
@@ -127,6 +130,7 @@ class Call:
         self.deadline = stream.deadline
         self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
+        self.carried: Sequence[tuple[bytes, bytes]] = ()
         self.message_bytes = 0
         self.version_header: tuple[str, str] | None = None
 
@@ -145,16 +149,15 @@ class Call:
     ) -> Request:
         """The request that this call makes; one of several in the call has an id of its own."""
         timeline = None
-        carried = [each for each in self.metadata if each[0] in NAMES]
         if self.recorder is not None:
             began = self.began if request_id in (None, self.id) else monotonic()
             timeline = Timeline(self.id, began, self.message_bytes, self.client_id)
             if self.tracing is not None:
-                timeline.trace = self.trace = self.tracing.begin(carried, f"{GRPC}{self._stream.path}")
+                timeline.trace = self.trace = self.tracing.begin(self.carried, f"{GRPC}{self._stream.path}")
         return Request(
             request_id or self.id,
             parts,
-            [*headers, *carried],
+            [*headers, *self.carried],
             list(server_headers),
             deadline=self.deadline,
             names_version=version is not None,
@@ -228,10 +231,13 @@ class Call:
         return key
 
     def read_wishes(self) -> None:
-        """Read deadline, priority and version from the metadata. Raises BadInput."""
+        """Read deadline, priority and version from the metadata, and what carries a trace. Raises BadInput."""
         for name, value in self.metadata:
-            if (wish := name.decode("latin-1")) in READERS:
-                self.wishes = self.wishes.adding(wish, value, "call")
+            if (word := name.decode("latin-1")) in _NOTABLE:
+                if word in READERS:
+                    self.wishes = self.wishes.adding(word, value, "call")
+                else:
+                    self.carried = (*self.carried, (name, value))
         self._end_by(self.wishes.timeout_s)
 
     def ask(self, timeout_s: float | None, priority: int | None) -> None:
@@ -501,7 +507,8 @@ class Calls:
                 authorize(key)
             call.read_wishes()
             answer = await work(call)
-            stream.trailers = (*call.trailers, *(() if call.version_header is None else (call.version_header,)))
+            ends = ((REQUEST_ID, call.id),) if call.trace is None else call.trailers
+            stream.trailers = (*ends, *(() if call.version_header is None else (call.version_header,)))
             self._record(call, stream, StatusCode.OK, began)
             return answer
         except (asyncio.CancelledError, StreamGone):

@@ -136,7 +136,7 @@ class Lanes:
         running = JobState.RUNNING
         waits_s: list[float] = []
         named_s: list[float] = []
-        traces: list[Trace] = []
+        traces: list[Trace] | None = None
         for job in jobs[mates:] if mates else jobs:
             job.state = running
             job.flight = flight
@@ -152,8 +152,10 @@ class Lanes:
                 timeline.last = times
                 timeline.runs += 1
                 if timeline.trace is not None:
+                    if traces is None:
+                        traces = []
                     traces.append(timeline.trace)
-        if traces:
+        if traces is not None:
             times.note(traces)
         metrics = self._metrics
         metrics.queue_seconds.observe_all(waits_s)

@@ -354,8 +354,11 @@ class WorkerClient(asyncio.Protocol):
                 bodies.append(part.body)
             head = self._heads.pack(request.headers, request.server_headers)
             timeline = request.timeline
-            traceparent = b"" if timeline is None or timeline.trace is None else timeline.trace.for_handler
-            items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, traceparent))
+            if timeline is None or timeline.trace is None:
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id))
+            else:
+                traceparent = timeline.trace.for_handler
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, traceparent))
         return items, bodies
 
     def connection_lost(self, error: Exception | None) -> None:
