@@ -114,7 +114,7 @@ test-lowest test-newest:
 	echo "torch; python_version < '3'" > $(LIKE)/without-torch.txt
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --resolution $(RESOLUTION) --only-binary :all: --no-binary marserve-client \
 	    --override $(LIKE)/without-torch.txt -r pyproject.toml --group test \
-	    $(foreach extra,onnx grpc cloud hf security gpu export examples,--extra $(extra))
+	    $(foreach extra,onnx grpc otlp cloud hf security gpu export examples,--extra $(extra))
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python hatchling
 	$(BIN)/uv pip install --quiet --python $(LIKE)/bin/python --no-deps --editable .
 	$(BIN)/uv pip list --python $(LIKE)/bin/python
@@ -134,7 +134,7 @@ image-test: $(STAMPS)/images  ## build the cpu image, look into it and run it, w
 
 .PHONY: image-locks
 image-locks: $(STAMPS)/images  ## write docker/locks anew; TORCH_INDEX is the index of torch's CPU builds
-	$(LOCK) --universal $(foreach extra,grpc cloud hf security gpu,--extra $(extra)) -o docker/locks/server.txt pyproject.toml
+	$(LOCK) --universal $(foreach extra,grpc otlp cloud hf security gpu,--extra $(extra)) -o docker/locks/server.txt pyproject.toml
 	$(LOCK) --universal $(foreach name,numpy packaging protobuf,--no-emit-package $(name)) \
 	    -o docker/locks/onnx.txt docker/locks/onnx.in
 	$(LOCK) --python-platform x86_64-manylinux_2_28 \
@@ -238,7 +238,7 @@ $(STAMPS)/serve: $(STAMPS)/venv pyproject.toml client/pyproject.toml
 $(STAMPS)/test: $(STAMPS)/serve
 	@echo "Installing what the tests need ..."
 	@$(PIP) --no-build-isolation --editable ./client \
-	    --editable ".[torch,onnx,grpc,cloud,hf,export,examples,gpu,ray]" --group test
+	    --editable ".[torch,onnx,grpc,otlp,cloud,hf,export,examples,gpu,ray]" --group test
 	@touch $@
 
 $(STAMPS)/browser: $(STAMPS)/test

@@ -127,7 +127,8 @@ def test_what_a_module_imports_is_read_from_its_text(text: str, names: set[str])
 
 # What is imported inside of a function without a word about it: packages that need not be there, and what needs them.
 OPTIONAL = {
-    *("boto3", "certifi", "cryptography", "httpx2", "huggingface_hub", "obstore", "ray", "tqdm", "uvloop"),
+    *("boto3", "certifi", "cryptography", "httpx2", "huggingface_hub", "obstore", "opentelemetry", "ray"),
+    *("tqdm", "uvloop"),
     "marserve.api.grpc",
 }
 # For handlers, what a model may do without: a worker loads the one runtime that its model needs.

@@ -27,6 +27,8 @@ _SERVER_ONLY = frozenset((b"explain", b"describe", b"url_path", b"open_inference
 STREAM_HEADER = "ts_stream_next"
 # All headers of one response, with the four bytes between and behind name and value, and its reason phrase.
 MAX_RESPONSE_HEADER_BYTES, HEADER_FRAME_BYTES = 64 * 1024, 4
+# The headers of W3C's Trace Context and Baggage.
+TRACE_HEADERS = frozenset(("traceparent", "tracestate", "baggage"))
 # How many spans one batch may have, and the characters that are kept of a span's name.
 MAX_SPANS, MAX_SPAN_NAME = 32, 64
 
@@ -354,6 +356,29 @@ class Context:
     def deadline(self, idx: int = 0) -> float | None:
         """When the client stops waiting for response `idx`, in seconds of `time.monotonic()`, or None for never."""
         return self._items[idx].deadline if self._items else None
+
+    def traceparent(self, idx: int = 0) -> str | None:
+        """The `traceparent` (W3C Trace Context) of what is done for request `idx`, or None.
+
+        With `tracing=otlp` it names the span of this handler's work, else it is the client's.
+        """
+        return self.trace_headers(idx).get("traceparent")
+
+    def trace_headers(self, idx: int = 0) -> dict[str, str]:
+        """The headers that carry the trace of request `idx` on to a service that the handler calls by itself.
+
+        `traceparent`, `tracestate` and `baggage`, those that there are. `call` sends them by itself.
+        """
+        found: dict[str, str] = {}
+        if not self._items:
+            return found
+        for raw_name, raw_value in self._items[idx].headers:
+            name = raw_name.decode("latin-1").lower()
+            if name in TRACE_HEADERS:
+                value = raw_value.decode("latin-1")
+                # Lists may come in several lines; of the traceparent the last one is the server's.
+                found[name] = f"{found[name]},{value}" if name in found and name != "traceparent" else value
+        return found
 
     def is_cancelled(self, idx: int = 0) -> bool:
         """Whether the client of request `idx` has gone, so that working on it is in vain."""

@@ -301,7 +301,8 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `parts` are (name, content type) pairs; empty if the worker has the request already and is called with it again.
     `head` holds the headers packed by `pack_head`: few handlers read them, and they mostly equal the last request's.
-    `key` and `client_id` are those of the `Request`.
+    `key` and `client_id` are those of the `Request`. `traceparent` is what a handler sees in place of the client's; it
+    differs for each request, so that it is not among the packed headers. Empty where no traces are kept.
     """
 
     id: str
@@ -310,16 +311,26 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     deadline: float | None
     key: int = 0
     client_id: str = ""
+    traceparent: bytes = b""
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """The client's headers."""
-        return _read_head(self.head)[0]
+        """The client's headers, but for the `traceparent`."""
+        headers = _read_head(self.head)[0]
+        return _within(headers, self.traceparent) if self.traceparent else headers
 
     @property
     def server_headers(self) -> Sequence[tuple[str, str]]:
         """The server's additions."""
         return _read_head(self.head)[1]
+
+
+def _within(headers: Sequence[tuple[bytes, bytes]], traceparent: bytes) -> list[tuple[bytes, bytes]]:
+    """The headers with this `traceparent`; a `tracestate` that came with one of another trace is left out."""
+    theirs = [value.strip() for name, value in headers if name.lower() == b"traceparent"]
+    is_same = len(theirs) == 1 and theirs[0][3:35] == traceparent[3:35]
+    drops = (b"traceparent",) if is_same else (b"traceparent", b"tracestate")
+    return [*(line for line in headers if line[0].lower() not in drops), (b"traceparent", traceparent)]
 
 
 _Head = tuple[tuple[tuple[bytes, bytes], ...], tuple[tuple[str, str], ...]]

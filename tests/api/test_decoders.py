@@ -44,6 +44,7 @@ from marserve.api.rest.platforms.open_inference_control import MAX_BODY, read_se
 from marserve.errors import MarserveError
 from marserve.messages import Part, Request
 from marserve.pool.dispatch.lengths.lengths import MAX_JSON_BYTES, SMALL_JSON_BYTES, read_rule
+from marserve.telemetry.body_samples import READ_BYTES, Hiding
 from support.http_listener import Counts, Lines, listening
 
 pytestmark = pytest.mark.anyio
@@ -113,6 +114,9 @@ TABLE = {
     "api/rest/models/event_bodies.py:_read_own": MANAGEMENT,
     "pool/dispatch/lengths/lengths.py:length_of": "lengths",
     "pool/dispatch/lengths/lengths.py:_length_of_long": "lengths",
+    "telemetry/body_samples.py:body": "samples",
+    "telemetry/body_samples.py:value": "samples",
+    "telemetry/body_samples.py:_write": "a record of a few samples' length",
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
     "registry/catalogue/metadata_of_handler.py:read_metadata": IN_A_THREAD,
     "registry/changes/trial.py:_json_of": IN_A_THREAD,
@@ -627,3 +631,33 @@ async def test_parameters_and_documents_in_json_are_read_within_a_step(steps: St
 async def test_events_are_read_within_a_step(steps: Steps, body: bytes) -> None:
     """A megabyte of them, as much as one call may have."""
     await steps.check(lambda: read_events(body[: 1 << 20], {}))
+
+
+# ------------------------------------------------------------------------------------------- samples of bodies
+
+
+HIDDEN_NAMES = ("*password*", "*secret*", "*token*", "*api_key*", "*apikey*", "*authorization*", "*cookie*")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"0," * (READ_BYTES // 2 - 2) + b"0]",
+        b"[" * (READ_BYTES // 2) + b"]" * (READ_BYTES // 2),
+        b"[" + b'"[",' * (READ_BYTES // 4 - 2) + b"0]",
+        json.dumps({f"{number:x}": 0 for number in range(READ_BYTES // 12)}).encode(),
+        json.dumps("[" + "0," * (READ_BYTES // 2 - 4) + "0]").encode(),
+    ],
+)
+def test_a_sample_of_a_body_is_made_within_a_step(body: bytes) -> None:
+    """By the names that are hidden without a setting."""
+    hiding = Hiding(HIDDEN_NAMES)
+    assert len(body) <= READ_BYTES
+    check_call(lambda: hiding.body(body, "application/json", 4096))
+
+
+@pytest.mark.parametrize("unit", [b"&", b"a&", b"a=%41&", b"token=1&"])
+def test_a_sample_of_a_form_is_made_within_a_step(unit: bytes) -> None:
+    """However long it is."""
+    hiding = Hiding(HIDDEN_NAMES)
+    check_call(lambda: hiding.body(unit * (MOST_BYTES // len(unit)), "application/x-www-form-urlencoded", 4096))

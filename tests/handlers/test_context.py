@@ -311,3 +311,15 @@ def test_contexts_made_alike_are_equal() -> None:
     other.cache = {"a": 1}  # type: ignore[attr-defined]
     assert one != other
     assert one != "context"
+
+
+def test_a_handler_finds_the_headers_of_a_trace() -> None:
+    """In any case; lists in several lines are one, and of the traceparents the server's counts, which is the last."""
+    context = make_context()
+    assert (context.traceparent(), context.trace_headers()) == (None, {})
+    lines = [(b"Traceparent", b"the client's"), (b"TraceState", b"a=1"), (b"tracestate", b"b=2"), (b"baggage", b"k=v")]
+    context.begin_batch([FakeItem(), FakeItem(headers=[*lines, (b"x", b"y"), (b"traceparent", b"the server's")])])
+
+    assert context.traceparent(0) is None
+    assert context.traceparent(1) == "the server's"
+    assert context.trace_headers(1) == {"traceparent": "the server's", "tracestate": "a=1,b=2", "baggage": "k=v"}

@@ -10,6 +10,8 @@ from marserve.errors import DeadlinePassed, HandlerFailed, MarserveError, ModelN
 from marserve.messages import Answer, Called, Receiver, Request, Returned
 from marserve.registry.data_plane import DataPlane
 from marserve.registry.model_calls import MOST_DEPTH, ModelCalls
+from marserve.telemetry.timeline import Timeline
+from marserve.telemetry.trace_context import own_trace
 
 
 class Stage:
@@ -119,3 +121,51 @@ def test_the_answer_comes_whole() -> None:
     receiver.on_piece(Answer(b"two"), True)
 
     assert stage.replies == [(Returned(5, 201, [("x", "y")]), b"one two")]
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01".encode()
+
+
+def test_a_call_carries_the_trace_on_and_no_other_header() -> None:
+    """Of what came with the caller's request; what the author names wins."""
+    stage = Stage()
+    lines = [(b"Traceparent", PARENT), (b"X-A", b"no"), (b"baggage", b"k=v"), (b"authorization", b"no")]
+    stage.call("a", "b", Request("id", [], lines))
+
+    [(_, _, inner, _)] = stage.submitted
+    assert inner.headers == [(b"x-a", "ü".encode("latin-1")), (b"traceparent", PARENT), (b"baggage", b"k=v")]
+    assert inner.timeline is None
+
+
+def test_a_call_of_a_traced_request_is_a_part_of_it() -> None:
+    """Below the handler's span, and it ends with its answer."""
+    timeline = Timeline("id", 100.0, trace=own_trace("x"))
+    assert timeline.trace is not None
+    stage = Stage()
+    stage.call("a", "b", Request("id", [], timeline=timeline))
+    stage.call("a", "c", Request("id", [], timeline=timeline))
+
+    [(_, _, inner, receiver), (_, _, _, other)] = stage.submitted
+    receiver.on_answer(Answer(b"abc"))
+    other.on_error(NoWorker("c"))
+    [part, failed] = timeline.parts or []
+    assert inner.timeline is part
+    assert part.trace is not None
+    assert (part.trace.what, part.trace.parent_id) == ("call b", timeline.trace.handle_id)
+    assert inner.headers[-1] == (b"traceparent", timeline.trace.for_handler)
+    assert (part.status, part.bytes_out, part.written_at > 0) == (200, 3, True)
+    assert (failed.status, failed.error) == (503, "no_worker")
+
+
+def test_a_call_within_a_span_of_the_authors_own_stands_below_that() -> None:
+    """If it is one of the same trace."""
+    timeline = Timeline("id", 100.0, trace=own_trace("x"))
+    assert timeline.trace is not None
+    for trace_id, expected in ((timeline.trace.trace_id, "1" * 16), (TRACE, timeline.trace.handle_id)):
+        stage = Stage()
+        message = Called(1, 0, 5, "b", None, None, [("traceparent", f"00-{trace_id}-{'1' * 16}-01")])
+        request = Request("id", [], timeline=timeline)
+        stage.calls.take("a", request, message, b"", 100.0, 10.0, lambda *reply: None)
+        inner = stage.submitted[0][2].timeline
+        assert inner.trace.parent_id == expected

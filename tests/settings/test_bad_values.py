@@ -20,6 +20,7 @@ BY_KIND = {
     "word": "nonsense",
     "bytes, as `500MB` or `2GiB`": "lots",
     "`auto`, or bytes, as `500MB` or `2GiB`": "lots",
+    "`auto`, or a number": "some",
     "hosts, comma-separated": "https://models.example.com",
     "regular expression": "(",
     "regular expressions, comma-separated": "(",
@@ -37,6 +38,7 @@ BY_KEY = {
 }
 # Every text is a value: it is judged where it is used, or never was.
 ANY_TEXT = {
+    "body_sample_hide": "names that may come",
     "cors_allowed_headers": "goes to browsers as it stands",
     "cors_allowed_methods": "goes to browsers as it stands",
     "cors_allowed_origin": "goes to browsers as it stands",

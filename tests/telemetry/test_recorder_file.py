@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marserve.messages import Work
 from marserve.telemetry.metrics.stages import StageSeconds
-from marserve.telemetry.recorder import FiledRecorder
+from marserve.telemetry.recorder import FiledRecorder, of_id
 from marserve.telemetry.recorder_file import (
     SLOT_BYTES,
     SLOTS_AT,
@@ -24,6 +24,7 @@ from marserve.telemetry.recorder_file import (
     previous_of,
 )
 from marserve.telemetry.timeline import BatchTimes, Timeline, seconds_by_stage
+from marserve.telemetry.trace_context import Trace
 
 M = StageSeconds("m", "1.0", (0.1,))
 
@@ -60,6 +61,22 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert read.last.work is not None
     work = read.last.work
     assert (work.collected_s, work.waited_s, work.printed_s) == pytest.approx((0.1, 0.2, 0.3))
+
+
+def test_a_request_is_found_by_its_trace_after_the_server_has_gone(tmp_path: Path) -> None:
+    """One without a trace has none then, too."""
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced = request("a")
+    traced.trace = Trace(f"{trace_id}{1:032x}", 1)
+    file = RecorderFile(tmp_path / "requests", 1 << 20)
+    file.write(traced)
+    file.write(request("b"))
+    file.close()
+
+    known = list(RecordedFile.at(tmp_path / "requests"))
+
+    assert [each.id for each in of_id(trace_id, known)] == ["a"]
+    assert known[1].trace is None
 
 
 def test_mates_share_their_batch(tmp_path: Path) -> None:

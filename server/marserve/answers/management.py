@@ -600,6 +600,7 @@ class RecordedRequest(Document, kw_only=True):
 
     id: str
     client_id: Annotated[str | None, Meta(description="the client's own id, if it has another one")] = None
+    trace_id: Annotated[str | None, Meta(description="its trace's, with `tracing=otlp`")] = None
     model: Annotated[str, Meta(description="empty for one that no model took")]
     version: str
     worker: Annotated[str, Meta(description="as logs name it; empty for one that no worker had")]

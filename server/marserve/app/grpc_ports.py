@@ -53,7 +53,8 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
             decoding=parts.decoding,
             ledger=parts.connections.ledger,
             request_ids=parts.request_ids,
-            recorder=parts.recorder,
+            recorder=parts.ended,
+            tracing=parts.tracing,
         )
         listeners.append(
             ports.bind_inference(

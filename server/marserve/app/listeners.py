@@ -204,7 +204,8 @@ def _bind_listener(address: Address, names: list[str], parts: Parts) -> Listener
         browser_rules=predictions_rules if access.inference_tokens is None else None,
         decoding=parts.decoding,
         request_ids=parts.request_ids,
-        recorder=parts.recorder,
+        recorder=parts.ended,
+        tracing=parts.tracing,
         logs_streams_at_end=settings.entry == "marserve",
     )
     config = uvicorn.Config(

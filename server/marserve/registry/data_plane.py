@@ -20,6 +20,7 @@ from marserve.registry.catalogue.readiness import ModelReadiness, why_not_ready
 from marserve.registry.catalogue.traffic import choose_version
 from marserve.registry.catalogue.versions import Model, Versions
 from marserve.registry.changes.load_at_start import Starting
+from marserve.telemetry.body_samples import BodySamples
 
 
 class DataPlane:
@@ -28,7 +29,9 @@ class DataPlane:
     With `is_draining` it refuses requests, except those that an accepted request makes.
     """
 
-    def __init__(self, versions: Versions, starting: Starting) -> None:
+    def __init__(self, versions: Versions, starting: Starting, samples: BodySamples | None = None) -> None:
+        """`samples` has bodies of some requests written to the log."""
+        self._samples = samples
         self._versions = versions
         self._models = versions.models  # for every request: one step less
         self._starting = starting
@@ -45,6 +48,8 @@ class DataPlane:
         entry = self._models.get(model)
         if entry is None:
             raise ModelNotFound(model, self._models.keys())
+        if self._samples is not None:
+            receiver = self._samples.watch(model, request, receiver)
         if not entry.is_plain or request.asked_version is not None:
             return self._submit_chosen(entry, version, request, receiver)
         pool = choose_version(model, entry.versions, entry.default, version).pool

@@ -1,18 +1,23 @@
 """Calls that handlers make of other models: a request in the name of the request that they answer.
 
-It has the same id, ends no later than that one, and is accepted while the server drains. No call is accepted that could
-wait for itself: one of a model that, directly or through others, waits for the caller. Chains of calls have a bound.
+It has the same id and trace, ends no later than that one, and is accepted while the server drains. No call is accepted
+that could wait for itself: one of a model that, directly or through others, waits for the caller. Chains of calls have
+a bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import getrandbits
+from time import monotonic
 
 from marserve.errors import DeadlinePassed, HandlerFailed, MarserveError, ModelNotFound, OutOfMemory, VersionNotFound
 from marserve.messages import Answer, Called, Part, Receiver, Request, Returned
 from marserve.registry.data_plane import DataPlane
+from marserve.telemetry.timeline import Timeline
+from marserve.telemetry.trace_context import carried, find_parent, headers_within
+from marserve.telemetry.traces.spans import CALL
 
 MOST_DEPTH = 8
 # A call ends before its caller is ended for taking too long.
@@ -51,13 +56,16 @@ class ModelCalls:
             why = f"{model} is not called by {caller}: it would wait for itself."
             reply(_failed(message, 508, why), b"")
             return
+        headers = [
+            (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in message.headers
+        ]
+        given = {name.lower() for name, _ in headers}
+        headers += [line for line in _carried(request) if line[0] not in given]
+        timeline = None if request.timeline is None else _part(request.timeline, headers, f"{CALL}{model}")
         inner = Request(
             request.id,
             [Part("body", body, message.content_type)],
-            [
-                (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-                for name, value in message.headers
-            ],
+            headers,
             deadline=deadline,
             names_version=message.version is not None,
             priority=request.priority,
@@ -65,9 +73,10 @@ class ModelCalls:
             key=getrandbits(62) | 1,
             client_id=request.client_id,
             depth=request.depth + 1,
+            timeline=timeline,
         )
         edge = caller, model
-        receiver = _Waiting(message, reply, lambda: self._ended(edge), self._handler_status)
+        receiver = _Waiting(message, reply, lambda: self._ended(edge), self._handler_status, timeline)
         self._waiting[edge] += 1
         try:
             assert self._data_plane is not None
@@ -97,8 +106,16 @@ class ModelCalls:
 class _Waiting(Receiver):
     """Gathers one call's answer, and replies once."""
 
-    def __init__(self, message: Called, reply: Reply, ended: Callable[[], None], handler_status: int) -> None:
+    def __init__(
+        self,
+        message: Called,
+        reply: Reply,
+        ended: Callable[[], None],
+        handler_status: int,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._message, self._reply, self._ended, self._handler_status = message, reply, ended, handler_status
+        self._timeline = timeline
         self._pieces: list[bytes | bytearray] = []
         self._first: Answer | None = None
 
@@ -112,12 +129,32 @@ class _Waiting(Receiver):
         self._pieces.append(piece.body)
         if last:
             self._ended()
+            if self._timeline is not None:
+                self._timeline.end(monotonic(), first.status, sum(map(len, self._pieces)))
             self._reply(Returned(self._message.call, first.status, list(first.headers)), b"".join(self._pieces))
 
     def on_error(self, error: MarserveError) -> None:
         """No answer."""
         self._ended()
-        self._reply(_failed(self._message, _status_of(error, self._handler_status), error.message), b"")
+        status = _status_of(error, self._handler_status)
+        if self._timeline is not None:
+            self._timeline.end(monotonic(), status, 0, error.cause or "error")
+        self._reply(_failed(self._message, status, error.message), b"")
+
+
+def _carried(request: Request) -> list[tuple[bytes, bytes]]:
+    """The headers that carry a request's trace on; where traces are kept, from its handler's span."""
+    headers, timeline = carried(request.headers), request.timeline
+    return headers if timeline is None or timeline.trace is None else headers_within(headers, timeline.trace)
+
+
+def _part(timeline: Timeline, headers: Sequence[tuple[bytes, bytes]], what: str) -> Timeline | None:
+    """The timeline of a call: below the span that its `traceparent` names, if that is one of the same trace."""
+    if timeline.trace is None:
+        return None
+    named = find_parent(headers)
+    is_own = named is not None and named.trace_id == timeline.trace.trace_id
+    return timeline.part(what, monotonic(), named.span_id if named is not None and is_own else timeline.trace.handle_id)
 
 
 def _failed(message: Called, status: int, why: str) -> Returned:

@@ -59,6 +59,7 @@ from marserve.registry.intake.registration import (
 from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
+from marserve.telemetry.body_samples import BodySamples
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.metrics.server_metrics import Metrics
 
@@ -86,6 +87,7 @@ class Registry:
         environments: Environments | None = None,
         on_change: Callable[[], None] = lambda: None,
         hooks: Hooks | None = None,
+        samples: BodySamples | None = None,
     ) -> None:
         """`environments` holds installed requirements; they are installed if `options` say so.
 
@@ -125,7 +127,7 @@ class Registry:
             order=options.swap_order,
             note_change=self._note_change,
         )
-        self.data_plane = DataPlane(self._versions, self._starting)
+        self.data_plane = DataPlane(self._versions, self._starting, samples)
         self._is_leaving = False
 
     def source_of(self, model: str, version: str) -> str | None:

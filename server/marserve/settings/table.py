@@ -43,6 +43,7 @@ from marserve.settings.values import (
     REGEX,
     REGEXES,
     ROUTE,
+    SHARE,
     SIZE,
     TEXT,
     WORDS,
@@ -900,6 +901,45 @@ class Life:
         None,
         "A file for the same, of that size, which outlives the server: after a crash `marserve explain --previous` "
         "reads what it leaves. Writing it costs each request some microseconds.",
+    )
+    tracing: Literal["off", "otlp"] = _own(
+        CHOICE,
+        "off",
+        "Send a trace of each request, its stages as spans, to a collector of OpenTelemetry; needs marserve[otlp]. "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT` and OpenTelemetry's other variables say where and how.",
+        choices=("off", "otlp"),
+    )
+    trace_sample: float | Literal["auto"] = _own(
+        SHARE,
+        "auto",
+        "The share of traces that are sent, of those that begin here; of others their caller decides. auto: as "
+        "`OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` say, else all.",
+        minimum=0,
+        maximum=1,
+    )
+    trace_slower_than: float = _own(
+        FLOAT,
+        1.0,
+        "Requests that took longer are sent whatever their share, as are all that failed. 0: only those that failed.",
+        unit="s",
+        minimum=0,
+    )
+    body_sample: float = _own(
+        FLOAT,
+        0.0,
+        "The share of requests whose headers and bodies, and whose answers, are written to the server's log while that "
+        "is at the level DEBUG. They may hold what nobody should read: for debugging only.",
+        minimum=0,
+        maximum=1,
+    )
+    body_sample_size: int = _own(
+        SIZE, 4096, "How much of each body such a record has, at most.", minimum=1, maximum=1024**2
+    )
+    body_sample_hide: tuple[str, ...] = _own(
+        WORDS,
+        ("*password*", "*secret*", "*token*", "*api_key*", "*apikey*", "*authorization*", "*cookie*"),
+        "What such a record does not show: values under these keys of JSON, in forms, queries and headers; `*` stands "
+        "for any characters. Of JSON over 8 KiB, of what is no text, and of streams only the length is shown.",
     )
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,

@@ -230,6 +230,17 @@ def _read_model_memory(text: str, reading: Reading) -> int | Literal["auto"]:
     return "auto" if text.strip().lower() == "auto" else _read_size(text, reading)
 
 
+def _read_share(text: str, reading: Reading) -> float | Literal["auto"]:
+    if text.strip().lower() == "auto":
+        return "auto"
+    try:
+        return _read_float(text, reading)
+    except Wrong:
+        raise Wrong(
+            f"Invalid configuration: {reading.name} is {text!r}; it must be auto, or a number{_bounds(reading)}"
+        ) from None
+
+
 def _read_choice(text: str, reading: Reading) -> str:
     word = text.strip().lower()
     for choice in reading.choices:
@@ -402,6 +413,9 @@ OPTIONAL_INT: Kind[int | None] = Kind("whole number", _read_optional_int, _write
 FLOAT: Kind[float] = Kind("number", _read_float, _write_number)
 SIZE: Kind[int] = Kind("bytes, as `500MB` or `2GiB`", _read_size, str)
 MODEL_MEMORY: Kind[int | Literal["auto"]] = Kind("`auto`, or bytes, as `500MB` or `2GiB`", _read_model_memory, str)
+SHARE: Kind[float | Literal["auto"]] = Kind(
+    "`auto`, or a number", _read_share, lambda value: value if isinstance(value, str) else f"{value:g}"
+)
 MINUTES: Kind[float] = Kind("number", _read_minutes, _write_number)
 CHOICE: Kind[Any] = Kind("word", _read_choice)
 LENIENT_CHOICE: Kind[Any] = Kind("word", _read_lenient_choice)

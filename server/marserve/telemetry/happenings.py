@@ -7,10 +7,12 @@ only when somebody asks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["load", "death", "eviction", "scaling", "swap", "rollback", "stall", "collection", "printing"]
+Kind = Literal[
+    "load", "death", "eviction", "scaling", "swap", "rollback", "stall", "collection", "printing", "download"
+]
 
 MOST_KEPT: Final = 4096
 MAX_TEXT: Final = 200
@@ -39,10 +41,15 @@ class Happenings:
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._kept: deque[Happening] = deque(maxlen=most)
+        self.heard: Callable[[Happening], None] | None = None
+        """Called with each one, on the thread that notes it; must not block."""
 
     def note(self, kind: Kind, began: float, ended: float, text: str, model: str = "", version: str = "") -> None:
         """Keep one; the oldest leaves for it."""
-        self._kept.append(Happening(kind, began, ended, model, version, text[:MAX_TEXT]))
+        happening = Happening(kind, began, ended, model, version, text[:MAX_TEXT])
+        self._kept.append(happening)
+        if self.heard is not None:
+            self.heard(happening)
 
     def between(self, begin: float, end: float) -> list[Happening]:
         """Those that went on at some time from `begin` to `end`, the oldest first."""

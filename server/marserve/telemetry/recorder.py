@@ -30,6 +30,8 @@ from marserve.telemetry.timeline import BatchTimes, Timeline
 
 # What a timeline takes in memory, with its id, and with a batch that it shares with nobody.
 RECORD_BYTES: Final = 1024
+# What its place in a trace takes beside that, where traces are on.
+TRACE_BYTES: Final = 512
 # What a span of an author's takes.
 SPAN_BYTES: Final = 256
 # For each model: how many of the slowest are kept, for how long, and how many of the failed.
@@ -67,14 +69,14 @@ class _Kept:
 
 
 class Recorder:
-    """Takes the timelines of requests that have ended. `limit_bytes` bounds all that is kept.
+    """Takes the timelines of requests that have ended. `limit_bytes` bounds all that is kept, of `record_bytes` each.
 
     Three quarters of it are the ring's; the rest is for what is kept longer, and for spans.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.capacity = max(LEAST_RECORDS, limit_bytes * 3 // 4 // RECORD_BYTES)
-        self._most_kept = max(LEAST_RECORDS, limit_bytes // 8 // RECORD_BYTES)
+    def __init__(self, limit_bytes: int, record_bytes: int = RECORD_BYTES) -> None:
+        self.capacity = max(LEAST_RECORDS, limit_bytes * 3 // 4 // record_bytes)
+        self._most_kept = max(LEAST_RECORDS, limit_bytes // 8 // record_bytes)
         self._most_spans = max(LEAST_RECORDS, limit_bytes // 8 // SPAN_BYTES)
         self._unsorted: list[Timeline] = []
         self._latest: deque[Timeline] = deque(maxlen=LATEST)
@@ -86,9 +88,9 @@ class Recorder:
         self._with_spans: deque[tuple[list[Span], int]] = deque()
         self._spans = 0
         self._order = count()
-        self.left = 0
+        self.left = 0.0
         """How many more timelines are begun until `refill_at`."""
-        self.late_left = 0
+        self.late_left = 0.0
         self.refill_at = -math.inf
         self.slow_above_s = 0.0
         """From how long on a request without a timeline is worth one at its end."""
@@ -223,16 +225,20 @@ class Recorder:
 
 
 def of_id(request_id: str, known: Iterable[Timeline]) -> list[Timeline]:
-    """The requests of this id, of the server's or the client's, in the order given."""
-    return [each for each in known if each.id == request_id or each.client_id == request_id]
+    """The requests of this id, of the server's, the client's or a trace's, in the order given."""
+    return [
+        each
+        for each in known
+        if request_id in (each.id, each.client_id) or (each.trace is not None and each.trace.trace_id == request_id)
+    ]
 
 
 class FiledRecorder(Recorder):
     """A recorder that writes each timeline into a file, too, which outlives the server."""
 
-    def __init__(self, limit_bytes: int, path: Path) -> None:
+    def __init__(self, limit_bytes: int, path: Path, record_bytes: int = RECORD_BYTES) -> None:
         """Raises FileUnusable."""
-        super().__init__(limit_bytes)
+        super().__init__(limit_bytes, record_bytes)
         self._path = path
         self._file = RecorderFile(path, limit_bytes)
 

@@ -26,6 +26,7 @@ from marserve.files.locks import try_lock
 from marserve.files.regular import read_regular
 from marserve.messages import Work
 from marserve.telemetry.timeline import BatchTimes, Timeline
+from marserve.telemetry.trace_context import Trace
 
 log = logging.getLogger("marserve.recorder")
 
@@ -36,8 +37,9 @@ WORDS_AT: Final = 4096
 SLOTS_AT: Final = WORDS_AT + 65536
 # Number, begin since 1970; moments after that: header, body, admitted, batch begins, worker began, landed, first
 # piece, written; seconds: decode, handler, encode, collected, waited, printed; bytes in and out; serial of the batch;
-# its size, runs, status; words: model, version, worker, error, moved from; flags; lengths of both ids, and the ids.
-_SLOT: Final = struct.Struct("<Qd14fQQIHHHHHHHHBBB128s128s")
+# its size, runs, status; words: model, version, worker, error, moved from; flags; lengths of both ids, and the ids; the
+# trace's id, zeros without one.
+_SLOT: Final = struct.Struct("<Qd14fQQIHHHHHHHHBBB128s128s16s")
 SLOT_BYTES: Final = 384
 _HAS_BATCH, _HAS_LANDED, _HAS_WORK, _IS_FIRST, _IS_REMOTE = 1, 2, 4, 8, 16
 _MOST_ID: Final = 128
@@ -149,6 +151,7 @@ class RecorderFile:
             len(ids[0]),
             len(ids[1]),
             *ids,
+            b"" if timeline.trace is None else bytes.fromhex(timeline.trace.trace_id),
         )
         os.pwrite(self._descriptor, slot, SLOTS_AT + self._number % self.slots * SLOT_BYTES)
 
@@ -228,6 +231,7 @@ class RecordedFile:
             runs=runs,
             first_piece_at=0.0 if piece_s < 0 else began + piece_s,
             moved_from=moved_from,
+            trace=Trace(f"{slot[32].hex():0<64}", 0) if any(slot[32]) else None,
         )
         if model:
             timeline.of = _Known(model, version)

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 import msgspec
 
 from marserve.messages import Work
+from marserve.telemetry.trace_context import Trace, part_of
 
 Stage = Literal["header", "body", "admit", "queue", "send", "decode", "handle", "encode", "return", "write"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
@@ -51,12 +52,19 @@ CLIENT_GONE: Final = 499
 """The status of a request whose client has gone, which nobody reads; nginx made it known."""
 
 
+# How many requests of a batch are linked to its span, as OpenTelemetry bounds links.
+MOST_TRACES: Final = 128
+# How many requests that one makes are followed.
+MOST_PARTS: Final = 256
+
+
 class BatchTimes(msgspec.Struct, gc=False):
     """A batch that was sent to a worker: whose, when, how large, and what the worker says of its work.
 
     `worker` is its key in the pool. `free_at` is when the worker had ended what it ran before, if the batch was sent
     ahead of that. `is_first`: the worker's first batch. `handler_s` is the time inside the author's code. `work` is
-    None until the worker has answered, and where it says nothing of it. `of` is its version, a `TimedVersion`.
+    None until the worker has answered, and where it says nothing of it. `of` is its version, a `TimedVersion`. `traces`
+    are those of its requests, and `trace` its own, once a span of it is sent.
     """
 
     worker: str
@@ -68,11 +76,18 @@ class BatchTimes(msgspec.Struct, gc=False):
     handler_s: float = 0.0
     work: Work | None = None
     of: Any = None
+    traces: list[Trace] | None = None
+    trace: Trace | None = None
 
     @property
     def begins_at(self) -> float:
         """When it had left the queue and its worker was free for it."""
         return max(self.free_at, self.sent_at)
+
+    def note(self, traces: list[Trace]) -> None:
+        """Requests of these traces are in it."""
+        known = self.traces
+        self.traces = traces[:MOST_TRACES] if known is None else [*known, *traces][:MOST_TRACES]
 
     def land(self, now: float, handler_s: float, work: Work | None) -> None:
         """The worker's answer is here."""
@@ -101,7 +116,9 @@ class Timeline(msgspec.Struct, gc=False):
     a client that went. `error` is the class of an error (`x-marserve-cause`), else empty; with the status of an answer
     it is that of a stream that broke off. `client_id` is the client's id where it stands beside the server's.
     `moved_from` is the version that had accepted it, if another one took it over. `held_s` is how long its worker was
-    held, because the client took its stream slowly, and `held_since` since when it is.
+    held, because the client took its stream slowly, and `held_since` since when it is. `trace` is its place in a trace,
+    None where no traces are kept; `parts` are the requests that it made, for the nodes of a workflow or by its handler,
+    until it has ended.
     """
 
     id: str
@@ -123,6 +140,8 @@ class Timeline(msgspec.Struct, gc=False):
     moved_from: str = ""
     held_since: float = 0.0
     held_s: float = 0.0
+    trace: Trace | None = None
+    parts: list[Timeline] | None = None
 
     @property
     def model(self) -> str:
@@ -167,6 +186,23 @@ class Timeline(msgspec.Struct, gc=False):
             self.first = batch
         self.last = batch
         self.runs += 1
+        if self.trace is not None:
+            batch.note([self.trace])
+
+    def part(self, what: str, now: float, above: str = "") -> Timeline | None:
+        """The timeline of a request that this one makes now, below the span `above`, else below its own.
+
+        None where no traces are kept, or it made too many.
+        """
+        if self.trace is None or self.written_at:
+            return None
+        if self.parts is None:
+            self.parts = []
+        if len(self.parts) >= MOST_PARTS:
+            return None
+        part = Timeline(self.id, now, client_id=self.client_id, trace=part_of(self.trace, what, above))
+        self.parts.append(part)
+        return part
 
     def end(self, now: float, status: int, bytes_out: int, error: str = "") -> None:
         """Its answer is written, or there will be none."""

@@ -38,6 +38,8 @@ from marserve.errors import (
 from marserve.messages import Accepted, Answer, Part, Receiver, Request, line_ids
 from marserve.registry.data_plane import DataPlane
 from marserve.telemetry.logs.log_limit import caused_by
+from marserve.telemetry.timeline import CLIENT_GONE, Timeline
+from marserve.telemetry.traces.spans import NODE
 from marserve.workflows.dag import Dag, Walk
 
 log = logging.getLogger("marserve.workflows")
@@ -319,11 +321,15 @@ class _Attempt:
         self._job: Accepted | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._pieces = bytearray()
+        self._timeline: Timeline | None = None
 
     def begin(self) -> None:
         """Give the node its input."""
         engine, given = self._execution.engine, self._execution.request
         target = engine.nodes[self.node]
+        if given.timeline is not None and given.timeline.trace is not None:
+            what = f"{NODE}{self.node}" if self.number == 1 else f"{NODE}{self.node}, attempt {self.number}"
+            self._timeline = given.timeline.part(what, monotonic())
         request = Request(
             given.id,
             self.parts,
@@ -334,6 +340,7 @@ class _Attempt:
             is_inner=True,
             key=getrandbits(62) | 1,  # nodes of one model would else have requests of one id
             client_id=given.client_id,
+            timeline=self._timeline,
         )
         self._clock = asyncio.get_running_loop().call_later(target.timeout_s, self._time_out)
         try:
@@ -346,7 +353,7 @@ class _Attempt:
 
     def abandon(self) -> None:
         """Cancel the job: its answer is no longer wanted."""
-        self._close()
+        self._close(CLIENT_GONE, error="not_wanted")
         job, self._job = self._job, None
         if job is not None:
             job.cancel()
@@ -359,7 +366,7 @@ class _Attempt:
     def on_answer(self, answer: Answer) -> None:
         """The node's answer; the status and headers that its handler set are ignored (contract 4.4)."""
         if self._is_open:
-            self._close()
+            self._close(answer.status, len(answer.body))
             self._execution.answered(self.node, answer.body)
 
     def on_piece(self, piece: Answer, last: bool) -> None:
@@ -377,11 +384,12 @@ class _Attempt:
     def on_error(self, error: MarserveError) -> None:
         """The node gave no answer."""
         if self._is_open:
-            self._close()
+            self._close(503, error=error.cause or "error")
             self._execution.failed(self, error)
 
     def _time_out(self) -> None:
         self.timed_out = self._job
+        self._close(504, error="node_timeout")
         self.abandon()
         cause = "worker_busy" if self._waited_for_one_before() else "node_timeout"
         self._execution.failed(self, NodeFailed(self._execution.engine.workflow, self.node, cause))
@@ -407,7 +415,9 @@ class _Attempt:
                 return True
         return False
 
-    def _close(self) -> None:
+    def _close(self, status: int, size: int = 0, error: str = "") -> None:
+        if self._timeline is not None and not self._timeline.written_at:
+            self._timeline.end(monotonic(), status, size, error)
         self._is_open = False
         if self._clock is not None:
             self._clock.cancel()

@@ -34,8 +34,10 @@ from marserve.telemetry.logs.access_log import AccessLog, access_line
 from marserve.telemetry.logs.line_ids import about_request
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.server_metrics import Metrics
-from marserve.telemetry.recorder import Recorder
 from marserve.telemetry.timeline import CLIENT_GONE, Timeline
+from marserve.telemetry.trace_context import NAMES, Trace
+from marserve.telemetry.traces.spans import GRPC
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 log = logging.getLogger("marserve.api")
 
@@ -65,6 +67,8 @@ STALL_TIMEOUT_S: Final = 60.0
 _OF_VARINT: Final = 0
 _OF_LENGTH: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
+# The metadata that say something of the call itself: one look for each.
+_NOTABLE: Final = frozenset((*READERS, *(each.decode() for each in NAMES)))
 
 
 class Call:
@@ -72,7 +76,8 @@ class Call:
     one, if any.
 
     `metadata` came with the call; the key is left out. `message_bytes` is the length of the last message that was read.
-    A service sets `version_header` to the header that names the version which answered.
+    A service sets `version_header` to the header that names the version which answered. `carried` are those of the
+    metadata that carry a trace, and `trace` is that of its last request.
     """
 
     __slots__ = (
@@ -81,6 +86,7 @@ class Call:
         "_stall_timeout_s",
         "_stream",
         "began",
+        "carried",
         "client_id",
         "deadline",
         "error_rules",
@@ -89,6 +95,8 @@ class Call:
         "message_bytes",
         "metadata",
         "recorder",
+        "trace",
+        "tracing",
         "version_header",
         "wishes",
     )
@@ -101,9 +109,12 @@ class Call:
         stall_timeout_s: float,
         ledger: ByteLedger,
         decoding: Decoding,
-        recorder: Recorder | None = None,
+        recorder: Takes | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.recorder = recorder
+        self.tracing = tracing
+        self.trace: Trace | None = None
         self._decoding = decoding
         self._stream = stream
         self._ledger = ledger
@@ -119,6 +130,7 @@ class Call:
         self.deadline = stream.deadline
         self.wishes = NO_WISHES
         self.metadata: list[tuple[bytes, bytes]] = []
+        self.carried: Sequence[tuple[bytes, bytes]] = ()
         self.message_bytes = 0
         self.version_header: tuple[str, str] | None = None
 
@@ -140,10 +152,12 @@ class Call:
         began = self.began if request_id in (None, self.id) else monotonic()
         if self.recorder is not None and self.recorder.begins(monotonic()):
             timeline = Timeline(self.id, began, self.message_bytes, self.client_id)
+            if self.tracing is not None:
+                timeline.trace = self.trace = self.tracing.begin(self.carried, f"{GRPC}{self._stream.path}")
         return Request(
             request_id or self.id,
             parts,
-            list(headers),
+            [*headers, *self.carried],
             list(server_headers),
             deadline=self.deadline,
             names_version=version is not None,
@@ -199,6 +213,13 @@ class Call:
             except TimeoutError:
                 raise StalledReader(self._stall_timeout_s) from None
 
+    @property
+    def trailers(self) -> tuple[tuple[str, str], ...]:
+        """What the end of the call says of it: its id, and with traces the span that it was."""
+        if self.trace is None or not self.trace.is_shown:
+            return ((REQUEST_ID, self.id),)
+        return ((REQUEST_ID, self.id), ("traceresponse", self.trace.for_client))
+
     def read_metadata(self) -> str | bytes | None:
         """Read the metadata that came with the call; returns the value of `authorization`."""
         key = None
@@ -210,10 +231,13 @@ class Call:
         return key
 
     def read_wishes(self) -> None:
-        """Read deadline, priority and version from the metadata. Raises BadInput."""
+        """Read deadline, priority and version from the metadata, and what carries a trace. Raises BadInput."""
         for name, value in self.metadata:
-            if (wish := name.decode("latin-1")) in READERS:
-                self.wishes = self.wishes.adding(wish, value, "call")
+            if (word := name.decode("latin-1")) in _NOTABLE:
+                if word in READERS:
+                    self.wishes = self.wishes.adding(word, value, "call")
+                else:
+                    self.carried = (*self.carried, (name, value))
         self._end_by(self.wishes.timeout_s)
 
     def ask(self, timeout_s: float | None, priority: int | None) -> None:
@@ -290,11 +314,13 @@ class Calls:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
         request_ids: RequestIds | None = None,
-        recorder: Recorder | None = None,
+        recorder: Takes | None = None,
+        tracing: Tracing | None = None,
         message_bytes: int = UNBOUNDED,
     ) -> None:
         """`message_bytes`: the most that a compressed message may hold."""
         self._recorder = recorder
+        self._tracing = tracing
         self._ledger = ledger or ByteLedger(UNBOUNDED)
         self._message_bytes = message_bytes
         self._stall_timeout_s = stall_timeout_s
@@ -461,6 +487,7 @@ class Calls:
             self._ledger,
             self._decoding,
             self._recorder,
+            self._tracing,
         )
         with about_request(call.line_id):
             return await self._carry_call(stream, call, work, is_busy=is_busy)
@@ -480,7 +507,8 @@ class Calls:
                 authorize(key)
             call.read_wishes()
             answer = await work(call)
-            stream.trailers = ((REQUEST_ID, call.id), *(() if call.version_header is None else (call.version_header,)))
+            ends = ((REQUEST_ID, call.id),) if call.trace is None else call.trailers
+            stream.trailers = (*ends, *(() if call.version_header is None else (call.version_header,)))
             self._record(call, stream, StatusCode.OK, began)
             return answer
         except (asyncio.CancelledError, StreamGone):
@@ -501,7 +529,7 @@ class Calls:
             else:
                 # A handler may raise with a code that means success: then the answer is an empty message.
                 answer = b"" if code is StatusCode.OK else None
-                stream.end(code, description, ((REQUEST_ID, call.id), *trailers), answer)
+                stream.end(code, description, (*call.trailers, *trailers), answer)
             return None
 
     def _record(self, call: Call, stream: Stream, code: StatusCode, began: float) -> None:

@@ -42,7 +42,7 @@ from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.registry.models import Registry
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.metrics.server_metrics import Metrics
-from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 ALPN: Final = "h2"
 
@@ -100,7 +100,8 @@ class GrpcPorts:
         decoding: Decoding | None = None,
         ledger: ByteLedger | None = None,
         request_ids: RequestIds | None = None,
-        recorder: Recorder | None = None,
+        recorder: Takes | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._decoding = decoding or Decoding()
         self._schema = Schema()
@@ -119,6 +120,7 @@ class GrpcPorts:
             ledger=self._ledger,
             request_ids=request_ids or RequestIds(),
             recorder=recorder,
+            tracing=tracing,
         )
 
     def bind_inference(

@@ -67,7 +67,7 @@ from marserve.errors import BodyTooLarge, MarserveError
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.metrics.server_metrics import Metrics
-from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 log = logging.getLogger("marserve.api")
 
@@ -107,7 +107,8 @@ def bind_connection(
     browser_rules: BrowserRules | None = None,
     decoding: Decoding | None = None,
     request_ids: RequestIds | None = None,
-    recorder: Recorder | None = None,
+    recorder: Takes | None = None,
+    tracing: Tracing | None = None,
     logs_streams_at_end: bool = False,
 ) -> type[HttpConnection]:
     """Make the protocol class of one listener, for uvicorn's `Config(http=…)`.
@@ -131,6 +132,7 @@ def bind_connection(
         decoding,
         request_ids,
         recorder,
+        tracing,
         logs_streams_at_end=logs_streams_at_end,
     )
 

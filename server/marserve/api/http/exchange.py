@@ -35,8 +35,8 @@ from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.recorder import Recorder
 from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
+from marserve.telemetry.traces.tracing import Takes
 
 log = logging.getLogger("marserve.api")
 
@@ -95,6 +95,9 @@ class Exchange:
             self.timeline = Timeline(self.id, began, len(body))
             if head.client_id and head.client_id != self.id:
                 self.timeline.client_id = head.client_id
+            if listener.tracing is not None:
+                lines = head.lines if head.is_traced else ()
+                self.timeline.trace = listener.tracing.begin(lines, head.line)
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -120,6 +123,13 @@ class Exchange:
         """The id as log lines have it."""
         given = self.head.client_id
         return f"{self.id}/{given}" if given and given != self.id else self.id
+
+    def _id_with_trace(self) -> bytes:
+        """The value of `x-request-id`, and a line more for a client that is to know its trace."""
+        trace = None if self.timeline is None else self.timeline.trace
+        if trace is None or not trace.is_shown:
+            return self.id.encode()
+        return f"{self.id}\r\ntraceresponse: {trace.for_client}".encode()
 
     def _count(self, connection: WrittenConnection, body: bytes | bytearray) -> None:
         """Take room for a body that has come as a whole; without room the request is refused."""
@@ -286,13 +296,15 @@ class Exchange:
         status = answer.status
         if head.is_plain and connection.keep_open and status == 200 and not answer.headers and not answer.reason:
             body = answer.body
-            headers = connection.listener.response_headers
+            listener = connection.listener
+            headers = listener.response_headers
             plain = (headers.of(head.lines) if headers.has_origins else headers).plain
+            shown_id = self.id.encode() if listener.tracing is None else self._id_with_trace()
             if len(body) <= ONE_WRITE_BYTES:
-                connection.transport.write(plain % (self.id.encode(), len(body), body))
+                connection.transport.write(plain % (shown_id, len(body), body))
                 self._sent(connection, 200, True, len(body))
             else:
-                self._send(connection, plain % (self.id.encode(), len(body), b""), body, 200, True)
+                self._send(connection, plain % (shown_id, len(body), b""), body, 200, True)
             return
         try:
             self._answer(connection, status, answer.reason, answer.headers, answer.body)
@@ -417,11 +429,12 @@ class Exchange:
         keep = self.head.keep_alive and connection.keep_open and self.refusal is None
         ours = connection.listener.response_headers.of(self.head.lines)
         start = ours.head(status, reason, headers, keep_alive=keep)
+        shown_id = self.id.encode() if connection.listener.tracing is None else self._id_with_trace()
         if status in BODILESS:
-            start += b"x-request-id: %b\r\n\r\n" % self.id.encode()
+            start += b"x-request-id: %b\r\n\r\n" % shown_id
             body = b""
         else:
-            start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.id.encode(), len(body))
+            start += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (shown_id, len(body))
             if self.head.is_head:
                 body = b""
         self._send(connection, start, body, status, keep, error)
@@ -433,7 +446,8 @@ class Exchange:
         ours = connection.listener.response_headers.of(head.lines)
         start = ours.head(piece.status, piece.reason, piece.headers, keep_alive=self.keep)
         framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
-        connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (self.id.encode(), framing))
+        shown_id = self.id.encode() if connection.listener.tracing is None else self._id_with_trace()
+        connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (shown_id, framing))
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         self.stream_status = piece.status
@@ -529,7 +543,7 @@ class Exchange:
             timeline.end(now, status, size, error)
             recorder.take(timeline)
 
-    def _keep_late(self, recorder: Recorder, now: float, status: int, size: int, error: str) -> None:
+    def _keep_late(self, recorder: Takes, now: float, status: int, size: int, error: str) -> None:
         """Make a timeline of a request that had none: it was slow, or has failed."""
         head, job = self.head, self.job
         timeline = Timeline(self.id, self.began, max(0, head.body_bytes))

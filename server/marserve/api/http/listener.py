@@ -19,7 +19,7 @@ from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.metrics.server_metrics import Metrics
-from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 MAX_KNOWN_HEADS: Final = 1024
 MAX_KNOWN_HEAD_BYTES: Final = 2048
@@ -50,6 +50,7 @@ class Listener:
         "sampling",
         "surface",
         "tokens",
+        "tracing",
     )
 
     def __init__(
@@ -66,12 +67,14 @@ class Listener:
         browser_rules: BrowserRules | None = None,
         decoding: Decoding | None = None,
         request_ids: RequestIds | None = None,
-        recorder: Recorder | None = None,
+        recorder: Takes | None = None,
+        tracing: Tracing | None = None,
         *,
         logs_streams_at_end: bool = False,
     ) -> None:
         self.surface = surface
         self.recorder = recorder
+        self.tracing = tracing
         self.tokens = tokens
         self.browser_rules = browser_rules
         self.match = surface.match if surface is not None else _match_nothing

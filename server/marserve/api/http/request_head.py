@@ -19,6 +19,7 @@ from marserve.api.wishes import NO_WISHES, READERS
 from marserve.errors import BadInput, BodyTooLarge, MethodNotAllowed
 from marserve.settings.shown_address import hide_query
 from marserve.telemetry.logs.access_log import legible
+from marserve.telemetry.trace_context import TRACEPARENT
 
 UNKNOWN_LENGTH = -1
 
@@ -74,7 +75,7 @@ class Head:
     `is_form`: its body is cut into fields. `is_upload`: the application takes its body piece by piece, and no memory
     holds it whole. `is_repeatable`: the same bytes always mean the same, whatever came before them. `fault` is what is
     wrong with the client's `wishes`; an inference route answers with it, and the connection stays. `client_id` is
-    the client's `X-Request-Id`; empty without one that can be taken.
+    the client's `X-Request-Id`; empty without one that can be taken. `is_traced`: there is a `traceparent`.
     """
 
     __slots__ = (
@@ -89,6 +90,7 @@ class Head:
         "is_http10",
         "is_plain",
         "is_repeatable",
+        "is_traced",
         "is_upload",
         "keep_alive",
         "line",
@@ -114,6 +116,7 @@ class Head:
         self.expects_continue = False
         self.is_repeatable = False
         self.is_upload = False
+        self.is_traced = False
         self.client_id = ""
         self.wishes = NO_WISHES
         self.fault: BadInput | None = None
@@ -179,6 +182,7 @@ def read_head(
         head.route is not None
         and keep_alive
         and not has_own_id  # most clients send another with each request
+        and not head.is_traced  # and of this one, too
         and not head.expects_continue
         and head.body_bytes != UNKNOWN_LENGTH
     )
@@ -242,6 +246,8 @@ def _read_lines(head: Head, lines: Headers, *, is_ping: bool) -> bool:
             head.is_form = is_form(head.content_type)
         elif what == "hidden":
             hidden = True
+        elif what == "trace":
+            head.is_traced = True
         elif what == "id":
             ids += 1
             head.client_id = read_client_id(value) if ids == 1 else ""
@@ -281,6 +287,7 @@ _NOTABLE = {
         (b"explain", "hidden"),
         (b"url_path", "hidden"),
         (CLIENT_ID.encode(), "id"),
+        (TRACEPARENT, "trace"),
         *((name.encode(), name) for name in READERS),
     )
     for spelling in (name, name.title())

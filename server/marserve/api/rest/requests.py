@@ -212,6 +212,7 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
     return RecordedRequest(
         id=timeline.id,
         client_id=timeline.client_id or None,
+        trace_id=None if timeline.trace is None else timeline.trace.trace_id,
         model=timeline.model,
         version=timeline.version,
         worker="" if last is None else f"W-{last.worker.partition('/')[0]}-{timeline.model}_{timeline.version}",

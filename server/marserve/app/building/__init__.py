@@ -5,7 +5,7 @@ from_settings  makes the parts' options of the settings
 models         launchers, pools, registry, workflows
 watching       the places watched for new versions
 devices        the accelerators' memory and figures
-metrics        which metrics there are
+metrics        which metrics there are, and whether there are traces
 access         keys and certificates
 snapshots      the snapshot to restore, and the writer of further ones
 stores         the fetcher of archives

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, TypeVar
 
+from marserve import __version__
 from marserve.app.building.cannot_start import CannotStart
 from marserve.machine.describe import Machine, Meter
 from marserve.machine.device_watch import DeviceWatch
@@ -27,8 +29,10 @@ from marserve.telemetry.metrics.page.foreign import ForeignCollectors, Source
 from marserve.telemetry.metrics.page.torchserve import LEGACY_PAGE
 from marserve.telemetry.metrics.scrapes import Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
-from marserve.telemetry.recorder import FiledRecorder, Recorder
+from marserve.telemetry.recorder import RECORD_BYTES, TRACE_BYTES, FiledRecorder, Recorder
 from marserve.telemetry.recorder_file import FileUnusable
+from marserve.telemetry.traces.exporter import FAMILIES as TRACE_FAMILIES
+from marserve.telemetry.traces.tracing import Tracing, open_tracing
 
 log = logging.getLogger("marserve.app")
 
@@ -93,14 +97,38 @@ def build_recorder(settings: Settings, stack: contextlib.ExitStack | contextlib.
     """What keeps the timelines of requests; None if none are kept. Raises CannotStart for a file it cannot have."""
     if not settings.flight_recorder_size:
         return None
+    record_bytes = RECORD_BYTES if settings.tracing == "off" else RECORD_BYTES + TRACE_BYTES
     if settings.flight_recorder_file is None:
-        return Recorder(settings.flight_recorder_size)
+        return Recorder(settings.flight_recorder_size, record_bytes)
     try:
-        recorder = FiledRecorder(settings.flight_recorder_size, settings.flight_recorder_file)
+        recorder = FiledRecorder(settings.flight_recorder_size, settings.flight_recorder_file, record_bytes)
     except FileUnusable as error:
         raise CannotStart(f"flight_recorder_file cannot be used: {error}; name another one") from error
     stack.callback(recorder.close)
     return recorder
+
+
+async def build_tracing(
+    settings: Settings, metrics: Metrics, recorder: Recorder | None, stack: contextlib.AsyncExitStack
+) -> Tracing | None:
+    """The traces of requests, with `tracing=otlp`; None without, and where the libraries cannot be used.
+
+    They are sent by a thread, which ends after all parts that take requests.
+    """
+    if settings.tracing == "off":
+        return None
+    share = None if settings.trace_sample == "auto" else settings.trace_sample
+    # On a thread: importing the libraries takes half a second.
+    opened = await asyncio.to_thread(open_tracing, share, settings.trace_slower_than, __version__, os.environ)
+    if opened is None:
+        return None
+    exporter, sampling = opened
+    exporter.start()
+    stack.push_async_callback(asyncio.to_thread, exporter.stop)
+    declare_families(metrics, TRACE_FAMILIES, exporter)
+    tracing = Tracing(exporter, sampling, recorder)
+    metrics.happenings.heard = tracing.note
+    return tracing
 
 
 def declare_families(

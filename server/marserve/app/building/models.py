@@ -62,6 +62,7 @@ from marserve.store.fetching.download_list import DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
+from marserve.telemetry.body_samples import BodySamples, Hiding
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.intake import WorkflowIntake
@@ -227,7 +228,12 @@ def build_registry(
         leftovers=leftovers,
     )
     options = replace(options, interpreters=interpreters)
-    return Registry(options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks)
+    samples = None
+    if settings.body_sample:
+        samples = BodySamples(settings.body_sample, settings.body_sample_size, Hiding(settings.body_sample_hide))
+    return Registry(
+        options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks, samples=samples
+    )
 
 
 def build_uploads(settings: Settings, registry: Registry, stack: contextlib.AsyncExitStack) -> Uploads | None:

@@ -29,7 +29,13 @@ from marserve.app.building.desired_state import DesiredStates
 from marserve.app.building.devices import build_device_memory, usable_devices, watch_devices
 from marserve.app.building.from_settings import http_limits, most_bytes_in_flight
 from marserve.app.building.log_levels import LogLevels
-from marserve.app.building.metrics import build_metrics, build_recorder, build_scrapes, declare_families
+from marserve.app.building.metrics import (
+    build_metrics,
+    build_recorder,
+    build_scrapes,
+    build_tracing,
+    declare_families,
+)
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
@@ -72,6 +78,7 @@ from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.metrics.scrapes import Scrapes
 from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.telemetry.recorder import Recorder
+from marserve.telemetry.traces.tracing import Takes, Tracing
 from marserve.workflows.workflows import Workflows
 
 
@@ -100,6 +107,8 @@ class Parts:
     decoding: Decoding
     request_ids: RequestIds
     recorder: Recorder | None
+    ended: Takes | None
+    tracing: Tracing | None
     happenings: Happenings
     log_levels: LogLevels
     log_settings: LogSettings
@@ -154,7 +163,12 @@ async def build_parts(
     launchers = build_launchers(settings, machine, devices, worker_log, device_watch, archives, hurry)
     stack.push_async_callback(launchers.close)
     environments = build_environments(settings, scratch.path, launchers)
-    downloads = DownloadList()
+    tracing = await build_tracing(settings, metrics, recorder, stack)
+
+    def note_download(began: float, ended: float, text: str) -> None:
+        metrics.happenings.note("download", began, ended, text)
+
+    downloads = DownloadList(note_download)
     fetcher = await prepare_fetcher(settings, downloads, metrics)
     line = build_waiting_line(settings, machine, device_watch)
     host = build_host_memory(settings, line, launchers, metrics, stack)
@@ -226,6 +240,8 @@ async def build_parts(
         request_ids=RequestIds(takes_clients=settings.take_request_id),
         happenings=metrics.happenings,
         recorder=recorder,
+        ended=recorder if tracing is None else tracing,
+        tracing=tracing,
         log_levels=log_levels,
         log_settings=LogSettings(
             log_levels,

@@ -102,6 +102,8 @@ def described(request: Mapping[str, Any]) -> list[str]:
     batch = request.get("batch")
     if batch:
         lines += ["", *_of_batch(batch)]
+    if request.get("trace_id"):
+        lines += ["", f"Its trace: {request['trace_id']}"]
     if request["meanwhile"]:
         lines += ["", "Meanwhile:", *(f"  {sentence}" for sentence in request["meanwhile"])]
     if request["others"]:

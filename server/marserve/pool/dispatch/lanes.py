@@ -16,6 +16,7 @@ from marserve.pool.dispatch.actions import Actions
 from marserve.pool.dispatch.jobs import Flight, Job, JobState, WorkerLane
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.telemetry.timeline import BatchTimes
+from marserve.telemetry.trace_context import Trace
 
 
 # A protocol: the orders have no code in common.
@@ -135,6 +136,7 @@ class Lanes:
         running = JobState.RUNNING
         waits_s: list[float] = []
         named_s: list[float] = []
+        traces: list[Trace] | None = None
         for job in jobs[mates:] if mates else jobs:
             job.state = running
             job.flight = flight
@@ -150,6 +152,12 @@ class Lanes:
                     timeline.first = times
                 timeline.last = times
                 timeline.runs += 1
+                if timeline.trace is not None:
+                    if traces is None:
+                        traces = []
+                    traces.append(timeline.trace)
+        if traces is not None:
+            times.note(traces)
         metrics = self._metrics
         metrics.queue_seconds.observe_all(waits_s)
         metrics.batch_sizes.observe(size)

@@ -353,7 +353,12 @@ class WorkerClient(asyncio.Protocol):
                 parts.append((part.name, part.content_type))
                 bodies.append(part.body)
             head = self._heads.pack(request.headers, request.server_headers)
-            items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id))
+            timeline = request.timeline
+            if timeline is None or timeline.trace is None:
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id))
+            else:
+                traceparent = timeline.trace.for_handler
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, traceparent))
         return items, bodies
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -30,7 +30,7 @@ class Download:
         self.cancel = Cancel()
         self.received = 0
         self.url, self._name = url, name
-        self._began, self._ended = now, 0.0
+        self.began, self.ended = now, 0.0
         self._state: State = "waiting"
         self._bytes = 0
         self._size: int | None = None
@@ -52,7 +52,7 @@ class Download:
 
     def end(self, state: State, reason: str, now: float) -> None:
         """Note its end."""
-        self._state, self._reason, self._ended = state, reason, now
+        self._state, self._reason, self.ended = state, reason, now
 
     def status(self, now: float) -> DownloadEntry:
         """Its progress; its seconds count until its end."""
@@ -62,7 +62,7 @@ class Download:
             name=self._name,
             state=self._state,
             bytes=self._bytes,
-            seconds=round((self._ended or now) - self._began, 3),
+            seconds=round((self.ended or now) - self.began, 3),
             fromCache=self._is_cached,
             size=self._size,
             reason=self._reason or None,
@@ -75,7 +75,9 @@ class DownloadList:
     `ended` counts by result: fetched, cached, failed, cancelled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[float, float, str], None] | None = None) -> None:
+        """`note` is called when one has ended, on its thread: begin and end on the monotonic clock, and a sentence."""
+        self._note = note
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._queued: dict[int, Download] = {}
@@ -132,6 +134,8 @@ class DownloadList:
             self.ended[state if state != "done" else "cached" if status.fromCache else "fetched"] += 1
             del self._running[download.id]
             self._ended.append(download)
+        if self._note is not None:
+            self._note(download.began, download.ended, f"download of {status.url}: {state}, {download.received} bytes")
 
     @property
     def bytes(self) -> int:

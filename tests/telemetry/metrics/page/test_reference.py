@@ -15,6 +15,7 @@ from marserve.telemetry.metrics.page.catalogue import CATALOGUE
 from marserve.telemetry.metrics.page.reference import _MOVES, COMMAND, LABELS, write_reference
 from marserve.telemetry.metrics.page.torchserve import SYSTEM_METRICS
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.traces import exporter
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "metrics-reference.md"
 
@@ -27,6 +28,7 @@ DECLARED = (
     host_memory.FAMILIES,
     download_list.FAMILIES,
     loop_lag.FAMILIES,
+    exporter.FAMILIES,
 )
 # By `app/building/` and `scrapes.py`.
 DECLARED_BY_ROWS = {

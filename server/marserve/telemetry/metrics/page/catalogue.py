@@ -662,5 +662,30 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             "The longest time that a call held the event loop since the start.",
             "when the loop runs again",
         ),
+        # Traces.
+        Meaning(
+            "marserve_spans_sent_total",
+            _C,
+            (),
+            "spans",
+            "Spans of traces that a collector took; like the next two only with tracing=otlp.",
+            "when the collector has answered",
+        ),
+        Meaning(
+            "marserve_spans_dropped_total",
+            _C,
+            ("reason",),
+            "spans",
+            "Spans that no collector got: no room in the queue, not taken by the collector, or left at the stop.",
+            "when they are dropped",
+        ),
+        Meaning(
+            "marserve_traces_waiting",
+            _G,
+            (),
+            "requests",
+            "Requests whose spans wait to be sent.",
+            "at each scrape it is what it is then",
+        ),
     )
 }

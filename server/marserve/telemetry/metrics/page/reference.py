@@ -30,7 +30,8 @@ LABELS: Final[Mapping[str, str]] = {
     "status": "the status of the answer, as a number",
     "cause": "a word of [the table of causes](#causes)",
     "reason": "why: of traffic `path`, `override`, `sticky`, `weight`, `default`; of copies `busy`, `memory`; of "
-    "replaced workers `requests`, `age`, `growth`, `template`, `device`, `unhealthy`; of stalls `held`, `paused`",
+    "replaced workers `requests`, `age`, `growth`, `template`, `device`, `unhealthy`; of stalls `held`, `paused`; of "
+    "spans `queue_full`, `not_taken`, `stopped`",
     "state": "`ready`, `loading`, `failed` (given up), `stopping`",
     "arm": "`baseline` or `candidate` of a roll-out",
     "result": "what became of it: of arms `answered`, `rejected`, `failed`; of downloads `fetched`, `cached`, "

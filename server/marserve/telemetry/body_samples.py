@@ -1,0 +1,165 @@
+"""Writes what some requests and their answers hold to the server's log, for debugging: off unless it is asked for.
+
+Only while the server's log is at the level DEBUG, of a share of the requests, bounded, and without what may be secret:
+JSON and forms are read, and values under hidden names are replaced. What cannot be read is not shown.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from marserve.errors import MarserveError
+from marserve.messages import Answer, Part, Receiver, Request, line_ids
+from marserve.telemetry.logs.log_limit import caused_by
+
+log = logging.getLogger("marserve.bodies")
+
+HIDDEN: Final = "…"
+# Never shown, whatever the rules are.
+ALWAYS_HIDDEN: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key")
+# JSON, forms and text up to this length are read, as that happens on the event loop.
+READ_BYTES: Final = 8 * 1024
+MOST_HEADERS, MOST_HEADER_CHARACTERS = 50, 200
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+class Hiding:
+    """The names whose values are not shown; `*` in a pattern stands for any characters, case does not count."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        words = [*patterns, *ALWAYS_HIDDEN]
+        self._hides = re.compile("|".join(fnmatch.translate(word.lower()) for word in words)).match
+
+    def hides(self, name: str) -> bool:
+        """Whether what has this name is not shown."""
+        return self._hides(name.lower()) is not None
+
+    def value(self, value: Any) -> Any:
+        """A value of JSON without what is under hidden names, texts that hold JSON included."""
+        if isinstance(value, dict):
+            return {key: HIDDEN if self.hides(key) else self.value(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.value(each) for each in value]
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            try:
+                return msgspec.json.encode(self.value(msgspec.json.decode(value))).decode()
+            except (msgspec.DecodeError, ValueError):
+                return value
+        return value
+
+    def header(self, name: str, value: str) -> str:
+        """A header as it is shown."""
+        shown = HIDDEN if self.hides(name) else value
+        return shown if len(shown) <= MOST_HEADER_CHARACTERS else shown[:MOST_HEADER_CHARACTERS] + HIDDEN
+
+    def body(self, body: bytes | bytearray, content_type: str | None, most: int) -> str:
+        """At most `most` characters of a body, without what is hidden; what cannot be read is only counted."""
+        essence = (content_type or "").partition(";")[0].strip().lower()
+        start = bytes(body[:64]).lstrip()[:1]
+        if "json" in essence or start in (b"{", b"["):
+            if len(body) > READ_BYTES:
+                return f"{len(body)} bytes of JSON"
+            try:
+                text = msgspec.json.encode(self.value(msgspec.json.decode(body))).decode()
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                return f"{len(body)} bytes, which are not JSON"
+        elif essence == _FORM:
+            fields = parse_qsl(bytes(body[:READ_BYTES]).decode("utf-8", "replace"), keep_blank_values=True)
+            text = "&".join(f"{name}={HIDDEN if self.hides(name) else value}" for name, value in fields)
+        elif not essence or essence.startswith("text/"):
+            try:
+                text = body.decode() if len(body) <= READ_BYTES else bytes(body[:READ_BYTES]).decode("utf-8", "ignore")
+            except UnicodeDecodeError:
+                return f"{len(body)} bytes"
+            if not essence and not text.isprintable() and "\0" in text:
+                return f"{len(body)} bytes"
+        else:
+            return f"{len(body)} bytes"
+        return text if len(text) <= most else text[:most] + HIDDEN
+
+
+class BodySamples:
+    """Has a share of the requests written to the log when they end. `most` is how much of each body."""
+
+    def __init__(self, share: float, most: int, hiding: Hiding, draw: Callable[[], float] = random.random) -> None:
+        self._share = share
+        self._most = most
+        self._hiding = hiding
+        self._draw = draw
+
+    def watch(self, model: str, request: Request, receiver: Receiver) -> Receiver:
+        """The receiver of a request, or one in its place that writes what is answered.
+
+        Requests whose tensors lie in shared memory are left out.
+        """
+        if not log.isEnabledFor(logging.DEBUG) or self._draw() >= self._share or request.shares_memory:
+            return receiver
+        return _Watched(self, model, self._asked(request), line_ids([request]), receiver)
+
+    def _asked(self, request: Request) -> dict[str, Any]:
+        return {
+            "headers": self._headers(
+                (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers[:MOST_HEADERS]
+            ),
+            "parts": [self._part(part) for part in request.parts[:MOST_HEADERS]],
+        }
+
+    def _headers(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+        return {name[:MOST_HEADER_CHARACTERS]: self._hiding.header(name, value) for name, value in headers}
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        hides = part.name != "body" and self._hiding.hides(part.name)
+        shown = HIDDEN if hides else self._hiding.body(part.body, part.content_type, self._most)
+        return {"name": part.name[:MOST_HEADER_CHARACTERS], "bytes": len(part.body), "body": shown}
+
+    def answered(self, answer: Answer) -> dict[str, Any]:
+        """An answer that came whole."""
+        headers: Sequence[tuple[str, str]] = answer.headers[:MOST_HEADERS]
+        content_type = next((value for name, value in headers if name.lower() == "content-type"), None)
+        return {
+            "status": answer.status,
+            "headers": self._headers(headers),
+            "bytes": len(answer.body),
+            "body": self._hiding.body(answer.body, content_type, self._most),
+        }
+
+
+class _Watched(Receiver):
+    """Passes an answer on, and writes it with its request to the log when it has ended."""
+
+    __slots__ = ("_asked", "_ids", "_model", "_pieces", "_samples", "_size", "receiver")
+
+    def __init__(self, samples: BodySamples, model: str, asked: dict[str, Any], ids: str, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self._samples, self._model, self._asked, self._ids = samples, model, asked, ids
+        self._pieces = self._size = 0
+
+    def on_answer(self, answer: Answer) -> None:
+        """Pass on the whole answer."""
+        self.receiver.on_answer(answer)
+        self._write(self._samples.answered(answer))
+
+    def on_piece(self, piece: Answer, last: bool) -> None:
+        """Pass on a piece; only their number and length is written."""
+        self.receiver.on_piece(piece, last)
+        self._pieces += 1
+        self._size += len(piece.body)
+        if last:
+            self._write({"pieces": self._pieces, "bytes": self._size})
+
+    def on_error(self, error: MarserveError) -> None:
+        """Pass on the error."""
+        self.receiver.on_error(error)
+        self._write({"error": error.cause or type(error).__name__})
+
+    def _write(self, answer: dict[str, Any]) -> None:
+        document = {"model": self._model, "request": self._asked, "answer": answer}
+        log.debug("Body sample: %s", msgspec.json.encode(document).decode(), extra=caused_by("", self._ids))

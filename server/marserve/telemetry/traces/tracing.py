@@ -1,0 +1,183 @@
+"""Gives each request its place in a trace, and has the spans of those that are kept sent. On the event loop.
+
+Every request has ids as soon as traces are on, since its handler and the services behind it want them at once. Spans
+are made at the end, for kept requests only, on the exporter's thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from marserve.optional import reason, trouble
+from marserve.telemetry.happenings import Happening, Kind
+from marserve.telemetry.timeline import Timeline
+from marserve.telemetry.trace_context import RANDOM, SAMPLED, Trace, draw_ids, find_parent, new_trace
+from marserve.telemetry.traces.exporter import (
+    DEFAULT_DELAY_S,
+    DEFAULT_MOST_WAITING,
+    DEFAULT_SENT_TOGETHER,
+    Exporter,
+    Sender,
+)
+from marserve.telemetry.traces.sampling import Sampling, read_sampling
+from marserve.telemetry.traces.spans import EndedRequest, batches_of
+
+log = logging.getLogger("marserve.traces")
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+# What else the server does that is a span of its own.
+SPANNED: Final[frozenset[Kind]] = frozenset(("load", "download", "eviction", "rollback", "swap"))
+PROTOCOLS: Final = ("http/protobuf", "grpc")
+# How much of a request's line is kept as long as the request is known.
+MOST_CHARACTERS: Final = 256
+# For so many requests ids are drawn at once.
+DRAWN_TOGETHER: Final = 64
+# What one number of OpenTelemetry's variables may be at most.
+MOST_OF_A_VARIABLE: Final = 1_000_000
+
+
+# A protocol: the recorder reads traces of timelines.
+class Takes(Protocol):
+    """Says which requests have a timeline, and takes those of requests that have ended; as `Recorder`."""
+
+    left: float
+    late_left: float
+    refill_at: float
+    slow_above_s: float
+
+    def begins(self, now: float) -> bool:
+        """Whether a request that begins now has a timeline."""
+
+    def refill(self, now: float) -> bool:
+        """Let timelines be begun again, if it is time for that."""
+
+    def take(self, timeline: Timeline) -> None:
+        """A request has ended."""
+
+    def take_late(self, timeline: Timeline) -> None:
+        """A request that had no timeline was slow, or has failed."""
+
+
+class Tracing:
+    """The traces of a server. Requests that have ended go on to `recorder`."""
+
+    def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
+        self.exporter = exporter
+        self._flags = sampling.flags
+        self._below = sampling.below
+        self._ids: list[str] = []
+        self._slower_than_s = sampling.slower_than_s or math.inf
+        self._keeps = sampling.keeps
+        self._recorder = recorder
+        # All requests have a timeline, for all have a place in a trace.
+        self.left = self.refill_at = self.slow_above_s = math.inf
+        self.late_left = 0.0
+
+    def begins(self, _: float) -> bool:
+        """Every request has a timeline."""
+        return True
+
+    def refill(self, _: float) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def take_late(self, timeline: Timeline) -> None:
+        """There is no such request; one would be as any other."""
+        self.take(timeline)
+
+    def begin(self, lines: Headers, what: str) -> Trace:
+        """The place of a request with these headers; without a `traceparent` they may be left out."""
+        if len(what) > MOST_CHARACTERS:
+            what = f"{what[:MOST_CHARACTERS]} "
+        parent = find_parent(lines) if lines else None
+        if parent is not None:
+            return new_trace(parent, what, self._flags)
+        # As `new_trace`, but without its calls: most requests come here.
+        if not self._ids:
+            self._ids = draw_ids(DRAWN_TOGETHER)
+        ids = self._ids.pop()
+        return Trace(ids, RANDOM | SAMPLED if ids[16:32] < self._below else RANDOM, "", False, "", what)
+
+    def take(self, timeline: Timeline) -> None:
+        """A request has ended: keep its spans, or forget what it made."""
+        trace = timeline.trace
+        # Most requests are quick and well: they are told from the others here, without a call.
+        if trace is not None and (
+            trace.flags & SAMPLED
+            or timeline.error
+            or timeline.status >= 500
+            or timeline.written_at - timeline.began > self._slower_than_s
+        ):
+            self._keep(timeline)
+        timeline.parts = None
+        recorder = self._recorder
+        if recorder is None:
+            return
+        if recorder.begins(timeline.written_at):
+            recorder.take(timeline)
+        elif recorder.late_left > 0 and (timeline.error or timeline.wall_s > recorder.slow_above_s):
+            recorder.take_late(timeline)
+
+    def _keep(self, timeline: Timeline) -> None:
+        if self._keeps(timeline):
+            parts = timeline.parts or ()
+            self.exporter.take(EndedRequest(timeline, parts, batches_of(timeline, parts)), 1 + len(parts))
+
+    def note(self, happening: Happening) -> None:
+        """Something else has happened; on any thread."""
+        if happening.kind in SPANNED:
+            self.exporter.take(happening)
+
+
+def open_tracing(
+    share: float | None, slower_than_s: float, version: str, environment: Mapping[str, str]
+) -> tuple[Exporter, Sampling] | None:
+    """The exporter and the sampling that settings and variables ask for; None, with one line in the log, if none works.
+
+    `share` None: as `OTEL_TRACES_SAMPLER` and its argument say.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        log.info("No traces are sent: OTEL_SDK_DISABLED is true")
+        return None
+    sampling, faults = read_sampling(share, slower_than_s, environment)
+    protocol = (
+        environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or PROTOCOLS[0]
+    ).strip()
+    if protocol not in PROTOCOLS:
+        faults.append(
+            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol[:100]!r}, and is ignored: it is {' or '.join(PROTOCOLS)}"
+        )
+        protocol = PROTOCOLS[0]
+    most = _whole("OTEL_BSP_MAX_QUEUE_SIZE", DEFAULT_MOST_WAITING, environment, faults)
+    together = _whole("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", DEFAULT_SENT_TOGETHER, environment, faults)
+    delay_ms = _whole("OTEL_BSP_SCHEDULE_DELAY", int(DEFAULT_DELAY_S * 1000), environment, faults)
+    for fault in faults:
+        log.warning("%s", fault)
+    try:
+        sender: Sender = importlib.import_module("marserve.telemetry.traces.otlp").OtlpSender(
+            protocol, version, environment
+        )
+    except ImportError as error:
+        log.warning("No traces are sent: %s; pip install 'marserve[otlp]' brings it", trouble("otlp", error))
+        return None
+    except Exception as error:  # libraries, and what they read of the environment, may raise anything
+        log.warning("No traces are sent: %s", reason(error))
+        return None
+    return Exporter(sender, most_waiting=most, together=together, delay_s=delay_ms / 1000), sampling
+
+
+def _whole(name: str, default: int, environment: Mapping[str, str], faults: list[str]) -> int:
+    word = environment.get(name, "").strip()
+    if not word:
+        return default
+    if word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= MOST_OF_A_VARIABLE:
+        return int(word[:9])
+    faults.append(f"{name} is {word[:100]!r}, and is ignored: it is a whole number from 1 to {MOST_OF_A_VARIABLE}")
+    return default
