@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,12 +134,14 @@ def test_a_process_that_was_stopped_is_not_blamed() -> None:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        time.sleep(1.0)  # the claim is about time that passes
+        time.sleep(1.5)  # the claim is about time that passes
         process.send_signal(signal.SIGCONT)
         said, errors = process.communicate(timeout=30)
 
     assert process.returncode == 0, errors
-    assert said.startswith("This process did not run for 1."), said
+    told = re.match(r"This process did not run for ([0-9.]+) s", said)
+    assert told, said
+    assert float(told[1]) > 1.0  # it may have looked a moment before
     assert said.splitlines()[-1].startswith("0 ")
     assert "stands still" not in said
 
