@@ -87,7 +87,7 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
                 "short",
                 (
                     (
-                        rate("marserve_usage_compute_milliseconds_total", "model", f'{S},model=~"$model"') + " / 1000",
+                        rate("marserve_usage_compute_seconds_total", "model", f'{S},model=~"$model"'),
                         "{{model}}",
                     ),
                 ),

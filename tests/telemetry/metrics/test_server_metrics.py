@@ -680,7 +680,7 @@ def test_usage_of_a_model_goes_on_when_a_version_takes_the_place_of_another() ->
 
     for samples in (before, after):
         assert value_of(samples, "marserve_usage_requests_total", model="echo") == 7
-        assert value_of(samples, "marserve_usage_compute_milliseconds_total", model="echo") == 2000
+        assert value_of(samples, "marserve_usage_compute_seconds_total", model="echo") == 2
         assert value_of(samples, "marserve_usage_bytes_total", model="echo", direction="in") == 110
         assert value_of(samples, "marserve_usage_bytes_total", model="echo", direction="out") == 7
     metrics.remove(second)

@@ -220,10 +220,10 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             "when a request is accepted",
         ),
         Meaning(
-            "marserve_usage_compute_milliseconds_total",
+            "marserve_usage_compute_seconds_total",
             _C,
             ("model",),
-            "milliseconds",
+            "seconds",
             "Time in which workers ran batches for the model, over all its versions.",
             "when a batch comes back",
         ),

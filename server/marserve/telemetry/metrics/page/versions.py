@@ -19,7 +19,7 @@ Views = Callable[[], Sequence[VersionView]]
 # What a model used, by the names under which its totals are kept, and the values of the families' labels.
 USAGE: Mapping[str, tuple[str, tuple[str, ...], Read]] = {
     "requests": ("marserve_usage_requests_total", (), lambda version: version.client_requests),
-    "compute": ("marserve_usage_compute_milliseconds_total", (), lambda version: version.busy_seconds * 1000),
+    "compute": ("marserve_usage_compute_seconds_total", (), lambda version: version.busy_seconds),
     "in": ("marserve_usage_bytes_total", ("in",), lambda version: version.input_bytes),
     "out": ("marserve_usage_bytes_total", ("out",), lambda version: version.answer_bytes),
 }
