@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from support.command_line import marserve
@@ -127,7 +128,9 @@ def test_a_stopped_view_leaves_the_terminal_and_comes_back() -> None:
             watched(apis, terminal)
             terminal.press("\x1a")
             terminal.screen.wait_for(NORMAL)
-            wait_until(lambda: terminal.attributes == before)
+            # A process that is told to go on before it has stopped would stop then, for good.
+            wait_until(lambda: psutil.Process(terminal.pid).status() == psutil.STATUS_STOPPED)
+            assert terminal.attributes == before
             terminal.signal(signal.SIGCONT)
             wait_until(lambda: terminal.screen.text.count(ALTERNATE) == 2)
             terminal.press("q")
