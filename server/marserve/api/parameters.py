@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import Request
 
 from marserve.api.decoding import SHORT_BYTES
-from marserve.errors import BadInput
+from marserve.errors import BadInput, without_stop
 from marserve.files.nearest import did_you_mean
 from marserve.model_options import Said, said_in
 from marserve.option_values import Unusable
@@ -145,6 +145,15 @@ class QueryParameters:
             raise BadInput(f"{name} is {_shown(word)}; it must be a whole number of at most {_LARGEST}.")
         return number
 
+    def up_to(self, name: str, default: int, most: int) -> int:
+        """A whole number from 1 to `most`; `default` if it is not given. Raises BadInput for any other."""
+        number = self.whole(name)
+        if number is None:
+            return default
+        if not 1 <= number <= most:
+            raise BadInput(f"{name} is {number}; it must be a whole number from 1 to {most}.")
+        return number
+
     def flag(self, name: str, default: bool) -> bool:
         """True for the word `true` in any case, `default` where nothing is given, False for anything else."""
         word = self._values.get(name)
@@ -153,6 +162,14 @@ class QueryParameters:
         if word.lower() not in ("true", "false"):
             self.warnings.append(f"{name} is {_shown(word)}, which counts as false; say true or false")
         return word.lower() == "true"
+
+
+def read_strictly(values: Mapping[str, str], known: Collection[str]) -> QueryParameters:
+    """The parameters of a query that was never recorded. Raises BadInput for a name that is not known."""
+    given = QueryParameters(values, known)
+    if given.warnings:
+        raise BadInput(f"{without_stop(given.warnings[0])}.")
+    return given
 
 
 class JsonParameters:

@@ -18,14 +18,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from marserve.answers.management import LoggingLevels, LogLine, LogLines
-from marserve.api.parameters import JsonParameters, QueryParameters
+from marserve.api.parameters import JsonParameters, QueryParameters, read_strictly
 from marserve.api.request_ids import MAX_CLIENT_ID
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.hang_up import while_connected
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Flag, error_answers
 from marserve.api.rest.short_body import read_short_body
-from marserve.errors import BadInput, ClientGone, without_stop
+from marserve.errors import BadInput, ClientGone
 from marserve.telemetry.logs.log_book import Following, LogBook
 from marserve.telemetry.logs.records import LEVELS, LOGS, LogName, Record, Wanted
 
@@ -135,9 +135,7 @@ def logs_router(
 
 def read_wanted(values: Mapping[str, str], versions_of: Callable[[str], Sequence[str]]) -> tuple[Wanted, int, bool]:
     """The records that a query asks for, how many at most, and whether to follow. Raises BadInput."""
-    given = QueryParameters(values, ("model", "request", "level", "tail", "log", "follow"))
-    if given.warnings:
-        raise BadInput(f"{without_stop(given.warnings[0])}.")
+    given = read_strictly(values, ("model", "request", "level", "tail", "log", "follow"))
     does_follow = given.flag("follow", default=False)
     tail = given.whole("tail")
     tail = DEFAULT_TAIL if tail is None else tail

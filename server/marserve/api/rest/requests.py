@@ -23,12 +23,12 @@ from marserve.answers.management import (
     RecordedSpan,
     RecordedStage,
 )
-from marserve.api.parameters import QueryParameters
+from marserve.api.parameters import read_strictly
 from marserve.api.request_ids import MAX_CLIENT_ID
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Flag, error_answers
-from marserve.errors import BadInput, RequestUnknown, without_stop
+from marserve.errors import BadInput, RequestUnknown
 from marserve.telemetry.explanation import CAUSES, Cause, Evidence, explain
 from marserve.telemetry.happenings import Happening, Happenings
 from marserve.telemetry.recorder import Recorder, of_id
@@ -120,13 +120,8 @@ class Wanted(NamedTuple):
 
 def read_wanted(values: Mapping[str, str]) -> Wanted:
     """Read the query of a list. Raises BadInput."""
-    given = QueryParameters(values, ("model", "slower_than", "cause", "failed", "previous", "limit"))
-    if given.warnings:
-        raise BadInput(f"{without_stop(given.warnings[0])}.")
-    limit = given.whole("limit")
-    limit = DEFAULT_LIMIT if limit is None else limit
-    if not 1 <= limit <= MOST_LISTED:
-        raise BadInput(f"limit is {limit}; it must be a whole number from 1 to {MOST_LISTED}.")
+    given = read_strictly(values, ("model", "slower_than", "cause", "failed", "previous", "limit"))
+    limit = given.up_to("limit", DEFAULT_LIMIT, MOST_LISTED)
     word = given.text("cause")
     cause = next((each for each in CAUSES if each == word), None)
     if word and cause is None:

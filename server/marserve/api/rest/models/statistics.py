@@ -27,11 +27,11 @@ from marserve.answers.management import (
     VersionStatistics,
     WindowStatistics,
 )
-from marserve.api.parameters import QueryParameters
+from marserve.api.parameters import read_strictly
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import endpoints, new_router
 from marserve.api.rest.schemas import error_answers
-from marserve.errors import BadInput, without_stop
+from marserve.errors import BadInput
 from marserve.registry.models import Registry
 from marserve.telemetry.metrics.causes import by_known_cause
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -90,9 +90,7 @@ def statistics_router(
         return PrettyJson(await asyncio.to_thread(_activity, rows, found, wanted))
 
     async def statistics(request: Request, model: str, version: str | None) -> Response:
-        given = QueryParameters(request.query_params, ())
-        if given.warnings:
-            raise BadInput(f"{without_stop(given.warnings[0])}.")
+        read_strictly(request.query_params, ())
         now, default = clock(), registry.default_of(model)
         return PrettyJson(
             ModelStatistics(
@@ -134,13 +132,8 @@ class Wanted(NamedTuple):
 
 def read_wanted(values: Mapping[str, str]) -> Wanted:
     """Read the query of `/stats`. Raises BadInput."""
-    given = QueryParameters(values, ("sort", "limit"))
-    if given.warnings:
-        raise BadInput(f"{without_stop(given.warnings[0])}.")
-    limit = given.whole("limit")
-    limit = DEFAULT_LIMIT if limit is None else limit
-    if not 1 <= limit <= MOST_LISTED:
-        raise BadInput(f"limit is {limit}; it must be a whole number from 1 to {MOST_LISTED}.")
+    given = read_strictly(values, ("sort", "limit"))
+    limit = given.up_to("limit", DEFAULT_LIMIT, MOST_LISTED)
     sort = given.text("sort") or "rate"
     if sort not in SORTS:
         raise BadInput(f"sort is {sort[:100]!r}; it is one of {', '.join(SORTS)}.")
