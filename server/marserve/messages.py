@@ -94,7 +94,7 @@ class Request(msgspec.Struct, frozen=True):
     `id` is what the client sees. Where `key` is 0 the server made it, and no other request has it. Otherwise the client
     chose it, or parts of one request share it; then `key` alone tells them apart. `client_id` is a client's id that
     stands beside the server's in the logs. `timeline` is a `telemetry.timeline.Timeline`, which is built upon these
-    messages; None where nobody keeps it. A copy of a request that is answered by itself must not share it.
+    messages; None if none is kept. A copy of a request that is answered by itself must not share it.
     """
 
     id: str

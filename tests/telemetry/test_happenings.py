@@ -11,7 +11,7 @@ def test_what_went_on_in_a_time_is_found() -> None:
     for number, (began, ended) in enumerate([(0.0, 1.0), (0.5, 2.5), (2.0, 2.0), (2.5, 9.0), (4.0, 5.0)]):
         happenings.note("load", began, ended, str(number))
 
-    assert [each.text for each in happenings.between(2.0, 3.0)] == ["1", "2", "3"]
+    assert [each.text for each in happenings if each.went_on(2.0, 3.0)] == ["1", "2", "3"]
     assert [each.text for each in happenings] == ["0", "1", "2", "3", "4"]
 
 

@@ -220,7 +220,7 @@ class _Case:
             return
         begin, end = self.queued
         mine = [each for each in self.happenings if each.model == of.model]
-        rolled = [each for each in mine if each.kind == "rollback" and each.began <= end and each.ended >= begin]
+        rolled = [each for each in mine if each.kind == "rollback" and each.went_on(begin, end)]
         if of.moved_from and rolled:
             self._give(
                 "rollback",

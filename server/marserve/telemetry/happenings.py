@@ -1,7 +1,7 @@
 """What else the server did: loads, deaths, evictions, roll-backs, stalls, collections. Bounded, no I/O, no clock.
 
 A request that was slow is explained by what happened meanwhile, so each part notes what may hold others up. It is read
-only when somebody asks.
+only for explanations and traces.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal[
-    "load", "death", "eviction", "scaling", "swap", "rollback", "stall", "collection", "printing", "download"
-]
+Kind = Literal["load", "death", "eviction", "scaling", "rollback", "stall", "collection", "download"]
 
 MOST_KEPT: Final = 4096
 MAX_TEXT: Final = 200
@@ -30,6 +28,10 @@ class Happening(NamedTuple):
     model: str
     version: str
     text: str
+
+    def went_on(self, begin: float, end: float) -> bool:
+        """Whether it went on at some time from `begin` to `end`."""
+        return self.ended >= begin and self.began <= end
 
     def overlap_s(self, begin: float, end: float) -> float:
         """For how long of this time it went on."""
@@ -50,10 +52,6 @@ class Happenings:
         self._kept.append(happening)
         if self.heard is not None:
             self.heard(happening)
-
-    def between(self, begin: float, end: float) -> list[Happening]:
-        """Those that went on at some time from `begin` to `end`, the oldest first."""
-        return [each for each in list(self._kept) if each.ended >= begin and each.began <= end]
 
     def __iter__(self) -> Iterator[Happening]:
         """All, the oldest first."""

@@ -5,7 +5,7 @@ Up to two thousand requests a second each have a timeline from their first byte 
 request that turns out to be slow or to fail gets one at its end, of what is known then. The very last ones are all
 kept. Older ones stand in a ring: all of them up to a thousand a second, beyond that a sample of the usual ones, and the
 unusual ones before all others. Of each model the slowest of the last hour and the latest that failed are kept even
-longer, so that the one slow request is still there when somebody asks.
+longer, so that the one slow request is still there hours later.
 
 Nothing is computed for a request when it ends: it is appended to a list, which is sorted now and then. Most timelines
 are forgotten soon, so that their memory is used again while the processor still has it at hand; keeping all of ten
@@ -28,7 +28,7 @@ from marserve.telemetry.logs.bucket import Bucket
 from marserve.telemetry.recorder_file import FileUnusable, RecordedFile, RecorderFile, previous_of
 from marserve.telemetry.timeline import BatchTimes, Timeline
 
-# What a timeline takes in memory, with its id, and with a batch that it shares with nobody.
+# What a timeline takes in memory, with its id, and with a batch of its own.
 RECORD_BYTES: Final = 1024
 # What its place in a trace takes beside that, where traces are on.
 TRACE_BYTES: Final = 512
@@ -96,7 +96,7 @@ class Recorder:
         """From how long on a request without a timeline is worth one at its end."""
 
     def take(self, timeline: Timeline) -> None:
-        """A request has ended. Called for every request, on the event loop."""
+        """A request that has a timeline has ended. Called on the event loop."""
         unsorted = self._unsorted
         unsorted.append(timeline)
         if len(unsorted) >= SORTED_TOGETHER:

@@ -49,7 +49,7 @@ NO_VERSION: Final[TimedVersion] = _NoVersion()
 
 
 CLIENT_GONE: Final = 499
-"""The status of a request whose client has gone, which nobody reads; nginx made it known."""
+"""The status of a request whose client has gone, as nginx has it. No client reads it."""
 
 
 # How many requests of a batch are linked to its span, as OpenTelemetry bounds links.

@@ -92,9 +92,7 @@ class Exchange:
         recorder = listener.recorder
         if recorder is not None and (recorder.left > 0 or (began >= recorder.refill_at and recorder.refill(began))):
             recorder.left -= 1  # as `Recorder.begins`, but without a call
-            self.timeline = Timeline(self.id, began, len(body))
-            if head.client_id and head.client_id != self.id:
-                self.timeline.client_id = head.client_id
+            self.timeline = self._new_timeline(len(body))
             if listener.tracing is not None:
                 lines = head.lines if head.is_traced else ()
                 self.timeline.trace = listener.tracing.begin(lines, head.line)
@@ -429,7 +427,7 @@ class Exchange:
         keep = self.head.keep_alive and connection.keep_open and self.refusal is None
         ours = connection.listener.response_headers.of(self.head.lines)
         start = ours.head(status, reason, headers, keep_alive=keep)
-        shown_id = self.id.encode() if connection.listener.tracing is None else self._id_with_trace()
+        shown_id = self._id_with_trace()
         if status in BODILESS:
             start += b"x-request-id: %b\r\n\r\n" % shown_id
             body = b""
@@ -446,7 +444,7 @@ class Exchange:
         ours = connection.listener.response_headers.of(head.lines)
         start = ours.head(piece.status, piece.reason, piece.headers, keep_alive=self.keep)
         framing = b"" if head.is_http10 or piece.status in BODILESS else b"transfer-encoding: chunked\r\n"
-        shown_id = self.id.encode() if connection.listener.tracing is None else self._id_with_trace()
+        shown_id = self._id_with_trace()
         connection.stream(start + b"x-request-id: %b\r\n%b\r\n" % (shown_id, framing))
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
@@ -488,13 +486,9 @@ class Exchange:
     def _sent(self, connection: WrittenConnection, status: int, keep: bool, size: int, error: str = "") -> None:
         """The whole answer was written, with a body of `size` bytes."""
         now = monotonic()
-        timeline, recorder = self.timeline, connection.listener.recorder
-        if timeline is not None and recorder is not None:  # as `_keep_time`, but without a call
-            self.timeline = None
-            timeline.written_at, timeline.status, timeline.bytes_out = now, status, size
-            if error:
-                timeline.error = error
-            recorder.take(timeline)
+        recorder = connection.listener.recorder
+        if self.timeline is not None:
+            self._keep_time(connection, now, status, size, error)
         elif recorder is not None and (error or now - self.began > recorder.slow_above_s) and recorder.late_left > 0:
             self._keep_late(recorder, now, status, size, error)
         head = self.head
@@ -535,6 +529,11 @@ class Exchange:
             connection.listener.metrics.count_refused(SLOW_READER)
             connection.transport.abort()
 
+    def _new_timeline(self, body_bytes: int) -> Timeline:
+        """A timeline from the moment when the request was read."""
+        given = self.head.client_id
+        return Timeline(self.id, self.began, body_bytes, given if given != self.id else "")
+
     def _keep_time(self, connection: WrittenConnection, now: float, status: int, size: int, error: str) -> None:
         """The request has ended: give its timeline to the recorder, once."""
         timeline, self.timeline = self.timeline, None
@@ -545,10 +544,8 @@ class Exchange:
 
     def _keep_late(self, recorder: Takes, now: float, status: int, size: int, error: str) -> None:
         """Make a timeline of a request that had none: it was slow, or has failed."""
-        head, job = self.head, self.job
-        timeline = Timeline(self.id, self.began, max(0, head.body_bytes))
-        if head.client_id and head.client_id != self.id:
-            timeline.client_id = head.client_id
+        job = self.job
+        timeline = self._new_timeline(max(0, self.head.body_bytes))
         if isinstance(job, Timed) and job.times is not None:  # requests that are made of others have no times
             timeline.admitted_at, timeline.of = job.arrived, job.times.of
             timeline.left_in(job.times)

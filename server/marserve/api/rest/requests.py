@@ -202,7 +202,7 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
     happened = [
         f"{_before(each.began - timeline.began)}: {each.model + ' ' if each.model else ''}{each.text}"
         for each in evidence.happenings
-        if each.ended >= timeline.began and each.began <= timeline.written_at
+        if each.went_on(timeline.began, timeline.written_at)
     ]
     return RecordedRequest(
         id=timeline.id,

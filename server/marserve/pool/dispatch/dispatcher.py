@@ -438,8 +438,7 @@ class Dispatcher:
         if times is None:
             return
         times.land(now, handler_s, work)
-        if work is not None:
-            self.metrics.stages.observe_batch(times)
+        self.metrics.stages.observe_batch(times)
 
     def tell(self, landed: Landed, now: float) -> None:
         """Pass the answer, or the next piece, of each job of a landed batch to its receiver."""

@@ -147,11 +147,8 @@ class Lanes:
             if request.names_version:
                 named_s.append(wait_s)
             timeline = request.timeline
-            if timeline is not None:  # as `left_in`, but without a call: every request comes here
-                if timeline.first is None:
-                    timeline.first = times
-                timeline.last = times
-                timeline.runs += 1
+            if timeline is not None:
+                timeline.left_in(times)
                 if timeline.trace is not None:
                     if traces is None:
                         traces = []

@@ -1,6 +1,6 @@
 """Histograms of the stages of a version's requests, beside those of its queue, its handler and the whole. Pure.
 
-A stage gets its histogram with its first value: a server may have hundreds of models that nobody asks.
+A stage gets its histogram with its first value: a server may have hundreds of models without a request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StageSeconds:
         return histogram
 
     def observe_batch(self, times: BatchTimes) -> None:
-        """Count the stages that the requests of a landed batch have in common. Its worker has told of its work."""
+        """Count the stages that the requests of a landed batch have in common, if its worker has told of its work."""
         work = times.work
         if work is None:
             return

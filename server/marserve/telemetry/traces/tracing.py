@@ -31,7 +31,7 @@ log = logging.getLogger("marserve.traces")
 Headers = Sequence[tuple[bytes, bytes]]
 
 # What else the server does that is a span of its own.
-SPANNED: Final[frozenset[Kind]] = frozenset(("load", "download", "eviction", "rollback", "swap"))
+SPANNED: Final[frozenset[Kind]] = frozenset(("load", "download", "eviction", "rollback"))
 PROTOCOLS: Final = ("http/protobuf", "grpc")
 # How much of a request's line is kept as long as the request is known.
 MOST_CHARACTERS: Final = 256
