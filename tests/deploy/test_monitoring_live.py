@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from support.pages import ROOT
-from support.plugin_packages import Installation
+from support.plugin_packages import HOLDS, Installation
 from support.server import Server, free_ports, make_archive, poll
 
 pytestmark = [
@@ -28,19 +28,6 @@ pytestmark = [
 ]
 
 RULES = ROOT / "docker/monitoring/marserve.rules.yml"
-HOLDS = """
-import time
-from marserve.plugins import EndpointAnswer
-
-class Holds:
-    pattern = "hold"
-    listener = "inference"
-    access = "inference"
-
-    async def answer(self, call):
-        time.sleep(float(call.body))
-        return EndpointAnswer("done")
-"""
 HANDLER = """
 import os, time
 def handle(data, context):

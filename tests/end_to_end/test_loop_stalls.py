@@ -9,24 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.plugin_packages import Installation
+from support.plugin_packages import HOLDS, Installation
 from support.server import Server, poll
 
 pytestmark = pytest.mark.system
-
-HOLDS = """
-import time
-from marserve.plugins import EndpointAnswer
-
-class Holds:
-    pattern = "hold"
-    listener = "inference"
-    access = "inference"
-
-    async def answer(self, call):
-        time.sleep(float(call.body))
-        return EndpointAnswer("done")
-"""
 
 
 def installed(folder: Path) -> dict[str, str]:

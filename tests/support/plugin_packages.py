@@ -25,6 +25,20 @@ class Reports:
         return EndpointAnswer(json.dumps(told), status=201, headers={"x-report": "yes"})
 """
 
+HOLDS = """
+import time
+from marserve.plugins import EndpointAnswer
+
+class Holds:
+    pattern = "hold"
+    listener = "inference"
+    access = "inference"
+
+    async def answer(self, call):
+        time.sleep(float(call.body))
+        return EndpointAnswer("done")
+"""
+
 STORE = """
 from pathlib import Path
 
