@@ -118,8 +118,8 @@ def register_all(server: Server, models: int) -> None:
         assert answer.status_code == 200, answer.text
 
 
-def play(folder: Path, *, models: int, places: int, requests: int, every: int) -> None:
-    """Play a trace, and hold what is promised of it."""
+def play(folder: Path, *, models: int, places: int, requests: int, every: int) -> tuple[list[int], int]:
+    """Play a trace, and hold what is promised of any; the trace, and the loads it took."""
     trace = shifting_zipf(11, models, requests, every)
     with start_with(folder, models, places) as server:
         register_all(server, models)
@@ -131,33 +131,44 @@ def play(folder: Path, *, models: int, places: int, requests: int, every: int) -
         deaths = counter(server, "marserve_worker_deaths_total")
         page = httpx.get(f"{server.metrics}/metrics").text
 
-    first = len(set(trace))
-    best = belady_loads(trace, places)
     assert deaths == 0
-    assert (loads - first) / (best - first) <= 1.7, (loads, best)
-    assert loads <= lru_loads(trace, places)
+    assert loads >= belady_loads(trace, places)  # fewer loads are more models in memory than have room
     assert highest[0] <= places * PLACE_MIB * MIB
     assert float(page.split("\nmarserve_memory_budget_bytes ")[1].split()[0]) == places * PLACE_MIB * MIB
     assert re.search(r"marserve_evictions_total\{.*\} [1-9]", page)
+    return trace, loads
+
+
+def hold_few_loads(trace: list[int], places: int, loads: int) -> None:
+    """What is promised of who leaves, on traces that are long beside the seconds that one load takes more or less."""
+    first, best = len(set(trace)), belady_loads(trace, places)
+    assert (loads - first) / (best - first) <= 1.7, (loads, best)
+    assert loads <= lru_loads(trace, places)
 
 
 @pytest.mark.system
 def test_models_take_turns_in_too_little_memory(tmp_path: Path) -> None:
-    """8 models in room for 3, Zipf traffic that shifts: all are answered, none is killed, few are loaded again."""
+    """8 models in room for 3, Zipf traffic that shifts: all are answered, none is killed, no more room is taken.
+
+    Who leaves depends on how long each took to load, and 80 requests are too few to even that out: how few loads it
+    takes is held by the longer ones below, and exactly by `tests/memory/test_eviction.py`.
+    """
     play(tmp_path, models=8, places=3, requests=80, every=40)
 
 
 @pytest.mark.long
 def test_twelve_models_take_turns_in_room_for_four(tmp_path: Path) -> None:
     """The same, with more of both."""
-    play(tmp_path, models=12, places=4, requests=240, every=120)
+    trace, loads = play(tmp_path, models=12, places=4, requests=240, every=120)
+    hold_few_loads(trace, 4, loads)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_thirty_models_take_turns_in_room_for_ten(tmp_path: Path) -> None:
     """The stated proportions: Zipf 1.0, drawn anew every 500 of 2,000 requests."""
-    play(tmp_path, models=30, places=10, requests=2000, every=500)
+    trace, loads = play(tmp_path, models=30, places=10, requests=2000, every=500)
+    hold_few_loads(trace, 10, loads)
 
 
 @pytest.mark.long
