@@ -20,6 +20,7 @@ from support.fake_apis import FakeApis, description, description_with_dry_runs, 
 CHANGES_NOTHING = {
     "run": "it serves a model of this folder until it ends",
     "status": "it reads",
+    "compare": "it reads, and runs both models in processes that end with it",
     "models": "it reads",
     "top": "it reads, and scales only when a person says y to a question",
     "check": "workers answer samples, as they answer requests",

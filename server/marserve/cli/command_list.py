@@ -21,6 +21,7 @@ COMMANDS = {
     "stop": "server.stop",
     "status": "server.status",
     "archive": "local.archive",
+    "compare": "local.compare",
     "fetch": "local.fetch",
     "register": "models.register",
     "models": "models.models",

@@ -1,6 +1,7 @@
 """Comparing answers.
 
 compared_answer  what a handler's `compare` is given
+held_models      the models that a handler holds
 precision        how far the answers of a batch may be from those of its items alone
 """
 

@@ -9,20 +9,17 @@ Runtime are only looked at where a model of theirs is there.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from marserve_handlers.batch_check import Tolerance
+from marserve_handlers.support.comparing.held_models import is_session, models_of
 
 # The distance between 1 and the next number.
 _STEPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "tf32": 2.0**-10}
 # A sum of many terms is off by several steps: of itself, and, where terms cancel out, of the largest beside it.
 _STEPS_OF_ITSELF, _STEPS_OF_THE_LARGEST, _STEPS_OF_ONE = 16, 4, 1
-_MOST_DEPTH = 5
-_MOST_VALUES = 2000
 
 
 class Precision:
@@ -31,9 +28,8 @@ class Precision:
     def __init__(self, handle: Any) -> None:
         self._found: dict[str, str] = {}
         self._hooks: list[Any] = []
-        self._seen: set[int] = set()
         with contextlib.suppress(Exception):  # the author's objects may do anything when they are looked at
-            for model in self._models(handle, _MOST_DEPTH):
+            for model in models_of(handle):
                 self._look_at(model)
 
     def __enter__(self) -> Precision:
@@ -63,33 +59,8 @@ class Precision:
         name = max(self._found, key=lambda name: _STEPS[name], default=None)
         return "float32" if name is None else f"{name} on {self._found[name]}"
 
-    # ------------------------------------------------------------------------------------------- where models are
-
-    def _models(self, value: Any, depth: int) -> Iterator[Any]:
-        """Torch's modules and ONNX Runtime's sessions that a handler holds, by its object, closure or module."""
-        if depth < 0 or id(value) in self._seen or len(self._seen) > _MOST_VALUES:
-            return
-        self._seen.add(id(value))
-        torch = sys.modules.get("torch")
-        is_module = torch is not None and isinstance(value, torch.nn.Module)
-        if is_module or type(value).__name__ == "InferenceSession":
-            yield value
-        elif inspect.ismethod(value):
-            yield from self._models(value.__self__, depth)
-            yield from self._models(value.__func__, depth)
-        elif inspect.isfunction(value):
-            for cell in value.__closure__ or ():
-                with contextlib.suppress(ValueError):  # an empty one
-                    yield from self._models(cell.cell_contents, depth - 1)
-            for held in list(value.__globals__.values()):
-                if not inspect.isfunction(held) and not inspect.ismodule(held) and not inspect.isclass(held):
-                    yield from self._models(held, depth - 1)
-        elif not inspect.isclass(value) and not inspect.ismodule(value):
-            for held in list(getattr(value, "__dict__", {}).values()):
-                yield from self._models(held, depth - 1)
-
     def _look_at(self, model: Any) -> None:
-        if type(model).__name__ == "InferenceSession":
+        if is_session(model):
             self._look_at_session(model)
             return
         for parameter in model.parameters():

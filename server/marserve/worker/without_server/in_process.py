@@ -51,12 +51,18 @@ def serve(
         max_answer_bytes=MAX_ANSWER_BYTES,
     )
     model = _open(handler, load)
+    with in_process(model) as process:
+        yield Served(process.run, json.loads(model.declaration) if model.declaration else None)
+
+
+@contextmanager
+def in_process(model: LoadedModel) -> Iterator[InProcess]:
+    """A loaded model that answers requests in this process."""
     descriptor = create_page()
     page = Page(descriptor)
     os.close(descriptor)
     try:
-        process = _InProcess(model, page)
-        yield Served(process.run, json.loads(model.declaration) if model.declaration else None)
+        yield InProcess(model, page)
     finally:
         page.close()
 
@@ -70,7 +76,7 @@ def _open(handler: Any, load: Load) -> LoadedModel:
     return (open_class if isinstance(handler, type) else open_function)(handler, context, load, module)
 
 
-class _InProcess:
+class InProcess:
     """The two ends of a worker in one object: sends batches, and takes what the worker sends."""
 
     def __init__(self, model: LoadedModel, page: Page) -> None:

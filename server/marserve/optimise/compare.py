@@ -1,0 +1,265 @@
+"""Two archives beside each other: both answer the same inputs, and what they gave is compared and judged."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from marserve.optimise.comparison import ALONE, Agreement, Bounds, RunErrors, Verdict, judge
+from marserve.optimise.inputs import Input
+from marserve.optimise.measures import Array, may_be_scores, measure
+from marserve.optimise.ratio import PAIRS, Ratio, ratio_of
+from marserve.optimise.recording import Recording, RunArrays
+from marserve.optimise.subject import Subject, SubjectFailed
+
+# Of one measurement of a pair.
+TURN_S: Final = 0.1
+RELATIVE, ABSOLUTE = 1e-3, 1e-5
+ANY_OUTPUT: Final = "*"
+MOST_FAULTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is compared, and how. `batch_size` 0: that of the reference. `scores` names outputs with class scores."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    batch_size: int = 0
+    scores: tuple[str, ...] = ()
+    within_s: float = 600.0
+    pairs: int = PAIRS
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How the handlers' answers compare: `differing` of `compared`, `by` the handler's `compare` or a tolerance."""
+
+    by: str
+    compared: int
+    differing: tuple[tuple[int, str, str, str], ...]
+
+
+@dataclass(slots=True)
+class Report:
+    """What two archives showed. `runs` are beside the reference alone, `mates` beside the build itself alone."""
+
+    inputs: int
+    batch_size: int
+    runs: dict[str, RunErrors]
+    mates: dict[str, RunErrors]
+    agreement: Agreement | None
+    answers: Answers
+    ratios: dict[int, Ratio]
+    verdict: Verdict
+    load_s: tuple[float, float]
+
+
+def compare(
+    reference: Subject,
+    other: Subject,
+    inputs: Sequence[Input],
+    wish: Wish,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> Report:
+    """Compare `other` with `reference`, both as they are. Blocks. Raises SubjectFailed.
+
+    `on_step` gets what happens next, in few words.
+    """
+    on_step("loading both")
+    load_s = reference.loaded(), other.loaded()
+    size = wish.batch_size or reference.batch_size
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-run-"))) for _ in range(2)]
+        recordings = []
+        for subject, folder in zip((reference, other), folders, strict=True):
+            on_step(f"{len(inputs)} inputs through {subject.name}")
+            recordings.append(subject.record(inputs, folder, size, wish.within_s))
+        on_step("comparing what they gave")
+        errors = Errors(recordings, folders, wish.scores)
+        answers, failed = _compare_answers(reference, recordings, folders)
+    on_step("measuring both in turns")
+    ratios, untimed = _measure(reference, other, sorted({1, size}), wish.pairs)
+    if not errors.runs and answers.differing:
+        failed.append(f"{len(answers.differing)} of {answers.compared} answers differ ({answers.by})")
+    agreement = errors.agreement or (
+        Agreement("the handler's compare", answers.compared - len(answers.differing), answers.compared)
+        if recordings[0].has_compare and answers.compared
+        else None
+    )
+    verdict = judge(errors.runs, errors.mates, agreement, wish.bounds, errors.reference_mates)
+    if not errors.runs and answers.compared:
+        verdict = Verdict(
+            tuple(fault for fault in verdict.faults if fault != "nothing could be compared"), verdict.notes
+        )
+    notes = [*verdict.notes, *errors.notes, *untimed]
+    for subject, recording in zip((reference, other), recordings, strict=True):
+        notes += [f"{subject.name}: {note}" for note in recording.notes]
+        if recording.why_not:
+            notes.append(f"{subject.name}: only answers are compared: {recording.why_not}")
+    verdict = Verdict((*failed, *verdict.faults), tuple(dict.fromkeys(notes)))
+    return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
+
+
+class Errors:
+    """The errors of all runs of two recordings, and which inputs agree by their best class."""
+
+    def __init__(self, recordings: Sequence[Recording], folders: Sequence[Path], scores: Sequence[str]) -> None:
+        """Compare them. Raises OSError."""
+        self.runs: dict[str, RunErrors] = {}
+        self.mates: dict[str, RunErrors] = {}
+        self.reference_mates: dict[str, RunErrors] = {}
+        self.notes: list[str] = []
+        self._scores = scores or tuple(recordings[0].scores)
+        self._ranked: set[int] = set()
+        self._disagreeing: set[int] = set()
+        self._scored: set[str] = set()
+        reference, other = recordings
+        alone = reference.run(ALONE), other.run(ALONE)
+        if alone[0] is None or alone[1] is None:
+            return
+        with RunArrays(folders[0], alone[0]) as wanted, RunArrays(folders[1], alone[1]) as own:
+            names = self._renamed(wanted, own)
+            calls = self._calls(reference, other)
+            for recorded in other.runs:
+                with RunArrays(folders[1], recorded) as seen:
+                    errors = RunErrors({}, list(recorded.faults))
+                    self._compare(errors, seen, wanted, calls, names)
+                    self.runs[recorded.name] = errors
+                    if recorded.name != ALONE:
+                        self.mates[recorded.name] = self._beside_itself(seen, own, names)
+            for recorded in reference.runs:
+                if recorded.name != ALONE:
+                    with RunArrays(folders[0], recorded) as seen:
+                        self.reference_mates[recorded.name] = self._beside_itself(seen, wanted, {})
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How many inputs have the same best class in every run; None where no output holds class scores."""
+        if not self._ranked:
+            return None
+        by = f"top-1 of {', '.join(sorted(self._scored))}"
+        return Agreement(by, len(self._ranked - self._disagreeing), len(self._ranked))
+
+    @staticmethod
+    def _calls(reference: Recording, other: Recording) -> dict[int, tuple[int, int]]:
+        """The other's call to the reference's call and the input, where both have one."""
+        wanted = {at: call for call, at in reference.inputs_of_calls().items()}
+        return {call: (wanted[at], at) for call, at in other.inputs_of_calls().items() if at in wanted}
+
+    def _renamed(self, wanted: RunArrays, own: RunArrays) -> dict[str, str]:
+        """The other's outputs to the reference's: runtimes name them in their own ways, and keep their order."""
+        ours = list(own.outputs(next(iter(own), -1)))
+        theirs = list(wanted.outputs(next(iter(wanted), -1)))
+        if set(ours) == set(theirs) or len(ours) != len(theirs):
+            return {}
+        return dict(zip(ours, theirs, strict=True))
+
+    def _compare(
+        self,
+        errors: RunErrors,
+        seen: RunArrays,
+        wanted: RunArrays,
+        calls: dict[int, tuple[int, int]],
+        names: dict[str, str],
+    ) -> None:
+        for call in seen:
+            if call not in calls:
+                continue
+            reference_call, at = calls[call]
+            outputs = {names.get(name, name): array for name, array in seen.outputs(call).items()}
+            expected = wanted.outputs(reference_call)
+            if set(outputs) != set(expected):
+                _note_fault(errors, f"input {at}: the outputs are {', '.join(outputs)}, wanted {', '.join(expected)}")
+                continue
+            for name, array in outputs.items():
+                is_scores = self._holds_scores(name, expected)
+                try:
+                    row = measure(array, expected[name], is_scores=is_scores)
+                except ValueError as error:
+                    _note_fault(errors, f"input {at}: {name}: {error}")
+                    continue
+                errors.add(name, at, row)
+                if row.is_top1 is not None:
+                    self._scored.add(name)
+                    self._ranked.add(at)
+                    if not row.is_top1:
+                        self._disagreeing.add(at)
+
+    def _holds_scores(self, name: str, outputs: dict[str, Array]) -> bool:
+        is_named = name in self._scores or (ANY_OUTPUT in self._scores and len(outputs) == 1)
+        return is_named and may_be_scores(outputs[name])
+
+    @staticmethod
+    def _beside_itself(seen: RunArrays, alone: RunArrays, names: dict[str, str]) -> RunErrors:
+        errors = RunErrors()
+        for call in seen:
+            expected = alone.outputs(call)
+            for name, array in seen.outputs(call).items():
+                if name in expected and array.shape == expected[name].shape:
+                    errors.add(names.get(name, name), call, measure(array, expected[name]))
+        return errors
+
+
+def _note_fault(errors: RunErrors, fault: str) -> None:
+    if len(errors.faults) < MOST_FAULTS:
+        errors.faults.append(fault)
+
+
+def _compare_answers(
+    reference: Subject, recordings: Sequence[Recording], folders: Sequence[Path]
+) -> tuple[Answers, list[str]]:
+    """How the answers compare, and sentences about inputs that one answers and the other does not."""
+    faults: list[str] = []
+    pairs: list[tuple[int, list[dict[str, Any]]]] = []
+    for at, (ours, theirs) in enumerate(zip(recordings[0].answers, recordings[1].answers, strict=False)):
+        if bool(ours.message) != bool(theirs.message):
+            how = f"fails with {theirs.message}" if theirs.message else f"is answered; wanted a failure, {ours.message}"
+            faults.append(f"input {at} {how}")
+        elif not ours.message:
+            pairs.append(
+                (
+                    at,
+                    [
+                        {"status": each.status, "message": "", "headers": each.headers, "file": each.file}
+                        for each in (ours, theirs)
+                    ],
+                )
+            )
+    if not pairs:
+        return Answers("nothing was answered", 0, ()), faults[:MOST_FAULTS]
+    said = reference.ask(
+        {
+            "do": "judge",
+            "pairs": [pair for _, pair in pairs],
+            "ours": str(folders[0]),
+            "theirs": str(folders[1]),
+            "tolerance": {"relative": RELATIVE, "absolute": ABSOLUTE},
+        },
+        600.0,
+    )
+    by = "by the handler's compare" if said["by_handler"] else f"by more than {RELATIVE:g}"
+    differing = tuple((pairs[at][0], where, seen, wanted) for at, where, seen, wanted in said["differences"])
+    return Answers(by, len(pairs), differing), faults[:MOST_FAULTS]
+
+
+def _measure(
+    reference: Subject, other: Subject, sizes: Sequence[int], pairs: int
+) -> tuple[dict[int, Ratio], list[str]]:
+    """The ratio at each batch size, and why one was not measured."""
+    ratios: dict[int, Ratio] = {}
+    notes: list[str] = []
+    for rows in sizes if pairs else ():
+        try:
+            measured = []
+            for number in range(pairs):
+                turns = [reference, other] if number % 2 == 0 else [other, reference]
+                seconds = {subject: subject.time(rows, TURN_S) for subject in turns}
+                measured.append((seconds[reference], seconds[other]))
+            ratios[rows] = ratio_of(measured)
+        except SubjectFailed as error:
+            notes.append(f"batches of {rows} were not timed: {error}")
+    return ratios, notes

@@ -1,0 +1,67 @@
+"""The errors of one row: what a build gave beside what is wanted, both as numpy's arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from marserve.optimise.comparison import RowErrors
+
+_BEST: Final = 5
+
+Array = np.ndarray[Any, Any]
+
+
+def measure(seen: Array, wanted: Array, *, is_scores: bool = False) -> RowErrors:
+    """The errors of `seen`. Whole numbers and truth values count by value as others do.
+
+    With `is_scores` the last axis holds one score a class: the best class must be the same in every place. Elements
+    that are infinite or no number on both sides alike are left out. Raises ValueError for unequal shapes or no numbers.
+    """
+    if seen.shape != wanted.shape:
+        raise ValueError(f"it is {list(seen.shape)}, wanted {list(wanted.shape)}")
+    if not (_is_number(seen) and _is_number(wanted)):
+        raise ValueError(f"it is of type {seen.dtype}, wanted {wanted.dtype}, which cannot be compared as numbers")
+    ours, theirs = seen.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
+    fine, wanted_fine = np.isfinite(ours), np.isfinite(theirs)
+    # An infinity in the place of a finite number, or another infinity, is as bad as what is no number.
+    strange = ~wanted_fine & ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
+    new_nans = int(np.count_nonzero(wanted_fine & ~fine)) + int(np.count_nonzero(strange))
+    both = fine & wanted_fine
+    ours, theirs = ours[both], theirs[both]
+    off = np.abs(ours - theirs)
+    top1, top5 = _ranks(seen, wanted) if is_scores else (None, None)
+    return RowErrors(
+        elements=int(theirs.size),
+        error=float(off.sum()),
+        wanted=float(np.abs(theirs).sum()),
+        largest_error=float(off.max(initial=0.0)),
+        largest_wanted=float(np.abs(theirs).max(initial=0.0)),
+        product=float(ours @ theirs),
+        seen_squares=float(ours @ ours),
+        wanted_squares=float(theirs @ theirs),
+        new_nans=new_nans,
+        is_top1=top1,
+        top5=top5,
+    )
+
+
+def may_be_scores(array: Array) -> bool:
+    """Whether an array could hold class scores: floating numbers, two classes or more along the last axis."""
+    return array.dtype.kind == "f" and array.ndim >= 1 and array.shape[-1] > 1
+
+
+def _ranks(seen: Array, wanted: Array) -> tuple[bool | None, float | None]:
+    if not may_be_scores(wanted) or not wanted.size:
+        return None, None
+    ours, theirs = seen.reshape(-1, seen.shape[-1]), wanted.reshape(-1, wanted.shape[-1])
+    count = min(_BEST, theirs.shape[1])
+    best_ours, best_theirs = (np.argsort(-each, axis=1, kind="stable")[:, :count] for each in (ours, theirs))
+    is_top1 = bool(np.all(best_ours[:, 0] == best_theirs[:, 0]))
+    shared = [len(set(one) & set(other)) / count for one, other in zip(best_ours, best_theirs, strict=True)]
+    return is_top1, float(np.mean(shared))
+
+
+def _is_number(array: Array) -> bool:
+    return array.dtype.kind in "fiub"

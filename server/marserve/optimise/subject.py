@@ -1,0 +1,184 @@
+"""One archive under comparison: taken in as a server would, and loaded in a process of its own, which obeys orders."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from marserve.archive.reading.reader import Limits
+from marserve.errors import MarserveError
+from marserve.optimise.inputs import Input
+from marserve.optimise.recording import Recording, read_recording
+from marserve.registry.catalogue.plan import Plan
+from marserve.registry.intake.intake import Intake
+from marserve.registry.intake.plan import make_plan
+from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
+from marserve.store.sources.local import LocalStore
+
+LOAD_S: Final = 600.0
+_MOST_PRINTED: Final = 4_000
+# How long the process may take beyond what an order allows, to end its last call.
+_GRACE_S: Final = 120.0
+
+
+class SubjectFailed(MarserveError):
+    """The process of an archive did not do what it was told to: it said why, or it died, or it took too long."""
+
+
+class Subject:
+    """An archive and the process that has loaded it. Use it as a context: it leaves neither process nor files."""
+
+    def __init__(self, archive: Path, *, threads: int = 1, trusted: Collection[str] = ()) -> None:
+        """Take the archive in, and begin to load it. `trusted` are names of archives whose pickles may hold anything.
+
+        Raises BadArchive, UnsafeArchive, ArchiveNotFound and what else a registration would be refused for.
+        """
+        self.archive = archive
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
+        try:
+            self.plan: Plan = self._take_in(archive, threads, trusted)
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """Model and version, as messages name it."""
+        return f"{self.plan.load.model} {self.plan.load.version}"
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size that the archive asks for."""
+        return self.plan.load.batch_size
+
+    def loaded(self) -> float:
+        """Wait until the model is loaded; the seconds that it took there. Raises SubjectFailed."""
+        return float(self._answer(LOAD_S)["load_s"])
+
+    def record(self, inputs: Sequence[Input], folder: Path, batch_size: int, within_s: float) -> Recording:
+        """Have every input answered, and what reached the model run in batches. Raises SubjectFailed."""
+        given = [{"path": str(each.path), "content_type": each.content_type} for each in inputs]
+        order = {
+            "do": "record",
+            "folder": str(folder),
+            "inputs": given,
+            "batch_size": batch_size,
+            "within_s": within_s,
+        }
+        return read_recording(self.ask(order, within_s))
+
+    def time(self, rows: int, seconds: float) -> float:
+        """The model's seconds for one batch of so many rows, from calls that take `seconds`. Raises SubjectFailed."""
+        said = self.ask({"do": "time", "rows": rows, "seconds": seconds}, seconds)
+        return float(said["seconds"]) / int(said["calls"])
+
+    def ask(self, order: Mapping[str, Any], within_s: float) -> dict[str, Any]:
+        """Send an order and wait for its answer. Raises SubjectFailed."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._died() from None
+        return self._answer(within_s + _GRACE_S)
+
+    def close(self) -> None:
+        """End the process with all that it started, and delete what was unpacked. May be called twice."""
+        process = self._process
+        if process is not None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):  # an order that nobody read
+                        pipe.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _take_in(self, archive: Path, threads: int, trusted: Collection[str]) -> Plan:
+        folder = self._scratch / "unpacked"
+        folder.mkdir()
+        intake = Intake(LocalStore(archive.absolute().parent), folder, Limits(), trusted)
+        unpacked = intake.take_in(archive.name)
+        return make_plan(RegisterParameters(archive.name), unpacked, RegistryOptions(threads=threads))
+
+    def _start(self) -> None:
+        file = self._scratch / "load"
+        file.write_bytes(msgspec.msgpack.encode(self.plan.load))
+        program = "marserve.worker.without_server.compared"
+        with open(self._scratch / "printed", "wb") as printed:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", program, str(file), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                start_new_session=True,
+            )
+
+    def _answer(self, within_s: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        until = time.monotonic() + within_s
+        descriptor = self._process.stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    raise SubjectFailed(f"{self.name} did not answer within {within_s:g} s.")
+                chunk = os.read(descriptor, 1 << 16)
+                if not chunk:
+                    raise self._died()
+                self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        said: dict[str, Any] = msgspec.json.decode(line)
+        if "fault" in said:
+            raise SubjectFailed(f"{self.name}: {said['fault']}.{self._printed()}")
+        return said
+
+    def _died(self) -> SubjectFailed:
+        assert self._process is not None
+        try:
+            status = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return SubjectFailed(f"{self.name} closed its output and goes on.{self._printed()}")
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        return SubjectFailed(f"{self.name}: its process ended with {how}.{self._printed()}")
+
+    def _printed(self) -> str:
+        """The last lines that the process printed, on lines of their own; empty for none."""
+        try:
+            with open(self._scratch / "printed", "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _MOST_PRINTED))
+                text = file.read().decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+        return f"\nIt printed:\n{text}" if text else ""

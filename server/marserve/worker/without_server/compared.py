@@ -1,0 +1,282 @@
+"""Loads one archive's model and obeys orders about it, for `marserve compare`, whose process runs no archive's code.
+
+An order is a line of JSON on standard input, its answer one on standard output, `{"fault": …}` for one that failed; the
+end of the input is the end of the process.
+
+    record  every input through the handler once, then what reached the model again, alone and in batches
+    time    the model's seconds for batches of so many rows
+    judge   whether answers of another build are as the handler's own, by its `compare` or within a tolerance
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from marserve.messages import Check, Load, Result
+from marserve.option_values import Tolerance
+from marserve.worker.checks import compare_answers
+from marserve.worker.load import LoadedModel, enter_model_folder, load_model
+from marserve.worker.outgoing import shown
+from marserve.worker.process.own_process import leave, use_threads
+from marserve.worker.process.parent import die_with_parent
+from marserve.worker.without_server.in_process import InProcess, in_process
+from marserve_handlers.batch_check import Tolerance as NumberTolerance
+from marserve_handlers.batch_check import shorten
+from marserve_handlers.optimising.batches import ALONE, Batch, parts_of, plan_runs
+from marserve_handlers.optimising.call_arrays import Call, join, leaves_of
+from marserve_handlers.optimising.capture import Capture, FoundModel, find_model, run_model
+from marserve_handlers.testing import Answer, Request
+
+# How much of what reaches the model is kept, in bytes.
+MOST_CAPTURED = 1 << 30
+MOST_FAULTS = 10
+# Pairs of answers of one `Check`.
+_PAIRS = 10
+
+
+class Compared:
+    """The model under comparison."""
+
+    def __init__(self, model: LoadedModel, process: InProcess) -> None:
+        self._model = model
+        self._process = process
+        self._found: FoundModel = find_model(model.handle)
+        self._calls: list[Call] = []
+        self._requests: list[Request] = []
+
+    def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an order. Raises what the author's code raises outside of a request."""
+        match order["do"]:
+            case "record":
+                return self.record(Path(order["folder"]), order["inputs"], order["batch_size"], order["within_s"])
+            case "time":
+                return self.time(order["rows"], order["seconds"])
+            case "judge":
+                return self.judge(order["pairs"], Path(order["ours"]), Path(order["theirs"]), order["tolerance"])
+        raise ValueError(f"there is no order {order['do']!r}")
+
+    # ---------------------------------------------------------------------------------------------------- record
+
+    def record(
+        self, folder: Path, inputs: Sequence[Mapping[str, str]], batch_size: int, within_s: float
+    ) -> dict[str, Any]:
+        """Answer every input, then run what reached the model again; the files go into `folder`.
+
+        The keys of the answer are those of `marserve.optimise.recording.Recording`.
+        """
+        until = time.monotonic() + within_s
+        answers, notes = self._answer_all(folder, inputs, until)
+        runs: list[dict[str, Any]] = []
+        if self._calls:
+            runs = list(self._run_all(folder, batch_size, until))
+            if any(run["is_cut_short"] for run in runs):
+                notes.append(f"not every run was made: {within_s:g} s were over")
+        return {
+            "answers": answers,
+            "kind": self._found.kind,
+            "why_not": self._found.why_not,
+            "runs": runs,
+            "scores": self._scores(),
+            "has_compare": self._model.compare is not None,
+            "notes": notes,
+        }
+
+    def _answer_all(
+        self, folder: Path, inputs: Sequence[Mapping[str, str]], until: float
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        answers: list[dict[str, Any]] = []
+        notes: list[str] = []
+        captured = 0
+        self._calls, self._requests = [], []
+        watching = Capture(self._found.model) if self._found.model is not None else None
+        with contextlib.ExitStack() as stack:
+            if watching is not None:
+                stack.enter_context(watching)
+            for at, given in enumerate(inputs):
+                if time.monotonic() > until and at:
+                    notes.append(f"{at} of {len(inputs)} inputs were tried: the time was over")
+                    break
+                request = Request(Path(given["path"]).read_bytes(), given["content_type"] or None)
+                answer = self._process.run([request])[0]
+                calls = watching.take() if watching is not None else []
+                name = f"answer-{at}"
+                (folder / name).write_bytes(answer.body)
+                answers.append(
+                    {
+                        "status": answer.status,
+                        "message": _message(answer),
+                        "headers": list(answer.headers.items()),
+                        "file": name,
+                        "call": -1,
+                    }
+                )
+                if answer.message:
+                    continue
+                self._requests.append(request)
+                if watching is not None and len(calls) != 1:
+                    how_often = "does not call its model" if not calls else f"calls its model {len(calls)} times"
+                    self._found = FoundModel(None, f"the handler {how_often} for input {at}")
+                    self._calls, watching = [], None
+                elif watching is not None and captured <= MOST_CAPTURED:
+                    answers[-1]["call"] = len(self._calls)
+                    self._calls.append(calls[0])
+                    captured += sum(int(leaf.nbytes) for leaf in calls[0].leaves.values())
+        if captured > MOST_CAPTURED:
+            notes.append(f"{len(self._calls)} of {len(inputs)} inputs were run in batches: more do not fit into memory")
+        if self._found.model is None:
+            for answer_said in answers:
+                answer_said["call"] = -1
+        return answers, notes
+
+    def _run_all(self, folder: Path, batch_size: int, until: float) -> Iterator[dict[str, Any]]:
+        for number, (name, batches) in enumerate(plan_runs(self._calls, batch_size)):
+            said: dict[str, Any] = {"name": name, "file": f"run-{number}.npz", "faults": [], "is_cut_short": False}
+            with zipfile.ZipFile(folder / said["file"], "w", zipfile.ZIP_STORED) as file:
+                for batch in batches:
+                    if time.monotonic() > until and name != ALONE:
+                        said["is_cut_short"] = True
+                        break
+                    fault = self._run(batch, file)
+                    if fault and len(said["faults"]) < MOST_FAULTS:
+                        said["faults"].append(shorten(f"input {batch.members[0]}: {fault}"))
+            yield said
+
+    def _run(self, batch: Batch, file: zipfile.ZipFile) -> str:
+        """Run one batch, and keep what its first members got; what went wrong, or nothing."""
+        try:
+            output = run_model(self._found.model, batch.call)
+        except Exception as error:  # the author's code
+            return shown(error)
+        parts = parts_of(output, [self._calls[at] for at in batch.members])
+        if parts is None:
+            shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves_of(output).items())
+            return f"{batch.call.rows} rows gave outputs that are not as long: {shapes}"
+        for at, part in list(zip(batch.members, parts, strict=True))[: batch.kept]:
+            for name, array in part.items():
+                with file.open(f"{at}/{name}", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+        return ""
+
+    def _scores(self) -> list[str]:
+        """The outputs that are known to hold class scores, `*` for the only one, whatever it is called."""
+        signature = (self._model.context.model_yaml_config or {}).get("signature")
+        outputs = signature.get("outputs") if isinstance(signature, Mapping) else None
+        labelled = [
+            str(name)
+            for name, members in (outputs if isinstance(outputs, Mapping) else {}).items()
+            if isinstance(members, Mapping) and members.get("labels")
+        ]
+        service = getattr(self._model.handle, "__self__", None)
+        if getattr(service, "names_classes", False) is True or getattr(service, "mapping", None):
+            return [*labelled, "*"]
+        return labelled
+
+    # ------------------------------------------------------------------------------------------------------ time
+
+    def time(self, rows: int, seconds: float) -> dict[str, Any]:
+        """Call the model with so many rows until the seconds are over; without a model of one's own the handler."""
+        if self._calls:
+            group = [call for call in self._calls if call.rows and call.shapes == self._calls[0].shapes]
+            members = [group[at % len(group)] for at in range(rows)] if group else []
+            if rows > 1 and not members:
+                raise ValueError("the model's inputs have no batch axis")
+            call = join(members) if members else self._calls[0]
+            run: Callable[[], object] = partial(run_model, self._found.model, call)
+        elif self._requests:
+            requests = [self._requests[at % len(self._requests)] for at in range(rows)]
+            run = partial(self._process.run, requests)
+        else:
+            raise ValueError("no input was answered")
+        run()
+        calls, began = 0, time.perf_counter()
+        while True:
+            run()
+            calls += 1
+            took = time.perf_counter() - began
+            if took >= seconds:
+                return {"calls": calls, "seconds": took}
+
+    # ----------------------------------------------------------------------------------------------------- judge
+
+    def judge(
+        self, pairs: Sequence[Sequence[Mapping[str, Any]]], ours: Path, theirs: Path, tolerance: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Whether pairs of answers, the handler's own first, are alike; each as `record` told of it."""
+        by_handler = self._model.compare is not None
+        bound = Tolerance(relative=tolerance["relative"], absolute=tolerance["absolute"])
+        numbers = NumberTolerance(tolerance["relative"], tolerance["absolute"])
+        differences: list[list[Any]] = []
+        for begin in range(0, len(pairs), _PAIRS):
+            some = pairs[begin : begin + _PAIRS]
+            bodies = [
+                bytearray((folder / answer["file"]).read_bytes())
+                for pair in some
+                for folder, answer in zip((ours, theirs), pair, strict=True)
+            ]
+            results = [_result(answer) for pair in some for answer in pair]
+            check = Check(0, [], 1, bound, 600.0, results, "handler" if by_handler else "tolerance")
+            checked = compare_answers(self._model, check, bodies, numbers, lambda: None)
+            differences += [[begin + item, *rest] for _, item, *rest in checked.differences]
+        return {"by_handler": by_handler, "differences": differences}
+
+
+def _message(answer: Answer) -> str:
+    """Why a request failed, with the exception where the author's code raised one; empty for an answer."""
+    last = answer.traceback.strip().rpartition("\n")[2]
+    return shorten(f"{answer.message} ({last})" if last else answer.message)
+
+
+def _result(answer: Mapping[str, Any]) -> Result:
+    headers = [(str(name), str(value)) for name, value in answer["headers"]]
+    error = "handler" if answer["message"] else None
+    return Result(answer["status"], answer["message"], headers, error)
+
+
+def main() -> None:
+    """Load the model and obey orders. Arguments: the file of a `Load`, the parent's process id."""
+    if len(sys.argv) != 3:
+        sys.exit("marserve.worker.without_server.compared is started by marserve compare")
+    die_with_parent(int(sys.argv[2]))
+    orders, said = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the author's code reads no orders, and what it prints is no answer
+    os.dup2(2, 1)
+
+    def answer(message: Mapping[str, Any]) -> None:
+        said.write(json.dumps(message).encode() + b"\n")
+        said.flush()
+
+    try:
+        load = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Load)
+        use_threads(load.threads)
+        enter_model_folder(load)
+        began = time.perf_counter()
+        model = load_model(load)
+        answer({"load_s": time.perf_counter() - began})
+    except BaseException as error:  # the author's code, also to end the process
+        answer({"fault": f"it does not load: {shown(error)}"})
+        leave(1)
+    with in_process(model) as process:
+        compared = Compared(model, process)
+        for line in orders:
+            try:
+                answer(compared.obey(json.loads(line)))
+            except BaseException as error:
+                answer({"fault": shown(error)})
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

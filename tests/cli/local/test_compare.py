@@ -1,0 +1,139 @@
+"""`marserve compare` on real archives, each in a process of its own. `tests/optimise` has the planted bad builds."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.command_line import marserve
+from support.server import make_archive
+
+DOUBLES = "def handle(data, context):\n    return [{'n': row['body'] * 2} for row in data or []]\n"
+NEARLY = "def handle(data, context):\n    return [{'n': row['body'] * 2.0000001} for row in data or []]\n"
+TRIPLES = "def handle(data, context):\n    return [{'n': row['body'] * 3} for row in data or []]\n"
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Three numbers."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    for number in (1, 2, 3):
+        (folder / f"{number}.json").write_text(str(number))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Neither a process nor a file, however the command ends."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
+    assert not [child for child in psutil.Process().children(recursive=True) if "compared" in str(child.cmdline())]
+
+
+def archives(folder: Path, *handlers: str) -> list[Path]:
+    """One archive for each handler."""
+    return [make_archive(folder / f"m{at}.mar", handler, name="m") for at, handler in enumerate(handlers)]
+
+
+def test_answers_that_are_nearly_the_same_pass(tmp_path: Path, inputs: Path) -> None:
+    """Exit 0, with what was compared and why no more was."""
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, NEARLY), "--inputs", inputs, "--pairs", 1)
+
+    assert ran.status == 0, ran.out
+    assert "m 1.0 beside m 1.0: 3 inputs, 3 answers compared, 0 differ by more than 0.001." in ran.out
+    assert "only answers are compared: the handler holds no module of torch" in ran.out
+    assert "one row at a time: " in ran.out
+    assert ran.out.endswith("Within all bounds.\n")
+
+
+def test_other_answers_are_beyond_the_bound_and_listed(tmp_path: Path, inputs: Path) -> None:
+    """Exit 1; as JSON with each difference."""
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, TRIPLES), "--inputs", inputs, "--pairs", 0, "--json")
+
+    assert ran.status == 1
+    assert ran.document["passed"] is False
+    assert ran.document["faults"] == ["3 of 3 answers differ (by more than 0.001)"]
+    assert ran.document["answers"]["differing"][1] == {"input": 1, "path": "n", "seen": "6", "wanted": "4"}
+    assert ran.document["ratios"] == []
+
+
+def test_the_references_own_compare_decides_and_its_agreement_is_bounded(tmp_path: Path, inputs: Path) -> None:
+    """Three inputs that agree show little."""
+    judge = (
+        f"{DOUBLES}\ndef compare(primary, shadow):\n    return abs(primary.value()['n'] - shadow.value()['n']) < 9\n"
+    )
+    both = archives(tmp_path, judge, TRIPLES)
+
+    passed = marserve("compare", *both, "--inputs", inputs, "--pairs", 0)
+    refused = marserve("compare", *both, "--inputs", inputs, "--pairs", 0, "--min-agreement", 0.9)
+
+    assert passed.status == 0
+    assert "3 of 3 agree by the handler's compare: 36.8 % is shown with 95 % certainty." in passed.out
+    assert refused.status == 1
+    assert "90 % takes 26 more inputs that agree" in refused.out
+
+
+def test_an_input_that_only_one_answers_is_beyond_every_bound(tmp_path: Path, inputs: Path) -> None:
+    """With what the other says."""
+    fails = "def handle(data, context):\n    return [{'n': 2 * 6 // (3 - row['body'])} for row in data or []]\n"
+
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, fails), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 1
+    assert "beyond its bound: input 2 fails with" in ran.out
+    assert "ZeroDivisionError" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("handler", "words"),
+    [
+        ("import os\nos._exit(7)\n", "its process ended with status 7"),
+        ("def handle(data, context):\n    if data: import os; os._exit(7)\n", "its process ended with status 7"),
+        ("raise ValueError('no weights')\n", "it does not load: ValueError('no weights')"),
+        ("print('a last word')\nimport sys\nsys.exit('stop')\n", "It printed:\na last word"),
+    ],
+)
+def test_an_archive_that_ends_its_process_or_does_not_load_is_told_in_words(
+    handler: str, words: str, tmp_path: Path, inputs: Path
+) -> None:
+    """Exit 1, whichever of the two it is."""
+    for both in (archives(tmp_path, DOUBLES, handler), archives(tmp_path, handler, DOUBLES)):
+        ran = marserve("compare", *both, "--inputs", inputs, "--pairs", 0)
+
+        assert ran.status == 1
+        assert words in ran.err
+
+
+def test_what_is_not_there_is_said_before_anything_runs(tmp_path: Path, inputs: Path) -> None:
+    """Exit 2."""
+    (archive,) = archives(tmp_path, DOUBLES)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    missing = marserve("compare", archive, tmp_path / "none.mar", "--inputs", inputs)
+    nowhere = marserve("compare", archive, archive, "--inputs", tmp_path / "nowhere")
+    nothing = marserve("compare", archive, archive, "--inputs", empty)
+
+    assert [ran.status for ran in (missing, nowhere, nothing)] == [2, 2, 2]
+    assert "There is no archive" in missing.err
+    assert "cannot be read" in nowhere.err
+    assert "holds no files" in nothing.err
+
+
+def test_a_file_that_is_no_archive_and_an_unsafe_one_are_refused(tmp_path: Path, inputs: Path) -> None:
+    """As a registration would be."""
+    (good,) = archives(tmp_path, DOUBLES)
+    bad = tmp_path / "bad.mar"
+    bad.write_bytes(b"text")
+
+    ran = marserve("compare", good, bad, "--inputs", inputs)
+
+    assert ran.status == 1
+    assert "bad.mar is no model archive" in ran.err

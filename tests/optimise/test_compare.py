@@ -1,0 +1,243 @@
+"""Planted bad builds beside a good one: what each recorded is compared as `marserve compare` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.messages import Load
+from marserve.optimise.compare import Errors
+from marserve.optimise.comparison import Bounds, Verdict, judge
+from marserve.optimise.recording import Recording, read_recording
+from marserve.worker.load import LoadedModel, make_context
+from marserve.worker.without_server.compared import Compared
+from marserve.worker.without_server.in_process import in_process
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+INPUTS, CLASSES, WIDTH, BATCH = 64, 10, 12, 8
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    """A linear classifier, and what a planted fault does to its answer."""
+
+    def __init__(self, fault: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = torch.nn.Linear(WIDTH, CLASSES)
+        self.fault = fault
+        self.calls = 0
+
+    def forward(self, rows: Any) -> Any:
+        """The scores."""
+        self.calls += 1
+        return self.fault(self, rows)
+
+
+class Handler:
+    """Reads a list of numbers, answers the scores."""
+
+    names_classes = True
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def handle(self, data: Any, context: Any) -> Any:
+        """As a base handler does."""
+        with torch.inference_mode():
+            given = self.model(torch.tensor([row["body"] for row in data], dtype=torch.float32))
+        return (next(iter(given.values())) if isinstance(given, dict) else given).tolist()
+
+
+def per_tensor(net: Any, rows: Any) -> Any:
+    """Quantised with one scale for the whole batch."""
+    scale = rows.abs().max() / 127
+    return net.linear((rows / scale).round() * scale)
+
+
+def nan_for_one(net: Any, rows: Any) -> Any:
+    """No number for the input whose first number is the largest of all."""
+    scores = net.linear(rows)
+    scores[rows[:, 0] >= LARGEST] = float("nan")
+    return scores
+
+
+def stale(net: Any, rows: Any) -> Any:
+    """Keeps a part of the answer before."""
+    scores = net.linear(rows)
+    before = getattr(net, "before", scores[:1])
+    net.before = scores[-1:].clone()
+    return scores + 0.2 * before
+
+
+def only_at_eight(net: Any, rows: Any) -> Any:
+    """Wrong in full batches alone."""
+    scores = net.linear(rows)
+    return scores.flip(1) if len(rows) == BATCH else scores
+
+
+def swapped(net: Any, rows: Any) -> Any:
+    """Answers of a batch in another order."""
+    return net.linear(rows).flip(0)
+
+
+def normalised(net: Any, rows: Any) -> Any:
+    """Batch normalisation as in training."""
+    return net.linear(rows - rows.mean(0) if len(rows) > 1 else rows)
+
+
+def fails_at_two(net: Any, rows: Any) -> Any:
+    """A build for batch 1 alone."""
+    if len(rows) == 2:
+        raise RuntimeError("expected batch 1")
+    return net.linear(rows)
+
+
+def crop(net: Any, rows: Any) -> Any:
+    """Another number of classes."""
+    return net.linear(rows)[:, :-1]
+
+
+def first_row(net: Any, rows: Any) -> Any:
+    """One answer for a batch."""
+    return net.linear(rows)[:1]
+
+
+PLANTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "wrong scale": (lambda net, rows: net.linear(rows) * 1.2, "has a mean error of 0.2 of the mean output"),
+    "permuted labels": (lambda net, rows: net.linear(rows).roll(1, 1), "has a mean error of"),
+    "one scale for a batch": (per_tensor, "of a row depends on its mates"),
+    "no number for one of 64": (nan_for_one, "elements that are no finite number"),
+    "saturation": (lambda net, rows: net.linear(rows).clamp(-0.3, 0.3), "has a mean error of"),
+    "a stale buffer": (stale, "mean error"),
+    "wrong only at batch 8": (only_at_eight, "in batches of 8: output has a mean error of"),
+    "answers in another order": (swapped, "in twos: output has a mean error of"),
+    "normalised over the batch": (normalised, "in twos: output has a mean error of"),
+    "fails at batch 2": (fails_at_two, "in twos: input 0: RuntimeError('expected batch 1')"),
+    "another number of classes": (crop, "it is [1, 9], wanted [1, 10]"),
+    "one answer for a batch": (first_row, "2 rows gave outputs that are not as long"),
+    "a constant": (lambda net, rows: torch.ones(len(rows), CLASSES), "has a mean error of"),
+    "noise": (lambda net, rows: net.linear(rows) + torch.randn(len(rows), CLASSES), "has a mean error of"),
+    "another name": (lambda net, rows: {"a": net.linear(rows), "b": rows}, "the outputs are a, b, wanted output"),
+}
+LARGEST = 0.0
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """Lists of numbers as JSON."""
+    global LARGEST
+    folder = tmp_path_factory.mktemp("inputs")
+    torch.manual_seed(2)
+    rows = torch.randn(INPUTS, WIDTH)
+    LARGEST = float(rows[:, 0].max())
+    for at, row in enumerate(rows.tolist()):
+        (folder / f"{at:03}.json").write_text(json.dumps(row))
+    return [{"path": str(path), "content_type": "application/json"} for path in sorted(folder.iterdir())]
+
+
+def record(fault: Callable[[Any, Any], Any], folder: Path, inputs: list[dict[str, str]]) -> Recording:
+    """What the build with that fault gives."""
+    folder.mkdir()
+    load = Load("m", "1.0", str(folder), "h", None, None, BATCH)
+    model = LoadedModel(Handler(Net(fault).eval()).handle, make_context(load), load)
+    with in_process(model) as process:
+        compared = Compared(model, process)
+        said = compared.obey(
+            {"do": "record", "folder": str(folder), "inputs": inputs, "batch_size": BATCH, "within_s": 60}
+        )
+    return read_recording(json.loads(json.dumps(said)))
+
+
+@pytest.fixture(scope="module")
+def reference(inputs: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Path]:
+    """What is right."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    return record(lambda net, rows: net.linear(rows), folder, inputs), folder
+
+
+def judged(reference: tuple[Recording, Path], other: Recording, folder: Path) -> tuple[Errors, Verdict]:
+    """The errors, and the verdict with the usual bounds."""
+    errors = Errors([reference[0], other], [reference[1], folder], ())
+    return errors, judge(errors.runs, errors.mates, errors.agreement, Bounds(), errors.reference_mates)
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_bad_build_is_refused_with_what_is_wrong(
+    fault: str, reference: tuple[Recording, Path], inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Whichever of these it is."""
+    planted, words = PLANTED[fault]
+    other = record(planted, tmp_path / "run", inputs)
+
+    errors, verdict = judged(reference, other, tmp_path / "run")
+
+    assert not verdict.has_passed
+    assert any(words in each for each in verdict.faults), verdict.faults
+    assert errors.runs
+
+
+def test_good_builds_pass_and_all_their_inputs_agree(
+    reference: tuple[Recording, Path], inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """The same once more; one with a small error; one that names its output otherwise."""
+    builds: dict[str, Callable[[Any, Any], Any]] = {
+        "same": lambda net, rows: net.linear(rows),
+        "rounded": lambda net, rows: net.linear((rows * 256).round() / 256),
+        "named": lambda net, rows: {"logits": net.linear(rows)},
+    }
+    for name, build in builds.items():
+        errors, verdict = judged(reference, record(build, tmp_path / name, inputs), tmp_path / name)
+
+        assert verdict.has_passed, (name, verdict.faults)
+        assert set(errors.runs) == {"alone", "in twos", f"in batches of {BATCH}", "beside a loud mate"}
+        assert errors.agreement is not None
+        assert (errors.agreement.by, errors.agreement.inputs) == ("top-1 of output", INPUTS)
+        assert errors.agreement.agreeing >= INPUTS - 2
+
+
+def test_an_input_that_both_refuse_is_left_out_and_the_others_keep_their_places(
+    reference: tuple[Recording, Path], inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Text among the numbers."""
+    (tmp_path / "bad.json").write_text('"text"')
+    mixed = [inputs[0], {"path": str(tmp_path / "bad.json"), "content_type": "application/json"}, *inputs[1:]]
+
+    first = record(lambda net, rows: net.linear(rows), tmp_path / "first", mixed)
+    second = record(lambda net, rows: net.linear(rows) * 1.01, tmp_path / "second", mixed)
+    errors, verdict = judged((first, tmp_path / "first"), second, tmp_path / "second")
+
+    assert first.answers[1].message
+    assert first.answers[1].call == -1
+    assert verdict.has_passed, verdict.faults
+    assert errors.runs["alone"].outputs["output"].rows == INPUTS
+    assert errors.runs["alone"].outputs["output"].mean_error == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_handler_that_calls_its_model_twice_has_only_its_answers_compared(
+    inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """It says so, with the input."""
+
+    class Twice(Handler):
+        def handle(self, data: Any, context: Any) -> Any:
+            super().handle(data, context)
+            return super().handle(data, context)
+
+    load = Load("m", "1.0", str(tmp_path), "h", None, None, BATCH)
+    model = LoadedModel(Twice(Net(lambda net, rows: net.linear(rows))).handle, make_context(load), load)
+    with in_process(model) as process:
+        compared = Compared(model, process)
+        said = compared.record(tmp_path, inputs[:3], BATCH, 60)
+        timed = compared.time(3, 0.01)
+
+    recording = read_recording(said)
+    assert recording.why_not == "the handler calls its model 2 times for input 0"
+    assert recording.runs == []
+    assert [answer.message for answer in recording.answers] == ["", "", ""]
+    assert timed["calls"] >= 1
