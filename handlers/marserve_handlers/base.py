@@ -6,6 +6,7 @@ only that runtime is imported, and only when `initialize` runs: a worker with an
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -40,6 +41,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     context: Any = None
     _named: Any = None
     _whole_numbers: Any = None
+    optimised = ""
+    """The name of the build that serves in the archive's own model's place; set by `initialize`."""
     takes_arrays = False
     """Whether the model takes and gives arrays (ONNX) and not tensors; set by `initialize`."""
     names_classes = False
@@ -79,7 +82,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         self.device = self._find_device(properties.get("gpu_id"))
         self.map_location = self.device.type
 
-        self.model = self._load_model(model_dir, entry.get("modelFile"), serialized_file)
+        self.model = self._load_served(model_dir, entry.get("modelFile"), serialized_file)
         options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
@@ -159,6 +162,16 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         from marserve_handlers.runtimes.tensors import own_device
 
         return own_device(self.context, gpu_id, device_type)
+
+    def _load_served(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:
+        """The build that an optimised archive holds, if it does what was promised; else the archive's model."""
+        parent = functools.partial(self._load_model, model_dir, model_file, serialized_file)
+        if self.device.type != "cpu" or not os.path.isfile(os.path.join(model_dir, "MAR-INF", "optimised.json")):
+            return parent()
+        from marserve_handlers.runtimes.optimised import load_optimised
+
+        model, self.optimised = load_optimised(model_dir, parent, getattr(self.context, "threads", 0), self.context)
+        return model
 
     def _load_model(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:
         path = self.model_pt_path

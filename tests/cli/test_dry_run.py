@@ -21,6 +21,7 @@ CHANGES_NOTHING = {
     "run": "it serves a model of this folder until it ends",
     "status": "it reads",
     "compare": "it reads, and runs both models in processes that end with it",
+    "optimise": "it writes a new file, and only the search can say which",
     "models": "it reads",
     "top": "it reads, and scales only when a person says y to a question",
     "check": "workers answer samples, as they answer requests",

@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "server.status",
     "archive": "local.archive",
     "compare": "local.compare",
+    "optimise": "local.optimise",
     "fetch": "local.fetch",
     "register": "models.register",
     "models": "models.models",

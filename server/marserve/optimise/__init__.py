@@ -1,4 +1,6 @@
-"""Shows whether two builds of a model answer alike, and how fast each is. Knows neither torch nor ONNX Runtime.
+"""Shows whether two builds of a model answer alike, how fast each is, and which is the best that there is.
+
+Knows neither torch nor ONNX Runtime: builds are made and run in processes of their own.
 
 comparison  errors, agreement and dependence on mates, and the verdict on them; pure
 measures    the errors of one row's arrays
@@ -7,4 +9,8 @@ ratio       how many times as fast one build is as another, from pairs in turns;
 subject     the process that loads one archive, and answers orders
 inputs      a folder of request bodies
 compare     two archives beside each other, from intake to report
+candidates  which builds are worth a try, and which is the best; pure
+optimise    tries them, and writes the best one
+proof       what an archive says of the build that it holds; pure
+optimised_archive  writes such an archive
 """

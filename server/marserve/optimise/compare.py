@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,7 @@ def compare(
         errors = Errors(recordings, folders, wish.scores)
         answers, failed = _compare_answers(reference, recordings, folders)
     on_step("measuring both in turns")
-    ratios, untimed = _measure(reference, other, sorted({1, size}), wish.pairs)
+    ratios, untimed = measure_both(reference, other, sorted({1, size}), wish.pairs)
     if not errors.runs and answers.differing:
         failed.append(f"{len(answers.differing)} of {answers.compared} answers differ ({answers.by})")
     agreement = errors.agreement or (
@@ -102,6 +102,25 @@ def compare(
             notes.append(f"{subject.name}: only answers are compared: {recording.why_not}")
     verdict = Verdict((*failed, *verdict.faults), tuple(dict.fromkeys(notes)))
     return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
+
+
+def describe_outputs(runs: Mapping[str, RunErrors], mates: Mapping[str, RunErrors]) -> list[dict[str, Any]]:
+    """The figures of each output in each run, as reports and archives have them."""
+    return [
+        {
+            "run": run,
+            "output": name,
+            "rows": each.rows,
+            "meanError": each.mean_error,
+            "largestError": each.largest,
+            "cosine": each.cosine,
+            "top1": each.top1 / each.ranked if each.ranked else None,
+            "top5": each.top5 / each.ranked if each.ranked else None,
+            "byMates": mates[run].outputs[name].largest if run in mates and name in mates[run].outputs else None,
+        }
+        for run, errors in runs.items()
+        for name, each in errors.outputs.items()
+    ]
 
 
 class Errors:
@@ -246,7 +265,7 @@ def _compare_answers(
     return Answers(by, len(pairs), differing), faults[:MOST_FAULTS]
 
 
-def _measure(
+def measure_both(
     reference: Subject, other: Subject, sizes: Sequence[int], pairs: int
 ) -> tuple[dict[int, Ratio], list[str]]:
     """The ratio at each batch size, and why one was not measured."""

@@ -35,6 +35,28 @@ _MOST_PRINTED: Final = 4_000
 _GRACE_S: Final = 120.0
 
 
+class Facts(msgspec.Struct, frozen=True):
+    """What a process says of its model: `torch`, `torchscript`, `onnx` or nothing; `why_not` it cannot be built anew.
+
+    `build` is the name of the build that serves in the archive's own model's place.
+    """
+
+    kind: str
+    why_not: str
+    build: str
+    weight_bytes: int
+    cpu: list[str]
+    versions: dict[str, str]
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A build that was made, in seconds, with so many bytes of files; or why it was `refused`."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+    refused: str = ""
+
+
 class SubjectFailed(MarserveError):
     """The process of an archive did not do what it was told to: it said why, or it died, or it took too long."""
 
@@ -42,8 +64,12 @@ class SubjectFailed(MarserveError):
 class Subject:
     """An archive and the process that has loaded it. Use it as a context: it leaves neither process nor files."""
 
-    def __init__(self, archive: Path, *, threads: int = 1, trusted: Collection[str] = ()) -> None:
+    def __init__(
+        self, archive: Path, *, threads: int = 1, trusted: Collection[str] = (), memory_bytes: int = 0
+    ) -> None:
         """Take the archive in, and begin to load it. `trusted` are names of archives whose pickles may hold anything.
+
+        The process may allocate `memory_bytes`, 0 for no bound.
 
         Raises BadArchive, UnsafeArchive, ArchiveNotFound and what else a registration would be refused for.
         """
@@ -53,7 +79,7 @@ class Subject:
         self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
         try:
             self.plan: Plan = self._take_in(archive, threads, trusted)
-            self._start()
+            self._start(memory_bytes)
         except BaseException:
             self.close()
             raise
@@ -82,15 +108,33 @@ class Subject:
 
     def record(self, inputs: Sequence[Input], folder: Path, batch_size: int, within_s: float) -> Recording:
         """Have every input answered, and what reached the model run in batches. Raises SubjectFailed."""
-        given = [{"path": str(each.path), "content_type": each.content_type} for each in inputs]
         order = {
             "do": "record",
             "folder": str(folder),
-            "inputs": given,
+            "inputs": _as_document(inputs),
             "batch_size": batch_size,
             "within_s": within_s,
         }
         return read_recording(self.ask(order, within_s))
+
+    def facts(self) -> Facts:
+        """What the model is. Raises SubjectFailed."""
+        return msgspec.convert(self.ask({"do": "facts"}, _GRACE_S), Facts)
+
+    def build(self, name: str, folder: Path, inputs: Sequence[Input], most_rows: int, within_s: float) -> Built:
+        """Have another build of the model made and put into its place. Raises SubjectFailed."""
+        order = {
+            "do": "build",
+            "build": name,
+            "folder": str(folder),
+            "inputs": _as_document(inputs),
+            "most_rows": most_rows,
+        }
+        return msgspec.convert(self.ask(order, within_s), Built)
+
+    def write_samples(self, folder: Path, most: int) -> int:
+        """Have samples of what was recorded written; how many. Raises SubjectFailed."""
+        return int(self.ask({"do": "samples", "folder": str(folder), "most": most}, _GRACE_S)["samples"])
 
     def time(self, rows: int, seconds: float) -> float:
         """The model's seconds for one batch of so many rows, from calls that take `seconds`. Raises SubjectFailed."""
@@ -130,9 +174,10 @@ class Subject:
         unpacked = intake.take_in(archive.name)
         return make_plan(RegisterParameters(archive.name), unpacked, RegistryOptions(threads=threads))
 
-    def _start(self) -> None:
+    def _start(self, memory_bytes: int) -> None:
         file = self._scratch / "load"
-        file.write_bytes(msgspec.msgpack.encode(self.plan.load))
+        load = msgspec.structs.replace(self.plan.load, memory_limit_bytes=memory_bytes)
+        file.write_bytes(msgspec.msgpack.encode(load))
         program = "marserve.worker.without_server.compared"
         with open(self._scratch / "printed", "wb") as printed:
             self._process = subprocess.Popen(
@@ -182,3 +227,7 @@ class Subject:
         except OSError:
             return ""
         return f"\nIt printed:\n{text}" if text else ""
+
+
+def _as_document(inputs: Sequence[Input]) -> list[dict[str, str]]:
+    return [{"path": str(each.path), "content_type": each.content_type} for each in inputs]

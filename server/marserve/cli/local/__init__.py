@@ -2,6 +2,7 @@
 
 new      make a folder with a model to begin with, from one of the `templates`
 archive  make a model archive
+optimise try faster builds, and archive the best that is equal
 compare  whether two archives answer alike, and how fast each is
 fetch    bring archives into a folder
 hub      the model of a hub, for `archive` and `marserve run`

@@ -128,6 +128,8 @@ def _lines(report: Report, names: tuple[str, str]) -> list[str | Table]:
 
 
 def _document(report: Report, names: tuple[str, str], archives: tuple[Path, Path]) -> dict[str, Any]:
+    from marserve.optimise.compare import describe_outputs  # here, for the time of other commands
+
     agreement = report.agreement
     return {
         "reference": {"name": names[0], "archive": str(archives[0]), "loadSeconds": report.load_s[0]},
@@ -137,23 +139,7 @@ def _document(report: Report, names: tuple[str, str], archives: tuple[Path, Path
         "passed": report.verdict.has_passed,
         "faults": list(report.verdict.faults),
         "notes": list(report.verdict.notes),
-        "outputs": [
-            {
-                "run": run,
-                "output": name,
-                "rows": each.rows,
-                "meanError": each.mean_error,
-                "largestError": each.largest,
-                "cosine": each.cosine,
-                "top1": each.top1 / each.ranked if each.ranked else None,
-                "top5": each.top5 / each.ranked if each.ranked else None,
-                "byMates": report.mates[run].outputs[name].largest
-                if run in report.mates and name in report.mates[run].outputs
-                else None,
-            }
-            for run, errors in report.runs.items()
-            for name, each in errors.outputs.items()
-        ],
+        "outputs": describe_outputs(report.runs, report.mates),
         "agreement": None
         if agreement is None
         else {

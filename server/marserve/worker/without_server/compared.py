@@ -4,6 +4,8 @@ An order is a line of JSON on standard input, its answer one on standard output,
 end of the input is the end of the process.
 
     record  every input through the handler once, then what reached the model again, alone and in batches
+    facts   what the model is, and what its speed depends on
+    build   another build of the model, which takes the model's place from then on; `samples` of it go into a file
     time    the model's seconds for batches of so many rows
     judge   whether answers of another build are as the handler's own, by its `compare` or within a tolerance
 """
@@ -14,6 +16,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,14 +32,20 @@ from marserve.option_values import Tolerance
 from marserve.worker.checks import compare_answers
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.outgoing import shown
+from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import leave, use_threads
 from marserve.worker.process.parent import die_with_parent
 from marserve.worker.without_server.in_process import InProcess, in_process
+from marserve_handlers.base import BaseHandler
 from marserve_handlers.batch_check import Tolerance as NumberTolerance
 from marserve_handlers.batch_check import shorten
 from marserve_handlers.optimising.batches import ALONE, Batch, parts_of, plan_runs
+from marserve_handlers.optimising.builds import CannotBuild, find_build
 from marserve_handlers.optimising.call_arrays import Call, join, leaves_of
 from marserve_handlers.optimising.capture import Capture, FoundModel, find_model, run_model
+from marserve_handlers.optimising.machine import cpu_flags, versions
+from marserve_handlers.optimising.material import Material
+from marserve_handlers.optimising.sample_calls import write_samples
 from marserve_handlers.testing import Answer, Request
 
 # How much of what reaches the model is kept, in bytes.
@@ -61,6 +70,12 @@ class Compared:
         match order["do"]:
             case "record":
                 return self.record(Path(order["folder"]), order["inputs"], order["batch_size"], order["within_s"])
+            case "facts":
+                return self.facts()
+            case "build":
+                return self.build(order["build"], Path(order["folder"]), order["inputs"], order["most_rows"])
+            case "samples":
+                return self.samples(Path(order["folder"]), order["most"])
             case "time":
                 return self.time(order["rows"], order["seconds"])
             case "judge":
@@ -183,6 +198,69 @@ class Compared:
             return [*labelled, "*"]
         return labelled
 
+    # ----------------------------------------------------------------------------------------------------- build
+
+    def facts(self) -> dict[str, Any]:
+        """What the model is, why it cannot be built anew, and what its speed depends on."""
+        kind, why_not = self._found.kind, self._found.why_not or self._why_not_replaced()
+        if kind == "torch" and isinstance(self._found.model, sys.modules["torch"].jit.ScriptModule):
+            kind = "torchscript"
+        service = getattr(self._model.handle, "__self__", None)
+        return {
+            "kind": kind,
+            "why_not": why_not,
+            "build": str(getattr(service, "optimised", "")),
+            "weight_bytes": self._weight_bytes(),
+            "cpu": cpu_flags(),
+            "versions": versions(),
+        }
+
+    def build(self, name: str, folder: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
+        """Make that build from these inputs, and put it into the model's place, loaded from its files."""
+        why_not = self._found.why_not or self._why_not_replaced()
+        if why_not:
+            return {"refused": why_not}
+        with tempfile.TemporaryDirectory(prefix="marserve-calibration-") as scratch:
+            self._answer_all(Path(scratch), inputs, time.monotonic() + 600)
+        if not self._calls:
+            return {"refused": self._found.why_not or "no input for the calibration was answered"}
+        parent = self._found.model
+        began = time.perf_counter()
+        try:
+            made = find_build(name)
+            made.build(Material(parent, self._calls, most_rows), folder)
+            model = made.load(lambda: parent, folder, self._model.load.threads)
+        except CannotBuild as error:
+            return {"refused": shorten(str(error))}
+        except Exception as error:  # of a library's: it is a row of the report
+            return {"refused": _short(error)}
+        self._model.handle.__self__.model = model  # type: ignore[attr-defined]  # it was looked at above
+        self._found = FoundModel(model)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return {"seconds": time.perf_counter() - began, "bytes": size}
+
+    def samples(self, folder: Path, most: int) -> dict[str, Any]:
+        """Write calls of the inputs that were recorded last, with what the model gives, into `folder`."""
+        return {"samples": write_samples(folder / "samples.npz", self._found.model, self._calls[:most])}
+
+    def _why_not_replaced(self) -> str:
+        """Why no build can take the model's place; empty where one can."""
+        service = getattr(self._model.handle, "__self__", None)
+        if not isinstance(service, BaseHandler):
+            return (
+                "its handler loads its model by itself: a handler that extends BaseHandler can be given another build"
+            )
+        if service.model is not self._found.model:
+            return "its handler keeps its model elsewhere than in self.model"
+        return ""
+
+    def _weight_bytes(self) -> int:
+        if self._found.kind != "torch":
+            path = getattr(self._found.model, "_model_path", "") or ""
+            return os.path.getsize(path) if path else 0
+        model = self._found.model
+        return sum(int(each.nbytes) for each in (*model.parameters(), *model.buffers()))
+
     # ------------------------------------------------------------------------------------------------------ time
 
     def time(self, rows: int, seconds: float) -> dict[str, Any]:
@@ -232,6 +310,12 @@ class Compared:
         return {"by_handler": by_handler, "differences": differences}
 
 
+def _short(error: Exception) -> str:
+    """The first line of what a library raised: further ones are advice for its own users."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return shorten(f"{type(error).__name__}: {lines[0].strip() if lines else 'no more is said'}")
+
+
 def _message(answer: Answer) -> str:
     """Why a request failed, with the exception where the author's code raised one; empty for an answer."""
     last = answer.traceback.strip().rpartition("\n")[2]
@@ -260,6 +344,7 @@ def main() -> None:
 
     try:
         load = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Load)
+        limit_memory(load.memory_limit_bytes)
         use_threads(load.threads)
         enter_model_folder(load)
         began = time.perf_counter()

@@ -1,0 +1,154 @@
+"""A model of torch as an ONNX file, with a batch of any size.
+
+A module is exported by `torch.export` first, strictly and with declared dimensions, and the program then becomes ONNX:
+exporting a module straight away was seen to bake a branch on the batch size without a word, and to be wrong beyond it.
+TorchScript is refused by `torch.export`, and goes by way of the former exporter. Whether the file is right at all
+batch sizes is for the comparison to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marserve_handlers.optimising.builds import CannotBuild
+from marserve_handlers.optimising.call_arrays import Call, as_numpy, join, leaves_of
+from marserve_handlers.optimising.material import (
+    Material,
+    dynamic_axes_of,
+    shape_of_value,
+    structure_with,
+    value_of_shape,
+)
+
+MODEL, SHAPE = "model.onnx", "output.json"
+_OPSET = 17
+
+
+def write_onnx(material: Material, folder: Path) -> Path:
+    """Write the model's file, and beside it how its output is nested; the path of the file.
+
+    Raises CannotBuild where the model cannot be exported.
+    """
+    call = material.calls[0]
+    if not call.rows:
+        raise CannotBuild("its inputs share no batch axis")
+    try:
+        output = material.output
+        shape = shape_of_value(output)
+        varying = dynamic_axes_of(material.calls)
+    except TypeError as error:
+        raise CannotBuild(str(error)) from None
+    path = folder / MODEL
+    # Exporters take a size of one as a constant: two rows are a batch.
+    two = join([call, call]) if call.rows == 1 else call
+    names = [f"input_{at}" for at in range(len(call.leaves))]
+    with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad(), _without_fast_path():
+        warnings.simplefilter("ignore")
+        if material.is_script:
+            _export_script(material, two, names, list(leaves_of(output)), varying, path)
+        else:
+            _export_module(material, two, names, varying, path)
+    (folder / SHAPE).write_text(json.dumps({"output": shape, "inputs": list(call.leaves)}))
+    return path
+
+
+def _export_module(
+    material: Material, call: Call, names: list[str], varying: Mapping[str, set[int]], path: Path
+) -> None:
+    batch = torch.export.Dim("batch", min=1, max=max(material.most_rows, call.rows))
+    sizes = {name: {0: batch, **dict.fromkeys(sorted(varying[name]), torch.export.Dim.DYNAMIC)} for name in call.leaves}
+    args, kwargs = structure_with(call, sizes)
+    parameters = list(inspect.signature(material.model.forward).parameters)
+    if len(args) > len(parameters):
+        raise CannotBuild("its forward takes any number of arguments, which cannot be named")
+    dynamic = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    cloned = call.replaced({name: leaf.clone() for name, leaf in call.leaves.items()})
+    try:
+        program = torch.export.export(
+            material.model, cloned.args, dict(cloned.kwargs), dynamic_shapes=dynamic, strict=True
+        )
+    except Exception as error:
+        raise CannotBuild(f"torch.export refuses it: {_first_lines(error)}") from None
+    torch.onnx.export(program, (), str(path), input_names=names, dynamo=True, verbose=False, external_data=False)
+
+
+def _export_script(
+    material: Material, call: Call, names: list[str], outputs: list[str], varying: Mapping[str, set[int]], path: Path
+) -> None:
+    if call.kwargs:
+        raise CannotBuild("its model is called with arguments by name, which is not exported yet")
+    output_names = [f"output_{at}" for at in range(len(outputs))]
+    axes = {
+        name: {0: "batch", **{at: f"{name}_{at}" for at in varying[leaf]}}
+        for name, leaf in zip(names, call.leaves, strict=True)
+    }
+    args = tuple(leaf.clone() for leaf in call.args)
+    torch.onnx.export(
+        material.model,
+        args,
+        str(path),
+        input_names=names,
+        output_names=output_names,
+        dynamic_axes={**axes, **{name: {0: "batch"} for name in output_names}},
+        opset_version=_OPSET,
+        dynamo=False,
+    )
+
+
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Attention as its parts: ONNX knows nothing of torch's own kernel for whole encoder layers."""
+    is_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_enabled)
+
+
+class ArrayModule(torch.nn.Module):
+    """A module around what takes arrays in order and gives arrays in order: tensors in, tensors out."""
+
+    def __init__(self, run: Any, nesting: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._run = run
+        self._inputs: list[str] = nesting["inputs"]
+        self._output = nesting["output"]
+        self._names = list(_names(self._output))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the parent's."""
+        leaves = Call(args, kwargs).leaves
+        given = self._run([as_numpy(leaves[name]) for name in self._inputs])
+        tensors = {name: torch.from_numpy(array) for name, array in zip(self._names, given, strict=True)}
+        return value_of_shape(self._output, tensors)
+
+
+def read_nesting(folder: Path) -> dict[str, Any]:
+    """How inputs and output of the file in this folder are nested."""
+    nesting: dict[str, Any] = json.loads((folder / SHAPE).read_text())
+    return nesting
+
+
+def _names(shape: Any) -> list[str]:
+    if "leaf" in shape:
+        return [shape["leaf"]]
+    if "value" in shape:
+        return []
+    below = shape["dict"].values() if "dict" in shape else shape.get("list", shape.get("tuple"))
+    return [name for each in below for name in _names(each)]
+
+
+def _first_lines(error: Exception) -> str:
+    """The message's first line, and the author's line where it names one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    where = [line for line in lines if line.startswith('File "') and "site-packages" not in line]
+    return "; ".join([*(lines[:1] or [type(error).__name__]), *where[-1:]])

@@ -1,0 +1,138 @@
+"""Loads the build that an optimised archive holds, and its parent where the build does not do what was promised.
+
+`MAR-INF/optimised.json` names the build; `optimised/` has its files, and samples with what the build gave. At each load
+some samples are run again. Where their outputs are others, or the build does not load, the parent serves, and
+`warnings` of describe say why. On a processor with other instructions, or with other versions of libraries, both are
+measured, and the faster one serves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from marserve_handlers.context import note_warning
+from marserve_handlers.optimising.builds import CannotBuild, find_build
+from marserve_handlers.optimising.call_arrays import Call, as_numpy, leaves_of
+from marserve_handlers.optimising.capture import run_model
+from marserve_handlers.optimising.machine import cpu_flags, versions
+from marserve_handlers.optimising.sample_calls import read_samples
+
+logger = logging.getLogger(__name__)
+
+PROOF, FOLDER, SAMPLES = "MAR-INF/optimised.json", "optimised", "samples.npz"
+# The time for samples beyond the first, as a share of the load's.
+CHECK_SHARE = 0.1
+MAX_ERROR = 1e-3
+PAIRS = 9
+MEASURE_S = 0.5
+
+
+class NotAsPromised(Exception):
+    """The build does not do what the archive says: the message says what."""
+
+
+def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, context: Any) -> tuple[Any, str]:
+    """The model to serve, and the name of its build, empty for the parent."""
+    name = ""
+    try:
+        proof = json.loads(Path(model_dir, PROOF).read_text())
+        name = str(proof["build"])
+        model = _load(Path(model_dir, FOLDER), name, proof, parent, threads)
+    except NotAsPromised as error:
+        note_warning(context, f"the build {name} of the archive is not used, the parent serves: {error}")
+    except Exception as error:  # of a library's, or of a file that is not what it should be
+        what = f"{type(error).__name__}: {error}"
+        note_warning(context, f"the build {name or 'of the archive'} cannot be loaded, the parent serves: {what}")
+    else:
+        logger.info("The model is served as %s", name)
+        context.computes_on = name
+        return model, name
+    return parent(), ""
+
+
+def holds_build(model_dir: str) -> bool:
+    """Whether the archive holds a build beside its parent."""
+    return os.path.isfile(os.path.join(model_dir, PROOF))
+
+
+def _load(folder: Path, name: str, proof: Mapping[str, Any], parent: Callable[[], Any], threads: int) -> Any:
+    began = time.perf_counter()
+    try:
+        model = find_build(name).load(parent, folder, threads)
+    except CannotBuild as error:
+        raise NotAsPromised(str(error)) from None
+    first = _check(folder / SAMPLES, model, CHECK_SHARE * (time.perf_counter() - began))
+    here = {"cpu": cpu_flags(), "versions": versions()}
+    there = {key: proof[key] for key in here}
+    if here != there:
+        _measure_again(model, parent, first, _changed(there, here))
+    return model
+
+
+def _check(samples: Path, model: Any, seconds: float) -> Call:
+    """Run samples until the time is over, one at least; the first of them. Raises NotAsPromised."""
+    first: Call | None = None
+    until = time.perf_counter() + seconds
+    for at, (call, wanted) in enumerate(read_samples(samples, model)):
+        if first is not None and time.perf_counter() > until:
+            break
+        first = first or call
+        seen = {output: as_numpy(leaf) for output, leaf in leaves_of(run_model(model, call)).items()}
+        if seen.keys() != wanted.keys():
+            raise NotAsPromised(f"sample {at} has the outputs {', '.join(seen)}, recorded are {', '.join(wanted)}")
+        for output, array in wanted.items():
+            _compare(f"{output} of sample {at}", seen[output], array)
+    if first is None:
+        raise NotAsPromised("there are no samples to check it by")
+    return first
+
+
+def _compare(what: str, seen: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
+    if seen.shape != wanted.shape:
+        raise NotAsPromised(f"{what} is {list(seen.shape)}, recorded is {list(wanted.shape)}")
+    ours, theirs = seen.astype(np.float64), wanted.astype(np.float64)
+    off = np.abs(ours - theirs)
+    off[(ours == theirs) | (np.isnan(ours) & np.isnan(theirs))] = 0.0
+    scale = np.abs(theirs[np.isfinite(theirs)]).mean() if np.isfinite(theirs).any() else 0.0
+    error = float(off.mean()) if off.size else 0.0
+    if not error <= MAX_ERROR * scale and error > 0:
+        raise NotAsPromised(f"{what} is off by {error / scale if scale else error:.2g} of what was recorded")
+
+
+def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: str) -> None:
+    """Raise NotAsPromised where the build is not faster than its parent here."""
+    other = parent()
+    ratios = []
+    until = time.perf_counter() + MEASURE_S
+    for _ in range(PAIRS):
+        seconds = []
+        for each in (other, model):
+            began = time.perf_counter()
+            run_model(each, call)
+            seconds.append(time.perf_counter() - began)
+        ratios.append(seconds[0] / max(seconds[1], 1e-9))
+        if time.perf_counter() > until:
+            break
+    if median(ratios) < 1.0:
+        raise NotAsPromised(f"it is {median(ratios):.2f} times as fast as the parent here; {changed}")
+    logger.info("The build was measured again: %.2f times as fast as the parent; %s", median(ratios), changed)
+
+
+def _changed(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    if there["cpu"] != here["cpu"]:
+        return f"it was built for {' '.join(there['cpu'])}, and this processor has {' '.join(here['cpu'])}"
+    words = [
+        f"{name} {there['versions'].get(name, 'not there')} then, {here['versions'].get(name, 'not there')} now"
+        for name in sorted({*there["versions"], *here["versions"]})
+        if there["versions"].get(name) != here["versions"].get(name)
+    ]
+    return "; ".join(words)

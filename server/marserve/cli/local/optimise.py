@@ -1,0 +1,184 @@
+"""`marserve optimise`: tries faster builds of an archive's model, and writes an archive with the best that is equal."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
+from marserve.errors import MarserveError, without_stop
+
+if TYPE_CHECKING:
+    from marserve.optimise.optimise import Report, Row
+
+# The parent stays: no build is better, or none is equal.
+NOTHING_BETTER_STATUS = 3
+
+
+class Goal(StrEnum):
+    """What is to become better."""
+
+    latency = "latency"
+    throughput = "throughput"
+    memory = "memory"
+
+
+def optimise(
+    archive: Annotated[Path, typer.Argument(help="The archive; it stays as it is.")],
+    inputs: Annotated[
+        Path,
+        typer.Option("--inputs", metavar="DIR", help="A folder of request bodies, one a file: a quarter calibrates."),
+    ],
+    goal: Annotated[
+        Goal, typer.Option(help="One row at a time, full batches, or fewer bytes of weights.")
+    ] = Goal.latency,
+    max_error: Annotated[
+        float, typer.Option(min=0.0, help="The mean error that is allowed, as a share of the mean output.")
+    ] = 0.03,
+    min_agreement: Annotated[
+        float, typer.Option(min=0.0, max=0.9999, help="The share of inputs that must be shown to agree, by 95 %.")
+    ] = 0.98,
+    candidate: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A build to try, repeatable; all that suit if not given.")
+    ] = None,
+    export_path: Annotated[Path, typer.Option("--export-path", "-o", help="The folder for the archive.")] = Path("."),
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite the archive that is there.")] = False,
+    batch_size: Annotated[
+        int, typer.Option(min=0, max=1024, help="The largest batch; the archive's if not given.")
+    ] = 0,
+    scores: Annotated[
+        list[str] | None, typer.Option(help="An output that holds class scores, where the archive does not say so.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that a worker will have.")] = 1,
+    within: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long the search may take.")] = 1800.0,
+    memory: Annotated[
+        float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
+    ] = 8.0,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
+    # Here, for the time of other commands: numpy.
+    from marserve.optimise.comparison import Bounds
+    from marserve.optimise.inputs import BadInputs, find_inputs
+    from marserve.optimise.optimise import GIB, Wish
+    from marserve.optimise.optimise import optimise as search
+
+    with Output(as_json) as output:
+        try:
+            found = find_inputs(inputs)
+        except BadInputs as error:
+            raise WrongArguments(error.message, "Name another folder with --inputs.") from error
+        if not archive.exists():
+            raise WrongArguments(f"There is no archive {archive}.", "Name a .mar file, or the folder of an archive.")
+        if not export_path.is_dir():
+            raise WrongArguments(f"The export path {export_path} is no folder.", "Name one that is there.")
+        wish = Wish(
+            goal.value,
+            Bounds(max_error, min_agreement),
+            tuple(candidate or ()),
+            batch_size,
+            threads,
+            within,
+            int(memory * GIB),
+            tuple(scores or ()),
+            is_trusted=trust,
+        )
+        try:
+            with output.progress() as bar:
+                task = bar.add_task("")
+                report = search(
+                    archive,
+                    found,
+                    wish,
+                    export_path,
+                    force=force,
+                    on_step=lambda step: bar.update(task, description=step),
+                )
+        except ValueError as error:
+            raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
+        except MarserveError as error:
+            raise CommandFailed(error.message) from error
+        output.result(_document(report), *_lines(report))
+        if not report.winner:
+            raise typer.Exit(NOTHING_BETTER_STATUS)
+
+
+def _lines(report: Report) -> list[str | Table]:
+    lines: list[str | Table] = [
+        f"{report.model} {report.version}: {report.calibrated} inputs calibrated, {report.compared} were compared, "
+        f"{report.seconds:.0f} s."
+    ]
+    sizes = sorted({1, report.batch_size})
+    head = ["build", *(f"× at {size}" for size in sizes), "mean error", "agreement", "MB", "built in", "result"]
+    lines.append(table(head, [_row(row, sizes, report.winner) for row in report.rows]))
+    lines += [f"note: {note}" for note in report.notes]
+    if report.archive is None:
+        lines.append("The parent stays: no build is equal and surely better.")
+    else:
+        lines.append(f"{report.winner} is in {report.archive}; it is served as version {report.version}-optimised.")
+    return lines
+
+
+def _row(row: Row, sizes: list[int], winner: str) -> list[str]:
+    from marserve.optimise.comparison import percent, shown  # here, for the time of other commands
+
+    errors = [each.mean_error for each in row.worst.values()]
+    result = row.why_not
+    if row.verdict is not None:
+        result = "the best" if row.name == winner else "equal" if row.has_passed else row.verdict.faults[0]
+    return [
+        row.name,
+        *(str(row.ratios[size]) if size in row.ratios else "-" for size in sizes),
+        shown(max(errors)) if errors else "-",
+        percent(row.agreement.shown) if row.agreement is not None else "-",
+        f"{row.size / 1e6:.1f}" if row.size else "-",
+        f"{row.seconds:.1f} s" if row.seconds else "-",
+        result,
+    ]
+
+
+def _document(report: Report) -> dict[str, Any]:
+    return {
+        "modelName": report.model,
+        "modelVersion": report.version,
+        "goal": report.goal,
+        "batchSize": report.batch_size,
+        "calibrated": report.calibrated,
+        "compared": report.compared,
+        "seconds": report.seconds,
+        "winner": report.winner or None,
+        "archive": None if report.archive is None else str(report.archive),
+        "notes": report.notes,
+        "builds": [
+            {
+                "name": row.name,
+                "passed": row.has_passed,
+                "whyNot": row.why_not or None,
+                "faults": [] if row.verdict is None else list(row.verdict.faults),
+                "notes": [] if row.verdict is None else list(row.verdict.notes),
+                "outputs": row.outputs,
+                "agreement": None
+                if row.agreement is None
+                else {
+                    "by": row.agreement.by,
+                    "agreeing": row.agreement.agreeing,
+                    "inputs": row.agreement.inputs,
+                    "shown": row.agreement.shown,
+                },
+                "ratios": [
+                    {"rows": rows, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
+                    for rows, ratio in row.ratios.items()
+                ],
+                "seconds": row.seconds,
+                "bytes": row.size,
+            }
+            for row in report.rows
+        ],
+    }

@@ -1,0 +1,127 @@
+"""Which builds are worth a try, for a kind of model on a machine, and by which bounds each is judged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, inputs_needed
+
+Goal = Literal["latency", "throughput", "memory"]
+
+# The share of the inputs that calibrates, and is not compared.
+CALIBRATION_SHARE: Final = 0.25
+LEAST_CALIBRATION, MOST_CALIBRATION = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A build by its name. `is_exact`: it computes in float32, as its parent does, so that errors alone judge it."""
+
+    name: str
+    is_exact: bool
+    needs: tuple[str, ...] = ()
+    of: tuple[str, ...] = ("torch", "torchscript")
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it takes its scales from inputs."""
+        return self.name.endswith("-int8")
+
+
+CANDIDATES: Final = (
+    Candidate("channels-last", is_exact=True),
+    Candidate("bf16", is_exact=False, flags=("avx512_bf16", "amx_bf16", "bf16")),
+    Candidate("onnx", is_exact=True, needs=("onnxruntime", "onnx", "onnxscript")),
+    Candidate(
+        "onnx-int8", is_exact=False, needs=("onnxruntime", "onnx", "onnxscript"), of=("torch", "torchscript", "onnx")
+    ),
+    Candidate("openvino", is_exact=True, needs=("openvino", "onnx", "onnxscript")),
+    Candidate("openvino-int8", is_exact=False, needs=("openvino", "nncf", "onnx", "onnxscript")),
+)
+NAMES: Final = tuple(candidate.name for candidate in CANDIDATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A candidate, and why it is not tried, empty where it is."""
+
+    candidate: Candidate
+    why_not: str = ""
+
+
+def choose(
+    kind: str,
+    flags: Collection[str],
+    installed: Collection[str],
+    wanted: Sequence[str],
+    compared: int,
+    min_agreement: float | None,
+    *,
+    has_agreement: bool,
+) -> list[Choice]:
+    """Each wanted candidate (none: all), in their order, with why it is not worth a try.
+
+    `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree.
+    Raises ValueError for a name that is none.
+    """
+    unknown = [name for name in wanted if name not in NAMES]
+    if unknown:
+        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+    chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]
+    missing = inputs_needed(min_agreement) - compared if has_agreement and min_agreement is not None else 0
+    return [Choice(each, _why_not(each, kind, flags, installed, missing)) for each in chosen]
+
+
+def _why_not(candidate: Candidate, kind: str, flags: Collection[str], installed: Collection[str], missing: int) -> str:
+    if kind not in candidate.of:
+        return f"it is not made of a model that is {kind}"
+    lacking = [name for name in candidate.needs if name not in installed]
+    if lacking:
+        return f'{", ".join(lacking)} is not installed: pip install "marserve[optimise]"'
+    if candidate.flags and not any(flag in flags for flag in candidate.flags):
+        return f"this processor has none of {', '.join(candidate.flags)}, and is slower in it"
+    if not candidate.is_exact and missing > 0:
+        return f"{missing} more inputs are needed to show the agreement that is asked for"
+    return ""
+
+
+def bounds_of(candidate: Candidate, bounds: Bounds) -> Bounds:
+    """What a candidate is held to: one that computes in float32 to errors alone, and small ones."""
+    if candidate.is_exact:
+        return Bounds(min(bounds.max_error, MAX_ERROR_FLOAT32), None, bounds.max_mates)
+    return bounds
+
+
+def split(count: int) -> tuple[list[int], list[int]]:
+    """The indices of the inputs that calibrate, evenly spaced, and of those that are compared: never the same.
+
+    A quarter calibrates, at least 16 and at most 64 of them; with too few inputs, half.
+    """
+    calibrating = min(MOST_CALIBRATION, max(LEAST_CALIBRATION, round(count * CALIBRATION_SHARE)), count // 2)
+    chosen = {at * count // calibrating for at in range(calibrating)} if calibrating else set()
+    return sorted(chosen), [at for at in range(count) if at not in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of a build that passed: how many times as fast, with the low end of its interval, and its bytes."""
+
+    ratios: Mapping[int, float]
+    lows: Mapping[int, float]
+    size: int
+
+
+def best(goal: Goal, batch_size: int, measured: Mapping[str, Measured], parent_bytes: int) -> str:
+    """The name of the best build for a goal, empty where none is better than its parent.
+
+    Faster is what is so with certainty: by the low end of its interval. Of builds with the same figure the first wins.
+    """
+    rows = 1 if goal == "latency" else batch_size
+    if goal == "memory":
+        smaller = {name: each.size for name, each in measured.items() if each.size and each.size < parent_bytes}
+        return min(smaller, key=lambda name: smaller[name], default="")
+    faster = {name: each.ratios[rows] for name, each in measured.items() if each.lows.get(rows, 0.0) > 1.0}
+    return max(faster, key=lambda name: faster[name], default="")

@@ -1,0 +1,318 @@
+"""Tries builds of an archive's model, judges each, and writes the best one into a new archive.
+
+Each candidate is made, loaded and run in a process of its own, with limits of time and memory. What fails there is a
+row of the report. The parent is the reference: it is recorded once, and measured beside each candidate in turns.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from marserve.files.digests import digest_of
+from marserve.optimise.candidates import CANDIDATES, Candidate, Goal, Measured, best, bounds_of, choose, split
+from marserve.optimise.compare import Errors, describe_outputs, measure_both
+from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
+from marserve.optimise.inputs import Input
+from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
+from marserve.optimise.proof import Proof
+from marserve.optimise.ratio import PAIRS, Ratio
+from marserve.optimise.recording import Recording
+from marserve.optimise.subject import Facts, Subject, SubjectFailed
+
+GIB: Final = 1 << 30
+MOST_SAMPLES: Final = 64
+# What candidates need beside the server: a file's being there is enough to say so, nothing is imported.
+PACKAGES: Final = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is looked for. `candidates` are names, none for all; `batch_size` 0: that of the archive.
+
+    `within_s` bounds the whole search: what is unfinished then is a row that says so. `memory_bytes` bounds each
+    candidate's process. `scores` names outputs with class scores.
+    """
+
+    goal: Goal = "latency"
+    bounds: Bounds = field(default_factory=lambda: Bounds(min_agreement=0.98))
+    candidates: tuple[str, ...] = ()
+    batch_size: int = 0
+    threads: int = 1
+    within_s: float = 1800.0
+    memory_bytes: int = 8 * GIB
+    scores: tuple[str, ...] = ()
+    pairs: int = PAIRS
+    is_trusted: bool = False
+
+
+@dataclass(slots=True)
+class Row:
+    """One candidate: why it was not tried or refused, or what it showed."""
+
+    name: str
+    is_exact: bool = True
+    why_not: str = ""
+    verdict: Verdict | None = None
+    worst: dict[str, OutputErrors] = field(default_factory=dict)
+    outputs: list[dict[str, object]] = field(default_factory=list)
+    agreement: Agreement | None = None
+    ratios: dict[int, Ratio] = field(default_factory=dict)
+    seconds: float = 0.0
+    size: int = 0
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether it may take the parent's place."""
+        return self.verdict is not None and self.verdict.has_passed
+
+
+@dataclass(slots=True)
+class Report:
+    """All rows, and the winner's name, empty where the parent stays; `archive` is what was written."""
+
+    model: str
+    version: str
+    goal: Goal
+    batch_size: int
+    compared: int
+    calibrated: int
+    rows: list[Row]
+    parent_bytes: int
+    notes: list[str]
+    winner: str = ""
+    archive: Path | None = None
+    seconds: float = 0.0
+
+
+class NothingToOptimise(SubjectFailed):
+    """No build can take the place of the archive's model; the message says why."""
+
+
+def optimise(
+    archive: Path,
+    inputs: Sequence[Input],
+    wish: Wish,
+    folder: Path,
+    *,
+    force: bool = False,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> Report:
+    """Try the candidates, and write the best one's archive into `folder`. Blocks, for minutes.
+
+    Raises NothingToOptimise, SubjectFailed for an archive that cannot be loaded, BadArchive, CannotArchive, ValueError
+    for a candidate that is none.
+    """
+    began = time.monotonic()
+    trusted = [archive.name] if wish.is_trusted else []
+    calibrating, compared = ([inputs[at] for at in indices] for indices in split(len(inputs)))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
+        parent = stack.enter_context(Subject(archive, threads=wish.threads, trusted=trusted))
+        on_step(f"loading {parent.name}")
+        parent.loaded()
+        facts = parent.facts()
+        _refuse_what_cannot_be(facts, parent)
+        size = wish.batch_size or parent.batch_size
+        (scratch / "parent").mkdir()
+        on_step(f"{len(compared)} inputs through {parent.name}")
+        recorded = parent.record(compared, scratch / "parent", size, wish.within_s)
+        if not recorded.runs:
+            raise NothingToOptimise(
+                f"{parent.name} cannot be built anew: {recorded.why_not or 'no input was answered'}."
+            )
+        search = _Search(archive, parent, recorded, facts, wish, scratch, calibrating, compared, size, trusted)
+        search.until = began + wish.within_s
+        report = Report(
+            parent.plan.load.model,
+            parent.plan.load.version,
+            wish.goal,
+            size,
+            len(compared),
+            len(calibrating),
+            [],
+            facts.weight_bytes,
+            list(recorded.notes),
+        )
+        agreement_is_known = bool(wish.scores or recorded.scores)
+        installed = [name for name in PACKAGES if find_spec(name) is not None]
+        for choice in choose(
+            facts.kind,
+            facts.cpu,
+            installed,
+            wish.candidates,
+            len(compared),
+            wish.bounds.min_agreement,
+            has_agreement=agreement_is_known,
+        ):
+            report.rows.append(
+                Row(choice.candidate.name, choice.candidate.is_exact, choice.why_not)
+                if choice.why_not
+                else search.try_one(choice.candidate, on_step)
+            )
+        report.winner = best(wish.goal, size, _measured(report.rows), facts.weight_bytes)
+        if report.winner:
+            on_step(f"writing the archive with {report.winner}")
+            report.archive = search.write(report, folder, force=force)
+            search.look_again(report.archive, report.winner, on_step)
+        report.seconds = time.monotonic() - began
+    return report
+
+
+def _refuse_what_cannot_be(facts: Facts, parent: Subject) -> None:
+    if facts.build:
+        raise NothingToOptimise(f"{parent.name} serves the build {facts.build} already: optimise its parent.")
+    if facts.why_not:
+        raise NothingToOptimise(f"{parent.name} cannot be built anew: {facts.why_not}.")
+
+
+def _measured(rows: Sequence[Row]) -> dict[str, Measured]:
+    return {
+        row.name: Measured(
+            {rows: ratio.middle for rows, ratio in row.ratios.items()},
+            {rows: ratio.low for rows, ratio in row.ratios.items()},
+            row.size,
+        )
+        for row in rows
+        if row.has_passed
+    }
+
+
+@dataclass(slots=True)
+class _Search:
+    """What all candidates of one search share."""
+
+    archive: Path
+    parent: Subject
+    recorded: Recording
+    facts: Facts
+    wish: Wish
+    scratch: Path
+    calibrating: Sequence[Input]
+    compared: Sequence[Input]
+    size: int
+    trusted: Sequence[str]
+    until: float = 0.0
+
+    def folder_of(self, name: str) -> Path:
+        """Where a candidate's files are."""
+        return self.scratch / "builds" / name
+
+    def try_one(self, candidate: Candidate, on_step: Callable[[str], None]) -> Row:
+        """Make a candidate, compare it with the parent, and measure it. What fails is why the row is refused."""
+        row = Row(candidate.name, candidate.is_exact)
+        left = self.until - time.monotonic()
+        if left <= 0:
+            row.why_not = f"not finished: {self.wish.within_s:g} s were over"
+            return row
+        try:
+            self._try(candidate, row, left, on_step)
+        except SubjectFailed as error:
+            row.why_not = _first_line(str(error))
+        return row
+
+    def _try(self, candidate: Candidate, row: Row, left: float, on_step: Callable[[str], None]) -> None:
+        build, run = self.folder_of(candidate.name), self.scratch / f"run-{candidate.name}"
+        build.mkdir(parents=True)
+        run.mkdir()
+        wish = self.wish
+        with Subject(
+            self.archive, threads=wish.threads, trusted=self.trusted, memory_bytes=wish.memory_bytes
+        ) as subject:
+            on_step(f"{candidate.name}: building")
+            subject.loaded()
+            built = subject.build(candidate.name, build, self.calibrating, self.size, left)
+            if built.refused:
+                row.why_not = built.refused
+                return
+            row.seconds, row.size = built.seconds, built.bytes or self.facts.weight_bytes
+            if candidate.name == "bf16":
+                row.size = self.facts.weight_bytes // 2
+            on_step(f"{candidate.name}: comparing")
+            recorded = subject.record(self.compared, run, self.size, left)
+            errors = Errors([self.recorded, recorded], [self.scratch / "parent", run], wish.scores)
+            failing = [
+                f"input {at} fails with {theirs.message}"
+                for at, (ours, theirs) in enumerate(zip(self.recorded.answers, recorded.answers, strict=False))
+                if theirs.message and not ours.message
+            ]
+            verdict = judge(
+                errors.runs, errors.mates, errors.agreement, bounds_of(candidate, wish.bounds), errors.reference_mates
+            )
+            if recorded.why_not:
+                failing.append(recorded.why_not)
+            row.verdict = Verdict((*failing[:3], *verdict.faults), verdict.notes)
+            row.worst = worst(list(errors.runs.values())).outputs
+            row.outputs = describe_outputs(errors.runs, errors.mates)
+            row.agreement = errors.agreement
+            if row.has_passed:
+                on_step(f"{candidate.name}: measuring beside the parent")
+                row.ratios, untimed = measure_both(self.parent, subject, sorted({1, self.size}), wish.pairs)
+                row.verdict = Verdict(row.verdict.faults, (*row.verdict.notes, *untimed))
+                subject.write_samples(build, MOST_SAMPLES)
+        shutil.rmtree(run, ignore_errors=True)
+
+    def write(self, report: Report, folder: Path, *, force: bool) -> Path:
+        """Write the winner's archive; its path."""
+        row = next(row for row in report.rows if row.name == report.winner)
+        build = self.folder_of(row.name)
+        agreement = row.agreement
+        proof = Proof(
+            build=row.name,
+            parent="" if self.archive.is_dir() else digest_of(self.archive),
+            parent_version=report.version,
+            files=digests_of_build(build),
+            bounds={
+                "maxError": bounds_of(_candidate(row.name), self.wish.bounds).max_error,
+                "minAgreement": bounds_of(_candidate(row.name), self.wish.bounds).min_agreement,
+            },
+            errors=row.outputs,
+            ratios={str(rows): [ratio.middle, ratio.low, ratio.high] for rows, ratio in row.ratios.items()},
+            cpu=self.facts.cpu,
+            versions=self.facts.versions,
+            threads=self.wish.threads,
+            samples=min(MOST_SAMPLES, len(self.compared)),
+            agreement=None
+            if agreement is None
+            else {
+                "by": agreement.by,
+                "agreeing": agreement.agreeing,
+                "inputs": agreement.inputs,
+                "shown": agreement.shown,
+            },
+        )
+        output = place_of(report.model, folder)
+        write_optimised(self.archive, build, proof, output, force=force)
+        return output
+
+    def look_again(self, archive: Path, winner: str, on_step: Callable[[str], None]) -> None:
+        """Load what was written as a worker would. Raises NothingToOptimise, and leaves nothing, if it is not used."""
+        on_step("loading what was written")
+        try:
+            with Subject(
+                archive, threads=self.wish.threads, trusted=[archive.name] if self.wish.is_trusted else []
+            ) as made:
+                made.loaded()
+                if made.facts().build != winner:
+                    raise NothingToOptimise(
+                        f"{made.name} does not load the build {winner} of its archive: its handler does not use "
+                        f"BaseHandler's initialize."
+                    )
+        except BaseException:
+            archive.unlink(missing_ok=True)
+            raise
+
+
+def _candidate(name: str) -> Candidate:
+    return next(each for each in CANDIDATES if each.name == name)
+
+
+def _first_line(text: str) -> str:
+    return text.split("\n", 1)[0]

@@ -1,0 +1,60 @@
+"""Writes an optimised archive: the parent as it is, the winning build, and what was shown of it.
+
+A server that knows nothing of builds, TorchServe say, serves the parent in it. Only the version in the manifest is
+another one.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from marserve.archive.contents.manifest import MANIFEST_PATH
+from marserve.archive.reading.reader import unpack
+from marserve.archive.writing.writer import Packing, output_path, walk, write_packing
+from marserve.errors import BadArchive
+from marserve.files.digests import digest_of
+from marserve.optimise.proof import FOLDER, PROOF_PATH, Proof, optimised_version, write_proof
+
+MOST_MANIFEST = 1 << 20
+
+
+def place_of(model: str, folder: Path) -> Path:
+    """Where the optimised archive of a model of that name goes."""
+    return output_path(f"{model}-optimised", folder, "default")
+
+
+def write_optimised(parent: Path, build: Path, proof: Proof, output: Path, *, force: bool) -> None:
+    """Write the archive whole or not at all. `build` is the folder of the build's files.
+
+    Raises CannotArchive, BadArchive for a parent that holds a build already or has no manifest, OSError.
+    """
+    with tempfile.TemporaryDirectory(prefix="marserve-optimised-") as scratch:
+        folder = parent
+        if not parent.is_dir():
+            folder = Path(scratch, "parent")
+            unpack(parent, folder)
+        members = dict(walk(folder))
+        if PROOF_PATH in members or any(name.startswith(f"{FOLDER}/") for name in members):
+            raise BadArchive(
+                f"{parent.name} holds a build already: optimise its parent, whose version has no -optimised."
+            )
+        if MANIFEST_PATH not in members:
+            raise BadArchive(f"{parent.name} has no {MANIFEST_PATH}.")
+        manifest = _with_version(members.pop(MANIFEST_PATH))
+        members |= {f"{FOLDER}/{name}": path for name, path in walk(build)}
+        packing = Packing(members, output, MANIFEST_PATH, lambda _: manifest, made={PROOF_PATH: write_proof(proof)})
+        write_packing(packing, output, "default", force=force)
+
+
+def digests_of_build(build: Path) -> dict[str, str]:
+    """The digests of a build's files, by their names in the archive."""
+    return {f"{FOLDER}/{name}": digest_of(path) for name, path in walk(build)}
+
+
+def _with_version(manifest: Path) -> bytes:
+    document = json.loads(manifest.read_bytes()[:MOST_MANIFEST])
+    model = document["model"]
+    model["modelVersion"] = optimised_version(str(model.get("modelVersion") or "1.0"))
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

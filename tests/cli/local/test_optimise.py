@@ -1,0 +1,156 @@
+"""`marserve optimise` on real archives. Builds that take long are in `test-system`; `tests/optimise` has the rest."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.command_line import marserve
+from support.server import make_archive
+
+PLAIN = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ReLU(),
+            torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(512, 10),
+        )
+
+    def forward(self, pixels):
+        return self.layers(pixels)
+"""
+HANDLER = (
+    "from ts.torch_handler.base_handler import BaseHandler\n\nclass Handler(BaseHandler):\n    names_classes = True\n"
+)
+BY_ITSELF = """
+    def initialize(self, context):
+        import torch
+        from net import Net
+
+        self.device, self.model, self.initialized = torch.device("cpu"), Net().eval(), True
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Neither a process nor a file, however the command ends."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
+    assert not [child for child in psutil.Process().children(recursive=True) if "compared" in str(child.cmdline())]
+
+
+def pictures(folder: Path, count: int) -> Path:
+    """So many pictures as JSON."""
+    folder.mkdir()
+    for at in range(count):
+        rows = [[((x * y + at * 7) % 23) / 23 for x in range(24)] for y in range(24)]
+        (folder / f"{at:03}.json").write_text(json.dumps([rows]))
+    return folder
+
+
+def net_archive(folder: Path, handler: str = HANDLER) -> Path:
+    """An eager model."""
+    archive = make_archive(folder / "net.mar", handler, config="batchSize: 4\n")
+    with zipfile.ZipFile(archive) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    manifest = json.loads(members["MAR-INF/MANIFEST.json"])
+    manifest["model"]["modelFile"] = "net.py"
+    members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": NET.encode()}
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return archive
+
+
+def test_a_model_that_nothing_can_be_made_of_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """Exit 1, and no archive."""
+    archive = make_archive(tmp_path / "m.mar", PLAIN)
+
+    ran = marserve("optimise", archive, "--inputs", pictures(tmp_path / "in", 4), "-o", tmp_path)
+
+    assert ran.status == 1
+    assert "m 1.0 cannot be built anew: the handler holds no module of torch" in ran.err
+    assert not (tmp_path / "m-optimised.mar").exists()
+
+
+def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """Exit 2."""
+    archive = make_archive(tmp_path / "m.mar", PLAIN)
+    folder = pictures(tmp_path / "in", 1)
+
+    runs = [
+        marserve("optimise", archive, "--inputs", tmp_path / "none"),
+        marserve("optimise", tmp_path / "none.mar", "--inputs", folder),
+        marserve("optimise", archive, "--inputs", folder, "-o", tmp_path / "none"),
+        marserve("optimise", archive, "--inputs", folder, "--goal", "beauty"),
+    ]
+
+    assert [ran.status for ran in runs] == [2, 2, 2, 2]
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.onnx
+def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tmp_path: Path) -> None:
+    """A build that is not equal enough, one that is, and the winner, which answers as its parent."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 24)
+    names = ["channels-last", "bf16", "onnx"]
+    options = [word for name in names for word in ("--candidate", name)]
+    goal = ["--goal", "memory", "--max-error", "0.00001", "--min-agreement", "0.5"]
+
+    refused = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, *options, *goal, "--json")
+
+    assert refused.status in (0, 3), refused.err
+    rows = {row["name"]: row for row in refused.document["builds"]}
+    assert not rows["bf16"]["passed"]
+    assert rows["onnx"]["passed"], rows["onnx"]
+    assert rows["onnx"]["outputs"][0]["meanError"] < 1e-5
+
+    small = ["--goal", "memory", "--candidate", "bf16", "--min-agreement", "0.5"]
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, "--force", *small)
+
+    assert ran.status == 0, ran.out + ran.err
+    assert "bf16 is in " in ran.out
+    made = tmp_path / "net-optimised.mar"
+    with zipfile.ZipFile(made) as file:
+        assert json.loads(file.read("MAR-INF/MANIFEST.json"))["model"]["modelVersion"] == "1.0-optimised"
+        proof = json.loads(file.read("MAR-INF/optimised.json"))
+    assert (proof["build"], proof["samples"]) == ("bf16", 12)
+    compared = marserve("compare", archive, made, "--inputs", folder, "--pairs", 0, "--json")
+    assert compared.document["passed"], compared.document["faults"]
+    assert compared.document["outputs"][0]["meanError"] > 0  # it is not the parent that answers
+    again = marserve("optimise", made, "--inputs", folder, "-o", tmp_path)
+    assert "serves the build bf16 already" in again.err
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_handler_that_does_not_load_the_build_gets_no_archive(tmp_path: Path) -> None:
+    """It loads its model by itself, or keeps it elsewhere."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path, HANDLER + BY_ITSELF), pictures(tmp_path / "in", 8)
+
+    ran = marserve(
+        "optimise", archive, "--inputs", folder, "-o", tmp_path, "--goal", "memory", "--candidate", "bf16",
+        "--min-agreement", "0.1",
+    )  # fmt: skip
+
+    assert ran.status == 1
+    assert "does not load the build bf16 of its archive" in ran.err
+    assert not (tmp_path / "net-optimised.mar").exists()

@@ -1,0 +1,184 @@
+"""Each build gives what its parent gives, at batch sizes beside the one it was made with."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve_handlers.optimising.builds import BUILDS, CannotBuild, find_build
+from marserve_handlers.optimising.call_arrays import Call, as_numpy, join, leaves_of
+from marserve_handlers.optimising.capture import run_model
+from marserve_handlers.optimising.material import Material
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+EXACT, ROUNDED = 1e-5, 0.05
+
+
+class Pictures(torch.nn.Module):  # type: ignore[misc]
+    """A convolution and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = torch.nn.Conv2d(1, 8, 3, padding=1)
+        self.out = torch.nn.Linear(8, 5)
+
+    def forward(self, pixels: Any) -> Any:
+        """The scores."""
+        return self.out(torch.relu(self.conv(pixels)).mean((2, 3)))
+
+
+class Words(torch.nn.Module):  # type: ignore[misc]
+    """Attention over sentences of any length; two outputs, and a mask by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.embedding = torch.nn.Embedding(50, 16)
+        self.encoder = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.out = torch.nn.Linear(16, 3)
+
+    def forward(self, ids: Any, mask: Any = None) -> Any:
+        """The scores, and what they come from."""
+        hidden = self.encoder(self.embedding(ids), src_key_padding_mask=mask)
+        return {"scores": self.out(hidden.mean(1)), "hidden": (hidden,)}
+
+
+class Branches(torch.nn.Module):  # type: ignore[misc]
+    """Other arithmetic for larger batches: what a straight export bakes without a word."""
+
+    def forward(self, rows: Any) -> Any:
+        """Twice, or three times."""
+        return rows * 3 if rows.shape[0] > 4 else rows * 2
+
+
+def pictures() -> list[Call]:
+    """Sixteen pictures."""
+    torch.manual_seed(5)
+    return [Call((torch.randn(1, 1, 8, 8),), {}) for _ in range(16)]
+
+
+def words() -> list[Call]:
+    """Sentences of five to seven words."""
+    torch.manual_seed(6)
+    lengths = [5 + at % 3 for at in range(9)]
+    return [Call((torch.randint(0, 50, (1, n)),), {"mask": torch.zeros(1, n, dtype=torch.bool)}) for n in lengths]
+
+
+def traced(model: Any, example: Any) -> Any:
+    """As TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(model, example)
+
+
+def made(name: str, make: Callable[[], Any], calls: list[Call], folder: Path) -> Any:
+    """The build of that name, loaded from its files."""
+    build = find_build(name)
+    build.build(Material(make(), calls, 8), folder)
+    return build.load(make, folder, 1)
+
+
+def largest_error(model: Any, parent: Any, calls: list[Call]) -> float:
+    """Over single calls and a batch of seven, as a share of the largest output."""
+    worst = 0.0
+    for call in [calls[0], calls[1], join([calls[0]] * 7)]:
+        wanted, seen = leaves_of(run_model(parent, call)), leaves_of(run_model(model, call))
+        assert list(seen) == list(wanted)
+        for name, leaf in wanted.items():
+            ours, theirs = as_numpy(seen[name]), as_numpy(leaf)
+            assert ours.shape == theirs.shape
+            assert ours.dtype == theirs.dtype
+            worst = max(worst, float(abs(ours - theirs).max() / abs(theirs).max()))
+    return worst
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize("kind", ["module", "torchscript"])
+@pytest.mark.parametrize(
+    ("name", "bound"), [("channels-last", EXACT), ("bf16", ROUNDED), ("onnx", EXACT), ("onnx-int8", ROUNDED)]
+)
+def test_a_build_of_pictures_gives_what_its_parent_gives(name: str, bound: float, kind: str, tmp_path: Path) -> None:
+    """At any batch size, of a module and of TorchScript."""
+    if name.startswith("onnx"):
+        pytest.importorskip("onnxscript")
+    parent = Pictures().eval()
+
+    def make() -> Any:
+        own = copy.deepcopy(parent)
+        return own if kind == "module" else traced(own, torch.zeros(2, 1, 8, 8))
+
+    model = made(name, make, pictures(), tmp_path)
+
+    assert largest_error(model, parent, pictures()) <= bound
+
+
+@pytest.mark.onnx
+@pytest.mark.parametrize("name", ["onnx", "bf16"])
+def test_a_build_of_sentences_takes_any_length_and_gives_nested_outputs(name: str, tmp_path: Path) -> None:
+    """Arguments by name as the parent takes them."""
+    pytest.importorskip("onnxscript")
+    parent = Words().eval()
+
+    model = made(name, lambda: copy.deepcopy(parent), words(), tmp_path)
+
+    assert largest_error(model, parent, words()) <= (EXACT if name == "onnx" else ROUNDED)
+    assert type(run_model(model, words()[0])["hidden"]) is tuple
+
+
+@pytest.mark.onnx
+def test_a_branch_on_the_batch_size_is_refused_and_not_baked(tmp_path: Path) -> None:
+    """With what torch.export says of it."""
+    pytest.importorskip("onnxscript")
+    calls = [Call((torch.ones(1, 3),), {}) for _ in range(2)]
+
+    with pytest.raises(CannotBuild, match=r"torch\.export refuses it: "):
+        made("onnx", lambda: Branches().eval(), calls, tmp_path)
+
+
+@pytest.mark.onnx
+def test_an_onnx_model_is_quantised_as_it_is_and_stays_a_session(tmp_path: Path) -> None:
+    """Exported from a module first; other builds refuse it."""
+    pytest.importorskip("onnxscript")
+    from marserve_handlers.runtimes.onnx import open_session
+    from marserve_handlers.support.comparing.held_models import is_session
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    find_build("onnx").build(Material(Pictures().eval(), pictures(), 8), first)
+    session = open_session(str(first / "model.onnx"), threads=1)
+    (name,) = [node.name for node in session.get_inputs()]
+    calls = [Call((), {name: as_numpy(call.args[0])}) for call in pictures()]
+
+    model = made("onnx-int8", lambda: session, calls, second)
+
+    assert is_session(model)
+    assert largest_error(model, session, calls) <= ROUNDED
+    for other in ("onnx", "bf16", "channels-last", "openvino"):
+        with pytest.raises(CannotBuild):
+            find_build(other).build(Material(session, calls, 8), second)
+
+
+def test_what_does_not_suit_is_refused_with_a_reason() -> None:
+    """Layouts of what has no pictures, and names that are none."""
+    with pytest.raises(CannotBuild, match="no weights with four axes"):
+        find_build("channels-last").build(Material(Words(), words(), 8), Path())
+    with pytest.raises(CannotBuild, match="no weights in float32"):
+        find_build("bf16").build(Material(Branches(), [], 8), Path())
+    with pytest.raises(CannotBuild, match="there is no build 'fp16'"):
+        find_build("fp16")
+
+
+def test_the_server_tries_the_builds_that_there_are() -> None:
+    """Both lists have the same names."""
+    from marserve.optimise.candidates import NAMES
+
+    assert list(NAMES) == list(BUILDS)

@@ -1,0 +1,215 @@
+"""An optimised archive's build serves where it does what was promised, and its parent where it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marserve_handlers.optimising import builds
+from marserve_handlers.optimising.builds import find_build
+from marserve_handlers.optimising.call_arrays import Call
+from marserve_handlers.optimising.machine import cpu_flags, versions
+from marserve_handlers.optimising.material import Material
+from marserve_handlers.optimising.sample_calls import write_samples
+from marserve_handlers.runtimes import optimised
+from marserve_handlers.runtimes.optimised import load_optimised
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+class Context:
+    """What is said of the load."""
+
+    def __init__(self) -> None:
+        self.load_warnings: list[str] = []
+        self.computes_on = ""
+
+
+class Linear(torch.nn.Module):  # type: ignore[misc]
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, rows: Any) -> Any:
+        """Its output."""
+        return self.linear(rows)
+
+
+def parent() -> Any:
+    """The archive's own model."""
+    return Linear().eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An unpacked archive with a build in bfloat16."""
+    calls = [Call((torch.randn(1, 4),), {}) for _ in range(3)]
+    (tmp_path / "MAR-INF").mkdir()
+    (tmp_path / "optimised").mkdir()
+    build = find_build("bf16")
+    build.build(Material(parent(), calls, 8), tmp_path / "optimised")
+    write_samples(tmp_path / "optimised" / "samples.npz", build.load(parent, tmp_path / "optimised", 1), calls)
+    write_proof(tmp_path)
+    return tmp_path
+
+
+def write_proof(folder: Path, **other: Any) -> None:
+    """The proof, of this machine unless `other` says so."""
+    proof = {"build": "bf16", "cpu": cpu_flags(), "versions": versions(), **other}
+    (folder / "MAR-INF" / "optimised.json").write_text(json.dumps(proof))
+
+
+def load(folder: Path) -> tuple[Any, str, Context]:
+    """The model, its build, and what was said."""
+    context = Context()
+    model, name = load_optimised(str(folder), parent, 1, context)
+    return model, name, context
+
+
+def is_parent(model: Any) -> bool:
+    """Whether it is the archive's own model."""
+    return type(model) is Linear
+
+
+def test_a_build_that_does_what_was_promised_serves(folder: Path) -> None:
+    """It is what the model runs on."""
+    model, name, context = load(folder)
+
+    assert (name, context.computes_on, context.load_warnings) == ("bf16", "bf16", [])
+    assert not is_parent(model)
+    assert model(torch.ones(2, 4)).dtype is torch.float32
+
+
+def change_samples(folder: Path) -> None:
+    """Other outputs than the build gives."""
+    path = folder / "optimised" / "samples.npz"
+    with np.load(path) as arrays:
+        changed = {name: array * (1.01 if "/out/" in name else 1) for name, array in arrays.items()}
+    changed["shapes"] = changed["shapes"].astype(np.uint8)
+    np.savez(path, **changed)
+
+
+def remove_samples(folder: Path) -> None:
+    """Nothing to check it by."""
+    (folder / "optimised" / "samples.npz").unlink()
+
+
+def no_sample(folder: Path) -> None:
+    """A file without any."""
+    np.savez(folder / "optimised" / "samples.npz", shapes=np.frombuffer(b"[]", np.uint8))
+
+
+def no_proof(folder: Path) -> None:
+    """No JSON."""
+    (folder / "MAR-INF" / "optimised.json").write_text("{")
+
+
+def no_build(folder: Path) -> None:
+    """A name that is none."""
+    write_proof(folder, build="../fast")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            change_samples,
+            "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.0099",
+        ),
+        (remove_samples, "the build bf16 cannot be loaded, the parent serves: FileNotFoundError"),
+        (no_sample, "there are no samples to check it by"),
+        (no_proof, "the build of the archive cannot be loaded, the parent serves: JSONDecodeError"),
+        (no_build, "there is no build '../fast'"),
+    ],
+)
+def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
+    spoil: Callable[[Path], None], words: str, folder: Path
+) -> None:
+    """In one warning."""
+    spoil(folder)
+
+    model, name, context = load(folder)
+
+    assert is_parent(model)
+    assert (name, context.computes_on) == ("", "")
+    (warning,) = context.load_warnings
+    assert words in warning
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_on_another_processor_the_faster_of_both_serves(
+    is_slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are measured; a build that is slower there is not used."""
+    write_proof(folder, cpu=["x86_64", "amx_int8"])
+    clock = Clock()
+    monkeypatch.setattr(optimised.time, "perf_counter", clock)
+    monkeypatch.setattr(
+        optimised,
+        "run_model",
+        lambda model, call: clock.spend(model(*call.args), 3.0 if is_parent(model) != is_slow else 1.0),
+    )
+
+    model, _name, context = load(folder)
+
+    assert is_parent(model) is is_slow
+    if is_slow:
+        assert (
+            "it is 0.33 times as fast as the parent here; it was built for x86_64 amx_int8, and"
+            in context.load_warnings[0]
+        )
+
+
+class Clock:
+    """Time that goes by when it is spent."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def spend(self, value: Any, seconds: float) -> Any:
+        """Pass a value on after so long."""
+        self.now += seconds
+        return value
+
+
+def test_other_versions_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was, and what is."""
+    write_proof(folder, versions={**versions(), "torch": "1.0"})
+    clock = Clock()
+    monkeypatch.setattr(optimised.time, "perf_counter", clock)
+    monkeypatch.setattr(
+        optimised, "run_model", lambda model, call: clock.spend(model(*call.args), 1.0 if is_parent(model) else 9.0)
+    )
+
+    _, _, context = load(folder)
+
+    assert f"torch 1.0 then, {versions()['torch']} now" in context.load_warnings[0]
+
+
+def test_a_build_whose_library_fails_leaves_the_parent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises."""
+
+    class Broken:
+        def load(self, parent: Any, folder: Path, threads: int) -> Any:
+            raise RuntimeError("illegal instruction")
+
+    monkeypatch.setattr(optimised, "find_build", lambda name: Broken())
+
+    model, _, context = load(folder)
+
+    assert is_parent(model)
+    assert "RuntimeError: illegal instruction" in context.load_warnings[0]
+    assert "bf16" in builds.BUILDS

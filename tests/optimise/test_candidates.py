@@ -1,0 +1,125 @@
+"""Which builds are tried, and which one wins."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from marserve.optimise.candidates import CANDIDATES, NAMES, Measured, best, bounds_of, choose, split
+from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
+
+ALL = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf")
+
+
+def chosen(kind: str = "torch", **given: Any) -> dict[str, str]:
+    """Name to why it is not tried."""
+    values: dict[str, Any] = {
+        "flags": ["avx512_bf16"],
+        "installed": ALL,
+        "wanted": (),
+        "compared": 1000,
+        "min_agreement": 0.98,
+        "has_agreement": True,
+        **given,
+    }
+    found = choose(
+        kind,
+        values["flags"],
+        values["installed"],
+        values["wanted"],
+        values["compared"],
+        values["min_agreement"],
+        has_agreement=values["has_agreement"],
+    )
+    return {choice.candidate.name: choice.why_not for choice in found}
+
+
+def test_all_are_tried_where_everything_is_there() -> None:
+    """Of a model of torch."""
+    assert chosen() == dict.fromkeys(NAMES, "")
+
+
+def test_an_onnx_model_is_quantised_and_no_more() -> None:
+    """It runs in ONNX Runtime already."""
+    assert [name for name, why in chosen("onnx").items() if not why] == ["onnx-int8"]
+    assert chosen("onnx")["bf16"] == "it is not made of a model that is onnx"
+
+
+def test_a_missing_package_is_named_with_what_to_type() -> None:
+    """Each that is missing."""
+    told = chosen(installed=("torch", "onnx", "onnxruntime", "onnxscript"))
+
+    assert told["openvino-int8"] == 'openvino, nncf is not installed: pip install "marserve[optimise]"'
+    assert told["onnx"] == ""
+
+
+def test_bfloat16_is_only_tried_where_the_processor_computes_in_it() -> None:
+    """Elsewhere it is slower."""
+    assert "has none of avx512_bf16" in chosen(flags=["avx2"])["bf16"]
+
+
+def test_with_too_few_inputs_only_builds_in_float32_are_tried_and_it_says_how_many_are_missing() -> None:
+    """Unless nothing could say whether answers agree."""
+    told = chosen(compared=64)
+
+    assert [name for name, why in told.items() if not why] == ["channels-last", "onnx", "openvino"]
+    assert told["onnx-int8"] == "85 more inputs are needed to show the agreement that is asked for"
+    assert chosen(compared=64, has_agreement=False)["onnx-int8"] == ""
+
+
+def test_named_ones_are_tried_alone_and_an_unknown_name_is_refused() -> None:
+    """With those that there are."""
+    assert list(chosen(wanted=("onnx",))) == ["onnx"]
+    with pytest.raises(ValueError, match="there is no candidate 'fp16'; there are channels-last, bf16"):
+        chosen(wanted=("fp16",))
+
+
+def test_builds_in_float32_are_held_to_small_errors_alone() -> None:
+    """Others to what is asked for."""
+    bounds = Bounds(0.03, 0.98)
+    exact = {each.name: bounds_of(each, bounds) for each in CANDIDATES}
+
+    assert exact["onnx"] == Bounds(MAX_ERROR_FLOAT32, None)
+    assert exact["onnx-int8"] == bounds
+    assert bounds_of(CANDIDATES[0], Bounds(1e-6)).max_error == 1e-6
+
+
+@pytest.mark.parametrize(("inputs", "calibrating"), [(0, 0), (1, 0), (2, 1), (20, 10), (40, 16), (100, 25), (1000, 64)])
+def test_a_quarter_calibrates_and_is_not_compared(inputs: int, calibrating: int) -> None:
+    """Sixteen at least and sixty-four at most, evenly spaced."""
+    ours, theirs = split(inputs)
+
+    assert len(ours) == calibrating
+    assert sorted(ours + theirs) == list(range(inputs))
+    if calibrating > 1:
+        steps = {after - before for before, after in itertools.pairwise(ours)}
+        assert max(steps) - min(steps) <= 1
+
+
+def measured(one: float, full: float, low: float = 1.01, size: int = 0) -> Measured:
+    """A build with these ratios at batch 1 and 8."""
+    return Measured({1: one, 8: full}, {1: min(low, one), 8: min(low, full)}, size)
+
+
+def test_the_goal_says_which_ratio_counts() -> None:
+    """One row at a time, or full batches."""
+    builds = {"a": measured(3.0, 1.5), "b": measured(2.0, 4.0)}
+
+    assert best("latency", 8, builds, 100) == "a"
+    assert best("throughput", 8, builds, 100) == "b"
+
+
+def test_what_is_not_surely_faster_does_not_win_however_large_its_ratio() -> None:
+    """The low end of its interval is at or below one."""
+    assert best("latency", 8, {"a": measured(9.0, 9.0, low=0.9)}, 100) == ""
+    assert best("latency", 8, {}, 100) == ""
+
+
+def test_for_memory_the_smallest_wins_if_it_is_smaller_than_the_parent() -> None:
+    """Whatever its speed."""
+    builds = {"a": measured(0.5, 0.5, size=30), "b": measured(2.0, 2.0, size=60)}
+
+    assert best("memory", 8, builds, 100) == "a"
+    assert best("memory", 8, builds, 20) == ""
