@@ -68,7 +68,7 @@ class OtlpSender:
         else:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-            exporter = HttpExporter()
+            exporter = HttpExporter(session=_bounded_session())
         self._exporter = exporter
         resource = Resource.create({})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
@@ -118,6 +118,34 @@ class OtlpSender:
             end_time=_ns(span.ended, offset_ns),
             instrumentation_scope=self._scope,
         )
+
+
+def _bounded_session() -> Any:
+    """The connections to a collector; None for those of a credential provider that the environment names.
+
+    The exporters would read an answer's body to its end, however long, and versions differ about redirects: some send
+    keys to another host, others take a redirect for success.
+    """
+    if any("OTLP_HTTP" in name and name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None
+    # The exporter's own library.
+    from requests import Response, Session
+    from requests.exceptions import TooManyRedirects
+
+    def check(response: Response, **_: Any) -> None:
+        if 300 <= response.status_code < 400:
+            response.close()
+            place = response.headers.get("location", "nowhere")[:200]
+            raise TooManyRedirects(f"status {response.status_code}, it redirects to {place!r}, which is not followed")
+        # The body says nothing that is used. Only the connection of an answer without one is used again.
+        if response.headers.get("content-length") == "0":
+            _ = response.content
+        response.close()
+
+    session = Session()
+    session.stream = True
+    session.hooks["response"].append(check)
+    return session
 
 
 def _ns(moment: float, offset_ns: int) -> int:
