@@ -1,4 +1,4 @@
-"""OpenTelemetry's exporter against collectors that answer oddly: nothing is sent on, and nothing is read without end."""
+"""OpenTelemetry's exporter against collectors that answer oddly: no key goes elsewhere, no body is read."""
 
 from __future__ import annotations
 
