@@ -106,3 +106,32 @@ def test_a_connection_is_used_again_after_an_answer_without_a_body(monkeypatch: 
     with collector(monkeypatch, take) as sender:
         assert [sender.send(SPANS) for _ in range(3)] == [""] * 3
     assert len(set(clients)) == 1
+
+
+def test_the_cause_of_a_failure_is_said_and_not_how_often_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter's last words are of its time limit."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+
+    assert "refused" in OtlpSender("http/protobuf", "1", {}).send(SPANS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a b c"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "no pair"),
+    ],
+)
+def test_a_variable_that_the_library_cannot_read_is_warned_of(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own logger is silent here."""
+    monkeypatch.setenv(name, value)
+
+    OtlpSender("http/protobuf", "1", {})
+
+    [warning] = [record.getMessage() for record in caplog.records if record.name == "marserve.traces"]
+    assert value in warning

@@ -23,19 +23,29 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from marserve.telemetry.traces.spans import Span
 
+log = logging.getLogger("marserve.traces")
+
+# Of one sending.
+MOST_WORDS = 20
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 
 
-class _LastWords(logging.Handler):
-    """Keeps the exporter's last complaint, so that the log has one line about it and not one for each try."""
+class _Words(logging.Handler):
+    """Keeps what the exporter complains of, so that the log has one line about it and not one for each try."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
+        super().__init__(logging.WARNING)
+        self._texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it in place of the one before."""
-        self.text = record.getMessage()
+        """Keep it."""
+        if len(self._texts) < MOST_WORDS:
+            self._texts.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """What came since this was last called."""
+        texts, self._texts = self._texts, []
+        return texts
 
 
 class _OneResource(Resource):
@@ -55,7 +65,7 @@ class OtlpSender:
     """
 
     def __init__(self, protocol: str, version: str, environment: Mapping[str, str]) -> None:
-        self._words = _LastWords()
+        self._words = _Words()
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self._words)
         logger.propagate = False
@@ -75,17 +85,20 @@ class OtlpSender:
             resource = resource.merge(Resource({SERVICE_NAME: "marserve"}))
         own = {"service.version": version, "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
         merged = Resource(own).merge(resource)
+        for text in dict.fromkeys(self._words.take()):
+            log.warning("OpenTelemetry: %s", text)
         self._resource = _OneResource(merged.attributes, merged.schema_url)
         self._scope = InstrumentationScope("marserve", version)
 
     def send(self, spans: Sequence[Span]) -> str:
         """Send them; why they were not taken, empty if they were."""
-        self._words.text = ""
+        self._words.take()
         offset_ns = time.time_ns() - time.monotonic_ns()
         readable = [self._readable(span, offset_ns) for span in spans]
         if self._exporter.export(readable) is SpanExportResult.SUCCESS:
             return ""
-        return self._words.text or "the exporter does not say why"
+        # The first one names the cause; the last one says that it was tried for long enough.
+        return next(iter(self._words.take()), "the exporter does not say why")
 
     def close(self) -> None:
         """End a send that tries again, and all further ones."""
