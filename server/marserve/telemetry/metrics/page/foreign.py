@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ MAX_FAMILIES: Final = 1000
 MAX_CHARACTERS: Final = 16 << 20
 # The most characters of an error's sentence in the log.
 MAX_SAID: Final = 300
+
+_PLAIN_NAME: Final = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*").fullmatch
 
 WHY: Final = ("raised", "slow", "too_many", "invalid", "clash")
 """Why something of a collector is missing: the label `why` of `marserve_collector_failures_total`."""
@@ -197,9 +200,20 @@ def collected(collector: Collector, form: Format, wanted: frozenset[str] = froze
             raise _Unfit("too_many", f"its text is longer than {MAX_CHARACTERS} characters")
         names = claimed_names(metric.name, metric.type)
         # A part of a histogram is refused by readers that know what belongs to it.
-        read = names if wanted else _names_read(metric.name, text, form)
-        found.append(Written(names | read, text.removesuffix(EOF)))
+        if not wanted and not _is_plain(metric):
+            names |= _names_read(metric.name, text, form)
+        found.append(Written(names, text.removesuffix(EOF)))
     return found
+
+
+def _is_plain(metric: Metric) -> bool:
+    """Whether every reader takes its text: reading a large family costs several times as much as writing it."""
+    if metric.type not in ("gauge", "counter") or metric.unit or not _PLAIN_NAME(metric.name):
+        return False
+    return all(
+        isinstance(sample.value, int | float) and sample.timestamp is None and sample.exemplar is None
+        for sample in metric.samples
+    )
 
 
 def _names_read(name: str, text: str, form: Format) -> frozenset[str]:
