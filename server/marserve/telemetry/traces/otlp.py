@@ -145,7 +145,7 @@ def _bounded_session() -> Any:
     from requests import Response, Session
     from requests.exceptions import TooManyRedirects
 
-    def check(response: Response, **_: Any) -> None:
+    def check(response: Response, **how: Any) -> None:
         if 300 <= response.status_code < 400:
             response.close()
             place = response.headers.get("location", "nowhere")[:200]
