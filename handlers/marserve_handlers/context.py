@@ -367,7 +367,8 @@ class Context:
     def trace_headers(self, idx: int = 0) -> dict[str, str]:
         """The headers that carry the trace of request `idx` on to a service that the handler calls by itself.
 
-        `traceparent`, `tracestate` and `baggage`, those that there are. `call` sends them by itself.
+        `traceparent`, `tracestate` and `baggage`, those that there are and that any client can send: a value with other
+        characters than printable ASCII is left out. `call` sends them by itself.
         """
         found: dict[str, str] = {}
         if not self._items:
@@ -375,7 +376,9 @@ class Context:
         for raw_name, raw_value in self._items[idx].headers:
             name = raw_name.decode("latin-1").lower()
             if name in TRACE_HEADERS:
-                value = raw_value.decode("latin-1")
+                value = raw_value.decode("latin-1").replace("\t", " ")
+                if not (value.isascii() and value.isprintable()):
+                    continue
                 # Lists may come in several lines; of the traceparent the last one is the server's.
                 found[name] = f"{found[name]},{value}" if name in found and name != "traceparent" else value
         return found

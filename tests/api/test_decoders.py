@@ -44,6 +44,7 @@ from marserve.api.rest.platforms.open_inference_control import MAX_BODY, read_se
 from marserve.errors import MarserveError
 from marserve.messages import Part, Request
 from marserve.pool.dispatch.lengths.lengths import MAX_JSON_BYTES, SMALL_JSON_BYTES, read_rule
+from marserve.settings.table import Settings
 from marserve.telemetry.body_samples import READ_BYTES, Hiding
 from support.http_listener import Counts, Lines, listening
 
@@ -115,7 +116,7 @@ TABLE = {
     "pool/dispatch/lengths/lengths.py:length_of": "lengths",
     "pool/dispatch/lengths/lengths.py:_length_of_long": "lengths",
     "telemetry/body_samples.py:body": "samples",
-    "telemetry/body_samples.py:value": "samples",
+    "telemetry/body_samples.py:text": "samples",
     "telemetry/body_samples.py:_write": "a record of a few samples' length",
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
     "registry/catalogue/metadata_of_handler.py:read_metadata": IN_A_THREAD,
@@ -636,7 +637,7 @@ async def test_events_are_read_within_a_step(steps: Steps, body: bytes) -> None:
 # ------------------------------------------------------------------------------------------- samples of bodies
 
 
-HIDDEN_NAMES = ("*password*", "*secret*", "*token*", "*api_key*", "*apikey*", "*authorization*", "*cookie*")
+HIDDEN_NAMES = Settings(entry="marserve", working_directory=Path()).body_sample_hide
 
 
 @pytest.mark.parametrize(
@@ -654,6 +655,13 @@ def test_a_sample_of_a_body_is_made_within_a_step(body: bytes) -> None:
     hiding = Hiding(HIDDEN_NAMES)
     assert len(body) <= READ_BYTES
     check_call(lambda: hiding.body(body, "application/json", 4096))
+
+
+@pytest.mark.parametrize("unit", [b"a:", b"a ", b"token:", b'token="', b"token\\", b"token", b'"', b"a\\:\n"])
+def test_a_sample_of_a_text_is_made_within_a_step(unit: bytes) -> None:
+    """Names and values are looked for in it."""
+    hiding = Hiding(HIDDEN_NAMES)
+    check_call(lambda: hiding.body(unit * (MOST_BYTES // len(unit)), "text/plain", 4096))
 
 
 @pytest.mark.parametrize("unit", [b"&", b"a&", b"a=%41&", b"token=1&"])

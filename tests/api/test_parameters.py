@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from marserve.api.parameters import REGISTER_PARAMETERS, JsonParameters, QueryParameters, read_registration
+from marserve.api.parameters import (
+    REGISTER_PARAMETERS,
+    JsonParameters,
+    QueryParameters,
+    read_registration,
+    read_strictly,
+)
 from marserve.errors import BadInput
 from marserve.model_options import Said, say
 from marserve.registry.intake.registration import RegisterParameters
@@ -63,6 +69,16 @@ def test_only_the_word_true_is_true_in_a_query(word: str | None, expected: bool,
 
     assert query.flag("flag", True) is expected
     assert len(query.warnings) == told
+
+
+@pytest.mark.parametrize("word", ["yes", "", "1", "tru" * 1000])
+def test_where_no_recorded_call_says_otherwise_a_flag_is_true_or_false(word: str) -> None:
+    """`failed=yes` would give requests that did not fail."""
+    with pytest.raises(BadInput, match=r"^flag is '.*; it must be true or false\.$") as refused:
+        read_strictly({"flag": word}, KNOWN).flag("flag", False)
+
+    assert len(str(refused.value)) < 200
+    assert read_strictly({"flag": "True"}, KNOWN).flag("flag", False)
 
 
 def test_unknown_parameters_are_told_with_the_nearest_known_name() -> None:

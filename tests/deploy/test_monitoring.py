@@ -261,8 +261,14 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f'marserve_desired_state_in_force{{{OF_A_SERVER},digest="d"}}': "1x30"},
     ),
     "MarserveWatchFails": (
-        {f'marserve_watch_last_success_age_seconds{{{OF_A_SERVER},watch="w"}}': "901x30"},
-        {f'marserve_watch_last_success_age_seconds{{{OF_A_SERVER},watch="w"}}': "60x30"},
+        {
+            f'marserve_watch_last_success_age_seconds{{{OF_A_SERVER},watch="w"}}': "901x30",
+            f'marserve_watch_failures_total{{{OF_A_SERVER},watch="w"}}': "0+1x30",
+        },
+        {
+            f'marserve_watch_last_success_age_seconds{{{OF_A_SERVER},watch="w"}}': "60x30",
+            f'marserve_watch_failures_total{{{OF_A_SERVER},watch="w"}}': "0+1x30",
+        },
     ),
     "MarserveShadowDiffers": (
         {
@@ -279,6 +285,16 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {f'marserve_dropped_log_lines_total{{{OF_A_SERVER},log="access"}}': "5x30"},
     ),
 }
+
+
+def loading(deaths: str) -> dict[str, str]:
+    """A version whose only worker loads for half an hour, after so many deaths."""
+    return {
+        f'marserve_workers{{{OF_A_VERSION},state="ready"}}': "0x30",
+        f'marserve_workers{{{OF_A_VERSION},state="loading"}}': "1x30",
+        f"marserve_workers_target{{{OF_A_VERSION}}}": "1x30",
+        f'marserve_worker_deaths_total{{{OF_A_VERSION},cause="exit"}}': deaths,
+    }
 
 
 def promtool(*arguments: str | Path) -> str:
@@ -313,6 +329,34 @@ def test_promtool_takes_the_rules() -> None:
 def test_each_alert_has_series_that_make_it_fire() -> None:
     """A new alert needs them, too."""
     assert list(FIRES) == list(ALERTS)
+
+
+@pytest.mark.system
+@needs_promtool
+@pytest.mark.parametrize(
+    ("name", "series", "fires"),
+    [
+        # A place that never answered has no age.
+        ("MarserveWatchFails", {f'marserve_watch_failures_total{{{OF_A_SERVER},watch="w"}}': "0+1x30"}, True),
+        # One that is looked at once an hour.
+        (
+            "MarserveWatchFails",
+            {
+                f'marserve_watch_last_success_age_seconds{{{OF_A_SERVER},watch="w"}}': "0+60x30",
+                f'marserve_watch_failures_total{{{OF_A_SERVER},watch="w"}}': "0x30",
+            },
+            False,
+        ),
+        ("MarserveNoWorkerReady", loading("0x30"), False),
+        ("MarserveNoWorkerReady", loading("0x20 1x10"), True),
+    ],
+    ids=["never answered", "looked at hourly", "first load", "load after a death"],
+)
+def test_an_alert_knows_what_only_looks_like_its_trouble(
+    name: str, series: dict[str, str], fires: bool, tmp_path: Path
+) -> None:
+    """False alarms teach people to look away, and a place that was wrong from the beginning is one that fails."""
+    assert firing(series, name, tmp_path) is fires
 
 
 @pytest.mark.system

@@ -323,3 +323,12 @@ def test_a_handler_finds_the_headers_of_a_trace() -> None:
     assert context.traceparent(0) is None
     assert context.traceparent(1) == "the server's"
     assert context.trace_headers(1) == {"traceparent": "the server's", "tracestate": "a=1,b=2", "baggage": "k=v"}
+
+
+@pytest.mark.parametrize("value", [b"k=\xe4", b"k=\x7f", b"k=\x1b[31m"])
+def test_trace_headers_have_nothing_that_a_client_cannot_send(value: bytes) -> None:
+    """Otherwise a caller decides that the handler's own calls fail."""
+    context = make_context()
+    context.begin_batch([FakeItem(headers=[(b"baggage", value), (b"tracestate", b"a=1")])])
+
+    assert context.trace_headers() == {"tracestate": "a=1"}

@@ -69,6 +69,27 @@ def samples(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
         (b"abc", "image/png", "3 bytes"),
         (b"x" * 5000, "text/plain", "x" * 100 + "…"),
         (b"", None, ""),
+        # Before and around JSON.
+        (b'\xef\xbb\xbf{"password": "x"}', None, '{"password":"…"}'),
+        (b" " * 70 + b'{"password": "x"}', "text/plain", '{"password":"…"}'),
+        (b'"{\\"password\\": \\"x\\"}"', None, '"{\\"password\\":\\"…\\"}"'),
+        (b'{"a": "{\\"password\\": \\"x y\\""}', None, '{"a":"{\\"password\\": …"}'),
+        # What JSON says of a value beside it.
+        (
+            b'{"inputs": [{"name": "token", "shape": [1], "data": ["x"]}]}',
+            None,
+            '{"inputs":[{"name":"token","shape":[1],"data":"…"}]}',
+        ),
+        (b'[["token", "x"], ["my token", "x"]]', None, '[["token","…"],["my token","x"]]'),
+        # Names in texts.
+        (b"a=1; password = x y", "text/plain", "a=1; password = … y"),
+        (b"a=1;password=x", "application/x-www-form-urlencoded", "a=1;password=…"),
+        (b"a=%7B%22password%22%3A1%7D", "application/x-www-form-urlencoded", 'a={"password":"…"}'),
+        (b'data: {"my-token": ["x", "y"]}\n\n', "text/event-stream", 'data: {"my-token": …'),
+        (b"Token: Bearer x.y\na: b", None, "Token: …\na: b"),
+        (b"<password>x</password>", "text/xml", "<password>…</password>"),
+        (b'--b\r\nContent-Disposition: form-data; name="password"\r\n\r\nx\r\n--b--', None, "64 bytes"),
+        ('{"password": "x"}'.encode("utf-32-be"), "text/plain", "68 bytes"),
     ],
 )
 def test_a_body_is_shown_within_bounds_and_without_what_is_hidden(
@@ -76,6 +97,21 @@ def test_a_body_is_shown_within_bounds_and_without_what_is_hidden(
 ) -> None:
     """What cannot be read is not shown."""
     assert HIDING.body(body, content_type, 100) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("baggage", "user=1,my_token=x", "user=1,my_token=…"),
+        ("x-data", '{"password": "x"}', '{"password":"…"}'),
+        ("referer", "http://a/?token=x&b=1", "http://a/?token=…&b=1"),
+        ("x-my-token", "x", "…"),
+        ("cookie", "x", "…"),
+    ],
+)
+def test_a_header_is_shown_without_what_is_hidden_in_it(name: str, value: str, shown: str) -> None:
+    """Clients put more than one thing into one."""
+    assert HIDING.header(name, value) == shown
 
 
 def test_keys_and_cookies_are_hidden_whatever_the_rules(caplog: pytest.LogCaptureFixture) -> None:

@@ -62,6 +62,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--version"]:
         print(f"marserve {__version__}")
         sys.exit(0)
+    # A model's name, or a dash, may have no character in a terminal's encoding, such as Latin-1.
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        reconfigure(errors="backslashreplace")
     # Late, so that the other command lines do not load what this one draws tables with.
     from marserve.cli.command_list import COMMANDS, build_commands
 

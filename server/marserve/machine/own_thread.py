@@ -32,6 +32,8 @@ def in_own_thread(function: Callable[[], Answer], name: str) -> asyncio.Future[A
         error: BaseException | None = None
         try:
             answer = function()
+        except StopIteration as raised:  # which no future takes
+            error = RuntimeError(f"StopIteration: {raised}")
         except BaseException as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -937,9 +937,13 @@ class Life:
     )
     body_sample_hide: tuple[str, ...] = _own(
         WORDS,
-        ("*password*", "*secret*", "*token*", "*api_key*", "*apikey*", "*authorization*", "*cookie*"),
-        "What such a record does not show: values under these keys of JSON, in forms, queries and headers; `*` stands "
-        "for any characters. Of JSON over 8 KiB, of what is no text, and of streams only the length is shown.",
+        (
+            *("*password*", "*passwd*", "*secret*", "*token*", "*api_key*", "*apikey*", "*access_key*"),
+            *("*private_key*", "*credential*", "*authorization*", "*cookie*"),
+        ),
+        "What such a record does not show: values under these names in JSON, forms, texts, queries and headers; `*` "
+        "stands for any characters, and `-` is as `_`. Of JSON over 8 KiB, of what is no text, and of streams only the "
+        "length is shown.",
     )
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,

@@ -1,12 +1,12 @@
 """Writes what some requests and their answers hold to the server's log, for debugging: off unless it is asked for.
 
 Only while the server's log is at the level DEBUG, of a share of the requests, bounded, and without what may be secret:
-JSON and forms are read, and values under hidden names are replaced. What cannot be read is not shown.
+JSON, forms and texts are read, and values under hidden names are replaced. What cannot be read is not shown.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import logging
 import random
 import re
@@ -29,61 +29,108 @@ ALWAYS_HIDDEN: Final = ("authorization", "proxy-authorization", "cookie", "set-c
 READ_BYTES: Final = 8 * 1024
 MOST_HEADERS, MOST_HEADER_CHARACTERS = 50, 200
 _FORM: Final = "application/x-www-form-urlencoded"
+_PART_OF_FORM: Final = re.compile("content-disposition: *form-data", re.IGNORECASE)
+# What may stand before and behind JSON, a byte order mark among it, and what JSON begins with that may hold names.
+_BEFORE_JSON: Final = "\ufeff \t\r\n"
+_BEGINS_JSON: Final = ("{", "[", '"')
+# A name in a text, and its value from its end on: to the quote's end, to the next separator, or, in brackets, all.
+_HAS_NAMES: Final = re.compile("[:=>]").search
+_NAME: Final = re.compile(r"(?<![\w.-])[\w.-]+(?=[\"'\\]*\s*[:=>])")
+_VALUE: Final = re.compile(
+    r"[\"'\\]*\s*[:=>]+\s*((?:(?:bearer|basic|digest)\s+)?(?:(\\*[\"']).*?(?:\2|\Z)|[\[{].*|[^\s&,;<>\"']+))",
+    re.DOTALL | re.IGNORECASE,
+)
+# A member that says what a document is the value of, as of a tensor or a pair; and what stands beside it openly.
+_NAMING: Final = ("name", "key", "field")
+_BESIDE: Final = (*_NAMING, "shape", "datatype", "type")
 
 
 class Hiding:
-    """The names whose values are not shown; `*` in a pattern stands for any characters, case does not count."""
+    """The names whose values are not shown; `*` in a pattern stands for any characters.
+
+    Neither case nor the difference of `-`, `_` and blank counts.
+    """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        words = [*patterns, *ALWAYS_HIDDEN]
-        self._hides = re.compile("|".join(fnmatch.translate(word.lower()) for word in words)).match
+        words = "|".join(map(_pattern_of, (*patterns, *ALWAYS_HIDDEN)))
+        self._hides = re.compile(rf"\s*(?:{words})\s*", re.IGNORECASE | re.DOTALL).fullmatch
 
     def hides(self, name: str) -> bool:
         """Whether what has this name is not shown."""
-        return self._hides(name.lower()) is not None
+        return self._hides(name) is not None
 
     def value(self, value: Any) -> Any:
-        """A value of JSON without what is under hidden names, texts that hold JSON included."""
+        """A value of JSON without what is under hidden names: also in texts, and beside a hidden name in a pair."""
         if isinstance(value, dict):
-            return {key: HIDDEN if self.hides(key) else self.value(each) for key, each in value.items()}
+            names_secret = any(self._names(value.get(key)) for key in _NAMING)
+            return {
+                key: HIDDEN if self.hides(key) or (names_secret and key not in _BESIDE) else self.value(each)
+                for key, each in value.items()
+            }
         if isinstance(value, list):
+            if len(value) == 2 and self._names(value[0]):
+                return [value[0], HIDDEN]
             return [self.value(each) for each in value]
-        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-            try:
-                return msgspec.json.encode(self.value(msgspec.json.decode(value))).decode()
-            except (msgspec.DecodeError, ValueError):
-                return value
-        return value
+        return self.text(value) if isinstance(value, str) else value
+
+    def text(self, text: str) -> str:
+        """A text without what is hidden in it: as JSON, or else behind a name as `name=…`, `name: …` and `<name>…`."""
+        if not text:
+            return text
+        if text.lstrip(_BEFORE_JSON)[:1] in _BEGINS_JSON:
+            with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+                read = msgspec.json.decode(text.strip(_BEFORE_JSON))
+                return msgspec.json.encode(self.value(read)).decode()
+        if not _HAS_NAMES(text):
+            return text
+        shown, at = [], 0
+        for name in _NAME.finditer(text):
+            if name.start() >= at and self.hides(name[0]) and (found := _VALUE.match(text, name.end())):
+                shown += [text[at : found.start(1)], HIDDEN]
+                at = found.end()
+        return "".join([*shown, text[at:]])
 
     def header(self, name: str, value: str) -> str:
         """A header as it is shown."""
-        shown = HIDDEN if self.hides(name) else value
+        shown = HIDDEN if self.hides(name) else self.text(value)
         return shown if len(shown) <= MOST_HEADER_CHARACTERS else shown[:MOST_HEADER_CHARACTERS] + HIDDEN
 
     def body(self, body: bytes | bytearray, content_type: str | None, most: int) -> str:
         """At most `most` characters of a body, without what is hidden; what cannot be read is only counted."""
         essence = (content_type or "").partition(";")[0].strip().lower()
-        start = bytes(body[:64]).lstrip()[:1]
+        start = bytes(body[:READ_BYTES]).lstrip(_BEFORE_JSON.encode())[:1]
         if "json" in essence or start in (b"{", b"["):
             if len(body) > READ_BYTES:
                 return f"{len(body)} bytes of JSON"
             try:
-                text = msgspec.json.encode(self.value(msgspec.json.decode(body))).decode()
+                read = msgspec.json.decode(bytes(body).strip(_BEFORE_JSON.encode()))
+                text = msgspec.json.encode(self.value(read)).decode()
             except (msgspec.DecodeError, ValueError, RecursionError):
                 return f"{len(body)} bytes, which are not JSON"
         elif essence == _FORM:
             fields = parse_qsl(bytes(body[:READ_BYTES]).decode("utf-8", "replace"), keep_blank_values=True)
-            text = "&".join(f"{name}={HIDDEN if self.hides(name) else value}" for name, value in fields)
+            text = "&".join(f"{name}={HIDDEN if self.hides(name) else self.text(value)}" for name, value in fields)
         elif not essence or essence.startswith("text/"):
             try:
                 text = body.decode() if len(body) <= READ_BYTES else bytes(body[:READ_BYTES]).decode("utf-8", "ignore")
             except UnicodeDecodeError:
                 return f"{len(body)} bytes"
-            if not essence and not text.isprintable() and "\0" in text:
+            # Another encoding, or the parts of a form, whose names stand apart from their values.
+            if "\0" in text or _PART_OF_FORM.search(text):
                 return f"{len(body)} bytes"
+            text = self.text(text)
         else:
             return f"{len(body)} bytes"
         return text if len(text) <= most else text[:most] + HIDDEN
+
+    def _names(self, value: Any) -> bool:
+        """Whether this is a hidden name; a text of several words is none."""
+        return isinstance(value, str) and not any(map(str.isspace, value)) and self.hides(value)
+
+
+def _pattern_of(word: str) -> str:
+    pieces = [re.sub("[-_ ]", "-", piece).split("-") for piece in word.split("*")]
+    return ".*".join("[-_ ]".join(map(re.escape, piece)) for piece in pieces)
 
 
 class BodySamples:

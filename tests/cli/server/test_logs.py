@@ -24,6 +24,26 @@ def test_lines_are_printed_as_the_logs_have_them() -> None:
         assert apis.asked[0].parameters == {"model": "digits", "request": "r", "level": "error", "tail": "5"}
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_record_of_any_server_reaches_no_terminal_as_a_command(as_json: bool, follows: bool) -> None:
+    """What answers at an address may be no marserve, or an old one."""
+    line = {**LINE, "text": "a\tb\n    \x9b31m\u202ec"}
+    with fake_apis() as apis:
+        if follows:
+            events = f"data: {json.dumps(line, ensure_ascii=False)}\n\nevent: end\ndata: {{}}\n\n"
+            apis.answer("GET /logs", events.encode(), content_type="text/event-stream")
+        else:
+            apis.answer("GET /logs", {"lines": [line], "complete": True})
+
+        flags = [*(["--json"] if as_json else []), *(["--follow"] if follows else [])]
+        ran = marserve("logs", *flags, "--management", apis.url)
+
+    assert ran.status == 0
+    assert not set(ran.out) & {"\x9b", "\u202e"}
+    assert r"\x9b31m\u202ec" in ran.out or r"\u009b31m\u202ec" in ran.out
+
+
 def test_that_nothing_was_found_is_said() -> None:
     """With how far was looked."""
     with fake_apis() as apis:

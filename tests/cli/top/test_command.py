@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -39,6 +42,20 @@ def test_without_a_terminal_there_is_one_table(words: tuple[str, ...]) -> None:
     assert re.search(r"^digits +1\.0 \* +ready +12\.5 ", ran.out, re.MULTILINE)
     assert re.search(r"^other ", ran.out, re.MULTILINE)
     assert "\x1b" not in ran.out
+
+
+def test_what_the_terminals_encoding_has_not_is_shown_in_escapes() -> None:
+    """By the program itself, as the encoding is of its standard output."""
+    with fake_apis() as apis:
+        apis.answer("GET /stats", server_activity({**version_activity(), "modelName": "模型"}))
+        command = [sys.executable, "-m", "marserve.cli", "top", "--management", apis.url]
+
+        ran = subprocess.run(
+            command, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, timeout=60, check=False
+        )
+
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert rb"\u6a21\u578b" in ran.stdout
 
 
 def test_scripts_get_the_document() -> None:

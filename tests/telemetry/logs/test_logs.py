@@ -266,6 +266,21 @@ def test_levels_under_the_least_are_left_out() -> None:
     assert [line.split(" - ")[1] for line in console.lines()] == ["this", "and this"]
 
 
+@pytest.mark.parametrize("name", ["hpack.hpack", "httpx", "botocore.auth", "urllib3.connectionpool"])
+def test_libraries_that_log_what_they_carry_do_not_at_any_level(name: str) -> None:
+    """At DEBUG one of them logs each header of a call over gRPC, keys among them."""
+    console = Console()
+    before = logging.getLogger(name).isEnabledFor(logging.INFO)
+    with opened(console, level="debug") as logs:
+        logging.getLogger(name).debug("Decoded (b'authorization', b'Bearer key')")
+        logs.set_level("debug")
+        logging.getLogger(name).info("HTTP Request: GET https://bucket/key?X-Amz-Signature=0")
+        logging.getLogger(name).warning("this")
+
+    assert [line.split(" - ")[1] for line in console.lines()] == ["The server log has the level debug now", "this"]
+    assert logging.getLogger(name).isEnabledFor(logging.INFO) == before
+
+
 def test_arguments_that_do_not_fit_are_logged_all_the_same() -> None:
     """A mistake in a log call must neither raise nor be lost."""
     console = Console()

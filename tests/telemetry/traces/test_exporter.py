@@ -84,8 +84,10 @@ def test_many_are_sent_at_once_and_so_many_together(collector: Collector) -> Non
     assert max(collector.sizes) == 10
 
 
-def test_a_collector_that_hangs_costs_a_bounded_queue_and_a_bounded_stop(collector: Collector) -> None:
-    """What finds no room is dropped and counted."""
+def test_a_collector_that_hangs_costs_a_bounded_queue_and_a_bounded_stop(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What finds no room is dropped, counted, and told of once; so is what was being sent at the end."""
     collector.is_open.clear()
     exporter = Exporter(collector, most_waiting=50, together=10, delay_s=0.01)
     exporter.start()
@@ -97,13 +99,15 @@ def test_a_collector_that_hangs_costs_a_bounded_queue_and_a_bounded_stop(collect
     assert time.monotonic() - began < 1.0
     assert exporter.waiting == 50
     assert exporter.dropped["queue_full"] == 950
+    [warning] = [each.getMessage() for each in caplog.records]
+    assert warning.startswith("The collector is slow: spans are dropped (50 requests wait), 1 so far.")
 
     began = time.monotonic()
     exporter.stop(0.2)
     assert time.monotonic() - began < 1.0
-    assert exporter.dropped["stopped"] == 50
-    exporter.take(ITEM)
     assert exporter.dropped["stopped"] == 51
+    exporter.take(ITEM)
+    assert exporter.dropped["stopped"] == 52
 
 
 @pytest.mark.parametrize("why", ["raise", "503 Service Unavailable"])

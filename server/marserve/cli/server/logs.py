@@ -12,7 +12,10 @@ import typer
 
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address
+from marserve.names import escaped, json_escaped
 
+# What a record of several lines has.
+KEPT = "\n\t"
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -117,17 +120,13 @@ def _show_coming(lines: Iterator[str], *, as_json: bool) -> None:
         elif name == "data" and event == "end":
             return
         elif name == "data":
-            _print(value if as_json else json.loads(value)["text"])
+            _print(json_escaped(value) if as_json else json.loads(value)["text"])
     raise CommandFailed("The server broke the connection off.", "`marserve status` tells whether it still runs.")
 
 
 def _print(text: str) -> None:
-    """A line of a log, as it is: the server has escaped what could control a terminal."""
-    with contextlib.suppress(UnicodeEncodeError):
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
-        return
-    sys.stdout.write(f"{text.encode('ascii', 'backslashreplace').decode()}\n")
+    """A record of a log. The server has escaped what could control a terminal, but this may be another server."""
+    sys.stdout.write(f"{escaped(text, keep=KEPT)}\n")
     sys.stdout.flush()
 
 

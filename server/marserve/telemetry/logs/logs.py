@@ -41,6 +41,8 @@ KEPT_BYTES = 8 << 20
 _MAX_TEXT = 8192
 _MAX_LABEL = 80
 _STDOUT = 1
+# Libraries that log what they carry: headers with keys, addresses with signatures.
+_CARRIERS = ("boto3", "botocore", "hpack", "httpcore", "httpcore2", "httpx", "httpx2", "urllib3")
 _METRICS_FILES = {"TS_METRICS": "ts_metrics", "MODEL_METRICS": "model_metrics"}
 
 
@@ -182,6 +184,9 @@ class Logs:
         root.handlers[:] = [self._handler]
         self.level = level
         root.setLevel(level.upper())
+        self._levels_before = [(logger, logger.level) for logger in map(logging.getLogger, _CARRIERS)]
+        for logger, _ in self._levels_before:
+            logger.setLevel(logging.WARNING)
 
     def set_level(self, level: str) -> None:
         """Change the least level of the server log: `debug`, `info`, `warning` or `error`."""
@@ -223,6 +228,8 @@ class Logs:
         if self._handler in root.handlers:
             root.setLevel(self._before[0])
             root.handlers[:] = self._before[1]
+            for logger, level in self._levels_before:
+                logger.setLevel(level)
         for writer in self._writers:
             writer.close(timeout_s)
 

@@ -66,6 +66,7 @@ class Exporter:
         self._wake = threading.Event()
         self._is_stopping = False
         self._is_failing = False
+        self._under_way = 0
         self._told_at = -TELL_EVERY_S
         # A daemon: a send that hangs does not keep the process.
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
@@ -91,6 +92,10 @@ class Exporter:
                     self._wake.set()
                 return
         self._drop(reason, count_spans(item))
+        if reason == "queue_full":
+            self._tell(
+                "The collector is slow: spans are dropped (%s), %d so far.", f"{self._most_waiting} requests wait"
+            )
 
     def stop(self, limit_s: float = STOP_S) -> None:
         """Send what waits, for at most `limit_s`, then drop the rest. Blocks."""
@@ -100,7 +105,7 @@ class Exporter:
         self._thread.join(limit_s)
         if self._thread.is_alive():
             left = self._take_waiting(self._most_waiting)
-            self._drop("stopped", sum(count_spans(item) for item in left))
+            self._drop("stopped", self._under_way + sum(count_spans(item) for item in left))
         closing = threading.Thread(target=self._close, name="traces-end", daemon=True)
         closing.start()
         closing.join(limit_s / 4)
@@ -140,27 +145,28 @@ class Exporter:
         try:
             for item in items:
                 spans += spans_of(item)
+            self._under_way = len(spans)
             why = self._sender.send(spans)
         except Exception as error:  # a library, an address, a proxy: whatever it is, requests go on
             why = f"{type(error).__name__}: {error}"
+        self._under_way = 0
         if why:
             self._drop("not_taken", len(spans) or sum(map(count_spans, items)))
-            self._tell(why)
+            self._tell("The collector takes no traces (%s); %d spans are lost so far.", why)
             return
         self.sent += len(spans)
         if self._is_failing:
             self._is_failing = False
             log.info("The collector takes traces again; %d spans were lost", sum(self.dropped.values()))
 
-    def _tell(self, why: str) -> None:
+    def _tell(self, sentence: str, why: str) -> None:
         now = self._now()
         self._is_failing = True
         if now - self._told_at >= TELL_EVERY_S:
             self._told_at = now
             lost = sum(self.dropped.values())
             log.warning(
-                "The collector takes no traces (%s); %d spans are lost so far. Requests are answered all the same; "
-                "OTEL_EXPORTER_OTLP_ENDPOINT names the collector",
+                f"{sentence} Requests are answered all the same; OTEL_EXPORTER_OTLP_ENDPOINT names the collector",
                 " ".join(why.split())[:300],
                 lost,
             )

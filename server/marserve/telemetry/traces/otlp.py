@@ -23,19 +23,29 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from marserve.telemetry.traces.spans import Span
 
+log = logging.getLogger("marserve.traces")
+
+# Of one sending.
+MOST_WORDS = 20
 _KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 
 
-class _LastWords(logging.Handler):
-    """Keeps the exporter's last complaint, so that the log has one line about it and not one for each try."""
+class _Words(logging.Handler):
+    """Keeps what the exporter complains of, so that the log has one line about it and not one for each try."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.text = ""
+        super().__init__(logging.WARNING)
+        self._texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it in place of the one before."""
-        self.text = record.getMessage()
+        """Keep it."""
+        if len(self._texts) < MOST_WORDS:
+            self._texts.append(record.getMessage())
+
+    def take(self) -> list[str]:
+        """What came since this was last called."""
+        texts, self._texts = self._texts, []
+        return texts
 
 
 class _OneResource(Resource):
@@ -55,7 +65,7 @@ class OtlpSender:
     """
 
     def __init__(self, protocol: str, version: str, environment: Mapping[str, str]) -> None:
-        self._words = _LastWords()
+        self._words = _Words()
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self._words)
         logger.propagate = False
@@ -68,24 +78,27 @@ class OtlpSender:
         else:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-            exporter = HttpExporter()
+            exporter = HttpExporter(session=_bounded_session())
         self._exporter = exporter
         resource = Resource.create({})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "marserve"}))
         own = {"service.version": version, "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
         merged = Resource(own).merge(resource)
+        for text in dict.fromkeys(self._words.take()):
+            log.warning("OpenTelemetry: %s", text)
         self._resource = _OneResource(merged.attributes, merged.schema_url)
         self._scope = InstrumentationScope("marserve", version)
 
     def send(self, spans: Sequence[Span]) -> str:
         """Send them; why they were not taken, empty if they were."""
-        self._words.text = ""
+        self._words.take()
         offset_ns = time.time_ns() - time.monotonic_ns()
         readable = [self._readable(span, offset_ns) for span in spans]
         if self._exporter.export(readable) is SpanExportResult.SUCCESS:
             return ""
-        return self._words.text or "the exporter does not say why"
+        # The first one names the cause; the last one says that it was tried for long enough.
+        return next(iter(self._words.take()), "the exporter does not say why")
 
     def close(self) -> None:
         """End a send that tries again, and all further ones."""
@@ -118,6 +131,34 @@ class OtlpSender:
             end_time=_ns(span.ended, offset_ns),
             instrumentation_scope=self._scope,
         )
+
+
+def _bounded_session() -> Any:
+    """The connections to a collector; None for those of a credential provider that the environment names.
+
+    The exporters would read an answer's body to its end, however long, and versions differ about redirects: some send
+    keys to another host, others take a redirect for success.
+    """
+    if any("OTLP_HTTP" in name and name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        return None
+    # The exporter's own library.
+    from requests import Response, Session
+    from requests.exceptions import TooManyRedirects
+
+    def check(response: Response, **how: Any) -> None:
+        if 300 <= response.status_code < 400:
+            response.close()
+            place = response.headers.get("location", "nowhere")[:200]
+            raise TooManyRedirects(f"status {response.status_code}, it redirects to {place!r}, which is not followed")
+        # The body says nothing that is used. Only the connection of an answer without one is used again.
+        if response.headers.get("content-length") == "0":
+            _ = response.content
+        response.close()
+
+    session = Session()
+    session.stream = True
+    session.hooks["response"].append(check)
+    return session
 
 
 def _ns(moment: float, offset_ns: int) -> int:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import NoReturn
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.samples import Exemplar
 
-from marserve.telemetry.metrics.page.foreign import MAX_FAMILIES, MAX_SAMPLES, Collector, collected
+from marserve.machine.own_thread import in_own_thread
+from marserve.telemetry.metrics.page.foreign import (
+    MAX_FAMILIES,
+    MAX_SAMPLES,
+    WAIT_S,
+    Collector,
+    ForeignCollectors,
+    Source,
+    collected,
+)
 from marserve.telemetry.metrics.page.registry import format_for
 
 OPEN = format_for("application/openmetrics-text")
@@ -30,6 +44,20 @@ def metric(kind: str, *samples: tuple[str, dict[str, str], float], name: str = "
     made = Metric(name, text, kind)
     for sample in samples:
         made.add_sample(*sample)
+    return made
+
+
+def with_exemplar(labels: dict[str, str]) -> Metric:
+    """A counter with this exemplar."""
+    made = Metric("acme", "Acme.", "counter")
+    made.add_sample("acme_total", {}, 1.0, exemplar=Exemplar(labels, 1.0))
+    return made
+
+
+def without_type() -> Metric:
+    """One whose author changed its type to what there is not."""
+    made = metric("gauge", ("acme", {}, 1.0))
+    made.type = "none"
     return made
 
 
@@ -72,13 +100,75 @@ def test_only_named_samples_are_written() -> None:
         (Giving(metric("counter", ("acme_total", {}, -1.0))), "is never below 0"),
         (Giving(metric("counter", ("acme_total", {}, float("nan")))), "is never below 0"),
         (Giving(metric("gauge", text=" ")), "no sentence"),
+        (Giving(metric("gauge", ("acme", {"a": "x" * (17 << 20)}, 1.0))), "longer than 16777216 characters"),
+        (
+            Giving(metric("histogram", ("acme_bucket", {"le": "1"}, 1.0))),
+            "acme cannot be read: ValueError: [+]Inf bucket",
+        ),
+        (Giving(with_exemplar({"trace_id": "x" * 200})), "Exemplar labels are too long"),
+        (Giving(with_exemplar({"trace_id": '"}'})), "acme cannot be read"),
+        (Giving(without_type()), "Invalid metric type: none"),
     ],
-    ids=["families", "samples", "suffix", "twice", "negative", "no number", "no text"],
+    ids=[
+        *("families", "samples", "suffix", "twice", "negative", "no number", "no text"),
+        *("length", "no last bucket", "long exemplar", "exemplar with a quote", "no type"),
+    ],
 )
 def test_what_prometheus_would_refuse_is_said(collector: Collector, said: str) -> None:
     """A single bad sample costs a scrape."""
     with pytest.raises(Exception, match=said):
         collected(collector, OPEN)
+
+
+def test_a_part_of_a_histogram_can_be_asked_for() -> None:
+    """Though what is left is none."""
+    registry = CollectorRegistry()
+    Histogram("c", "C.", registry=registry).observe(0.1)
+
+    [(_, text)] = collected(registry, OPEN, frozenset({"c_sum"}))
+
+    assert "c_sum 0.1" in text
+
+
+def test_a_family_claims_the_name_that_it_is_written_with() -> None:
+    """A reader that knows no dots in names gets another character, and would find the name twice."""
+    [(names, text)] = collected(Giving(metric("counter", ("a.b_total", {}, 1.0), name="a.b")), TEXT)
+
+    assert "a_b_total 1.0" in text
+    assert {"a_b", "a_b_total"} <= names
+
+
+class Unsaid(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("none")
+
+
+@pytest.mark.parametrize(
+    "error", [Unsaid(), StopIteration("x"), SystemExit(1), asyncio.CancelledError(), ValueError("x" * 9999)]
+)
+@pytest.mark.anyio
+async def test_whatever_a_collector_raises_it_is_counted_and_said_in_short(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page comes without it, and at once."""
+
+    class Raising:
+        def collect(self) -> NoReturn:
+            raise error
+
+    source = Source("acme", "acme's", Raising())
+    collectors = ForeignCollectors([source], in_own_thread)
+
+    began = time.monotonic()
+    assert [await collectors.write(OPEN, frozenset(), frozenset()) for _ in range(2)] == [[], []]
+
+    assert time.monotonic() - began < WAIT_S
+    assert source.failures == {"raised": 2}
+    [said] = [record.getMessage() for record in caplog.records]
+    assert type(error).__name__ in said
+    assert len(said) < 500
 
 
 def test_a_collector_that_never_ends_is_cut() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,12 @@ FRESH_S: Final = 1.0
 MAX_SAMPLES: Final = 10_000
 # The most families of one collector on a page.
 MAX_FAMILIES: Final = 1000
+# The most characters of one collector on a page.
+MAX_CHARACTERS: Final = 16 << 20
+# The most characters of an error's sentence in the log.
+MAX_SAID: Final = 300
+
+_PLAIN_NAME: Final = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*").fullmatch
 
 WHY: Final = ("raised", "slow", "too_many", "invalid", "clash")
 """Why something of a collector is missing: the label `why` of `marserve_collector_failures_total`."""
@@ -117,7 +124,7 @@ class ForeignCollectors:
             error = call.exception()
             if error is not None:
                 why = error.why if isinstance(error, _Unfit) else "raised"
-                source.failed(why, str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}")
+                source.failed(why, str(error) if isinstance(error, _Unfit) else _said(error))
                 continue
             if source.kept is None or source.kept[2] is not call.result():
                 source.kept = key, now, call.result()
@@ -180,6 +187,7 @@ def collected(collector: Collector, form: Format, wanted: frozenset[str] = froze
     if samples > MAX_SAMPLES:
         raise _Unfit("too_many", f"it gives {samples} samples, and at most {MAX_SAMPLES} are shown")
     found = []
+    size = 0
     for metric in metrics:
         _check(metric)
         if wanted:
@@ -187,8 +195,45 @@ def collected(collector: Collector, form: Format, wanted: frozenset[str] = froze
             if not metric.samples:
                 continue
         text = form.encode(_Listed([metric])).decode()
-        found.append(Written(claimed_names(metric.name, metric.type), text.removesuffix(EOF)))
+        size += len(text)
+        if size > MAX_CHARACTERS:
+            raise _Unfit("too_many", f"its text is longer than {MAX_CHARACTERS} characters")
+        names = claimed_names(metric.name, metric.type)
+        # A part of a histogram is refused by readers that know what belongs to it.
+        if not wanted and not _is_plain(metric):
+            names |= _names_read(metric.name, text, form)
+        found.append(Written(names, text.removesuffix(EOF)))
     return found
+
+
+def _is_plain(metric: Metric) -> bool:
+    """Whether every reader takes its text: reading a large family costs several times as much as writing it."""
+    if metric.type not in ("gauge", "counter") or metric.unit or not _PLAIN_NAME(metric.name):
+        return False
+    return all(
+        isinstance(sample.value, int | float) and sample.timestamp is None and sample.exemplar is None
+        for sample in metric.samples
+    )
+
+
+def _names_read(name: str, text: str, form: Format) -> frozenset[str]:
+    """The names that a reader of the page sees in the text of a family. Raises for a text that readers refuse.
+
+    They are others than the family's where the format has not its characters: `a.b` is written as `a_b`.
+    """
+    try:
+        return frozenset[str]().union(*(claimed_names(family.name, family.type) for family in form.parse(text)))
+    except Exception as error:  # a parser's, which raises whatever a text leads to
+        raise _Unfit("invalid", f"{name} cannot be read: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """What an error of others says, whose class may be any."""
+    try:
+        words = str(error)
+    except Exception:
+        words = "it does not say what"
+    return f"{type(error).__name__}: {words[:MAX_SAID]}"
 
 
 def _check(metric: Metric) -> None:

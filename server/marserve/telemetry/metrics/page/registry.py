@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
@@ -79,11 +81,12 @@ def _add_histogram(metric: Metric, name: str, labels: dict[str, str], histogram:
 
 
 class Format(NamedTuple):
-    """A format that a scrape asked for. `encode` is the library's writer of it."""
+    """A format that a scrape asked for. `encode` is the library's writer of it, `parse` its reader."""
 
     content_type: str
     is_open: bool
     encode: Callable[[Collector], bytes]
+    parse: Callable[[str], Iterable[Metric]]
 
 
 def format_for(accept: str) -> Format:
@@ -98,4 +101,4 @@ def format_for(accept: str) -> Format:
     if is_open and not _KNOWN_VERSION.search(content_type):
         # The library repeats whatever version a client asks for.
         encode, content_type = choose_encoder(_OPEN)
-    return Format(content_type, is_open, encode)
+    return Format(content_type, is_open, encode, parse_open if is_open else parse_text)
