@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import zipfile
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from support.command_line import marserve
-from support.server import make_archive
+from support.server import Server, make_archive
 
 PLAIN = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
 NET = """
@@ -137,6 +138,36 @@ def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tm
     assert compared.document["outputs"][0]["meanError"] > 0  # it is not the parent that answers
     again = marserve("optimise", made, "--inputs", folder, "-o", tmp_path)
     assert "serves the build bf16 already" in again.err
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs_no_search(tmp_path: Path) -> None:
+    """It is asked first; afterwards the build serves beside its parent, or takes over."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+    words = ["--goal", "memory", "--candidate", "bf16", "--min-agreement", "0.1", "-o", tmp_path, "--force", "--json"]
+
+    away = marserve("optimise", archive, "--inputs", folder, *words, "--register", "--management", "http://127.0.0.1:9")
+    assert away.status == 1
+    assert not (tmp_path / "net-optimised.mar").exists()
+
+    (tmp_path / "store").mkdir()
+    with Server(tmp_path, entry="marserve", store=tmp_path / "store") as server:
+        shutil.copy(archive, tmp_path / "store" / "net.mar")
+        server.register("net.mar").raise_for_status()
+        to_server = ["--management", server.management]
+        told = marserve("optimise", archive, "--inputs", folder, *words, "--register", *to_server)
+        described = server.client.get(f"{server.management}/models/net/1.0-optimised").json()[0]
+        server.client.delete(f"{server.management}/models/net/1.0-optimised").raise_for_status()
+        rolled = marserve("optimise", archive, "--inputs", folder, *words, "--rollout", *to_server)
+        course = server.client.get(f"{server.management}/models/net/rollout").json()
+
+    assert told.status == 0, told.out + told.err
+    assert told.document["registered"][0]["version"] == "1.0-optimised"
+    assert [worker["computesOn"] for worker in described["workers"]] == ["bf16"]
+    assert rolled.status == 0, rolled.out + rolled.err
+    assert "1.0-optimised" in json.dumps(course)
 
 
 @pytest.mark.system
