@@ -323,3 +323,14 @@ def test_a_handler_finds_the_headers_of_a_trace() -> None:
     assert context.traceparent(0) is None
     assert context.traceparent(1) == "the server's"
     assert context.trace_headers(1) == {"traceparent": "the server's", "tracestate": "a=1,b=2", "baggage": "k=v"}
+
+
+def test_outside_a_worker_there_is_no_archive_to_load_a_model_from() -> None:
+    """It says what to set in a test; inside one it is what the worker gave."""
+    context = Context("m", "/nowhere", None, 1, None, "0")
+    with pytest.raises(RuntimeError, match=r"set context\.open_model to a function in its place"):
+        context.load_model()
+
+    context.open_model = lambda given: (given.model_name, "model")
+
+    assert context.load_model() == ("m", "model")
