@@ -41,8 +41,6 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     context: Any = None
     _named: Any = None
     _whole_numbers: Any = None
-    optimised = ""
-    """The name of the build that serves in the archive's own model's place; set by `initialize`."""
     takes_arrays = False
     """Whether the model takes and gives arrays (ONNX) and not tensors; set by `initialize`."""
     names_classes = False
@@ -167,10 +165,13 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         """The build that an optimised archive holds, if it does what was promised; else the archive's model."""
         parent = functools.partial(self._load_model, model_dir, model_file, serialized_file)
         if self.device.type != "cpu" or not os.path.isfile(os.path.join(model_dir, "MAR-INF", "optimised.json")):
-            return parent()
-        from marserve_handlers.runtimes.optimised import load_optimised
+            model = parent()
+        else:
+            from marserve_handlers.runtimes.optimised import load_optimised
 
-        model, self.optimised = load_optimised(model_dir, parent, getattr(self.context, "threads", 0), self.context)
+            model = load_optimised(model_dir, parent, getattr(self.context, "threads", 0), self.context)
+        if isinstance(self.context, Context):  # an author's tests may have another one
+            self.context.loaded_model = model
         return model
 
     def _load_model(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:

@@ -171,6 +171,9 @@ class Context:
     begin_call: Callable[[], None] | None = None
     """Says that a further call of a batch begins, which has the whole time limit again. None where none is kept."""
 
+    open_model: Callable[[Any], Any] | None = None
+    """Loads the archive's model for a context. Set where a handler is loaded; None outside a worker."""
+
     threads: int = 0
     """How many threads the model's runtime may use inside one operator, 0 for the runtime's own choice."""
 
@@ -179,6 +182,12 @@ class Context:
 
     is_trusted: bool = False
     """Whether the operator trusts the archive (`trusted_models`), so that pickles of it may be opened."""
+
+    loaded_model: Any = None
+    """The archive's model as `load_model`, or a base handler, last loaded it; None before."""
+
+    build: str = ""
+    """The name of the build of an optimised archive that serves in its own model's place, empty where none does."""
 
     cl_socket: Any = None
     """TorchServe's raw socket to its server. Always None here; kept so that handlers may pass it on."""
@@ -238,6 +247,17 @@ class Context:
                 metrics.request_ids = request_ids
             except Exception:  # an object of the author's own, which need not have them
                 return
+
+    def load_model(self) -> Any:
+        """The model that the archive's manifest names, on the worker's device, ready to be called.
+
+        For handlers that do not extend `BaseHandler`: a module of torch, or a session of ONNX Runtime. Of an archive
+        that `marserve optimise` made it is the build that it holds, where that does what was promised. Raises
+        ModelNotLoadable, and RuntimeError outside a worker.
+        """
+        if self.open_model is None:
+            raise RuntimeError("There is no archive to load from: set context.open_model to a function in its place.")
+        return self.open_model(self)
 
     @property
     def batch_items(self) -> Sequence[RequestView]:

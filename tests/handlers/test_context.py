@@ -332,3 +332,14 @@ def test_trace_headers_have_nothing_that_a_client_cannot_send(value: bytes) -> N
     context.begin_batch([FakeItem(headers=[(b"baggage", value), (b"tracestate", b"a=1")])])
 
     assert context.trace_headers() == {"tracestate": "a=1"}
+
+
+def test_outside_a_worker_there_is_no_archive_to_load_a_model_from() -> None:
+    """It says what to set in a test; inside one it is what the worker gave."""
+    context = Context("m", "/nowhere", None, 1, None, "0")
+    with pytest.raises(RuntimeError, match=r"set context\.open_model to a function in its place"):
+        context.load_model()
+
+    context.open_model = lambda given: (given.model_name, "model")
+
+    assert context.load_model() == ("m", "model")

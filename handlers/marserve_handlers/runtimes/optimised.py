@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,8 +39,8 @@ class NotAsPromised(Exception):
     """The build does not do what the archive says: the message says what."""
 
 
-def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, context: Any) -> tuple[Any, str]:
-    """The model to serve, and the name of its build, empty for the parent."""
+def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, context: Any) -> Any:
+    """The model to serve: the build, whose name the context then has, or the parent."""
     name = ""
     try:
         proof = json.loads(Path(model_dir, PROOF).read_text())
@@ -54,14 +53,9 @@ def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, cont
         note_warning(context, f"the build {name or 'of the archive'} cannot be loaded, the parent serves: {what}")
     else:
         logger.info("The model is served as %s", name)
-        context.computes_on = name
-        return model, name
-    return parent(), ""
-
-
-def holds_build(model_dir: str) -> bool:
-    """Whether the archive holds a build beside its parent."""
-    return os.path.isfile(os.path.join(model_dir, PROOF))
+        context.computes_on = context.build = name
+        return model
+    return parent()
 
 
 def _load(folder: Path, name: str, proof: Mapping[str, Any], parent: Callable[[], Any], threads: int) -> Any:

@@ -108,7 +108,20 @@ def make_context(load: Load) -> Context:
     context.threads = load.threads
     context.must_use_device = load.must_use_device
     context.is_trusted = load.is_trusted
+    context.open_model = _open_model
     return context
+
+
+def _open_model(context: Context) -> Any:
+    """The archive's model, as a base handler loads it."""
+    from marserve_handlers.base import BaseHandler  # here: few handlers ask for it
+
+    class Loader(BaseHandler):
+        """Loads, and answers nothing."""
+
+    loader = Loader()
+    loader.initialize(context)
+    return loader.model
 
 
 def load_model(load: Load) -> LoadedModel:

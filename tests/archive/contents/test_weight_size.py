@@ -128,3 +128,26 @@ def test_a_huge_archive_is_weighed_by_its_end(tmp_path: Path) -> None:
         size = weigh_file(file, path.stat().st_size)  # type: ignore[arg-type]
         assert size.weights == 29_000_000
         assert file.bytes_read < 400_000
+
+
+@pytest.mark.parametrize(
+    ("build", "weights"), [({"optimised/model.onnx": b"o" * 50}, 50), ({"optimised/samples.npz": b"s" * 70}, 300)]
+)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_of_an_archive_with_a_build_what_is_served_counts(
+    build: dict[str, bytes], weights: int, is_folder: bool, tmp_path: Path
+) -> None:
+    """The build's own weights, else the parent's; its samples are no weights."""
+    members = {
+        "weights.bin": b"w" * 300,
+        "optimised/samples.npz": b"s" * 70,
+        "MAR-INF/optimised.json": b"{}",
+        **build,
+    }
+    path = archive(tmp_path / "m.mar", zipfile.ZIP_STORED, **members)
+    if is_folder:
+        path = tmp_path / "m"
+        with zipfile.ZipFile(tmp_path / "m.mar") as mar:
+            mar.extractall(path)
+
+    assert weigh(path).weights == weights

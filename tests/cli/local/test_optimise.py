@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import zipfile
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from support.command_line import marserve
-from support.server import make_archive
+from support.server import Server, make_archive
 
 PLAIN = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
 NET = """
@@ -33,6 +34,30 @@ class Net(torch.nn.Module):
 HANDLER = (
     "from ts.torch_handler.base_handler import BaseHandler\n\nclass Handler(BaseHandler):\n    names_classes = True\n"
 )
+OWN_CLASS = """
+import torch
+
+class Handler:
+    def initialize(self, context):
+        self.net = context.load_model()
+
+    def handle(self, data, context):
+        with torch.inference_mode():
+            return self.net(torch.tensor([row["body"] for row in data])).tolist()
+"""
+OWN_FUNCTION = """
+import torch
+
+net = None
+
+def handle(data, context):
+    global net
+    if data is None:
+        net = context.load_model()
+        return None
+    with torch.inference_mode():
+        return net(torch.tensor([row["body"] for row in data])).tolist()
+"""
 BY_ITSELF = """
     def initialize(self, context):
         import torch
@@ -141,16 +166,57 @@ def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tm
 
 @pytest.mark.system
 @pytest.mark.torch
-def test_a_handler_that_does_not_load_the_build_gets_no_archive(tmp_path: Path) -> None:
-    """It loads its model by itself, or keeps it elsewhere."""
+def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs_no_search(tmp_path: Path) -> None:
+    """It is asked first; afterwards the build serves beside its parent, or takes over."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+    words = ["--goal", "memory", "--candidate", "bf16", "--min-agreement", "0.1", "-o", tmp_path, "--force", "--json"]
+
+    away = marserve("optimise", archive, "--inputs", folder, *words, "--register", "--management", "http://127.0.0.1:9")
+    assert away.status == 1
+    assert not (tmp_path / "net-optimised.mar").exists()
+
+    (tmp_path / "store").mkdir()
+    with Server(tmp_path, entry="marserve", store=tmp_path / "store") as server:
+        shutil.copy(archive, tmp_path / "store" / "net.mar")
+        server.register("net.mar").raise_for_status()
+        to_server = ["--management", server.management]
+        told = marserve("optimise", archive, "--inputs", folder, *words, "--register", *to_server)
+        described = server.client.get(f"{server.management}/models/net/1.0-optimised").json()[0]
+        server.client.delete(f"{server.management}/models/net/1.0-optimised").raise_for_status()
+        rolled = marserve("optimise", archive, "--inputs", folder, *words, "--rollout", *to_server)
+        course = server.client.get(f"{server.management}/models/net/rollout").json()
+
+    assert told.status == 0, told.out + told.err
+    assert told.document["registered"][0]["version"] == "1.0-optimised"
+    assert [worker["computesOn"] for worker in described["workers"]] == ["bf16"]
+    assert rolled.status == 0, rolled.out + rolled.err
+    assert "1.0-optimised" in json.dumps(course)
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.parametrize("handler", [OWN_CLASS, OWN_FUNCTION])
+def test_a_handler_of_its_own_gets_builds_by_way_of_the_context(handler: str, tmp_path: Path) -> None:
+    """A class, and a function with a variable of its module."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path, handler), pictures(tmp_path / "in", 8)
+    words = ["--goal", "memory", "--candidate", "bf16", "--scores", "output", "--min-agreement", "0.1", "-o", tmp_path]
+
+    ran = marserve("optimise", archive, "--inputs", folder, *words, "--json")
+
+    assert ran.status == 0, ran.out + ran.err
+    assert ran.document["winner"] == "bf16"
+
+
+@pytest.mark.torch
+def test_a_handler_that_loads_its_model_by_itself_is_told_what_to_do(tmp_path: Path) -> None:
+    """Nothing is built, and no archive is left."""
     pytest.importorskip("torch")
     archive, folder = net_archive(tmp_path, HANDLER + BY_ITSELF), pictures(tmp_path / "in", 8)
 
-    ran = marserve(
-        "optimise", archive, "--inputs", folder, "-o", tmp_path, "--goal", "memory", "--candidate", "bf16",
-        "--min-agreement", "0.1",
-    )  # fmt: skip
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path)
 
     assert ran.status == 1
-    assert "does not load the build bf16 of its archive" in ran.err
+    assert "one that extends BaseHandler, or calls context.load_model(), can be given another build" in ran.err
     assert not (tmp_path / "net-optimised.mar").exists()

@@ -28,7 +28,7 @@ class Context:
 
     def __init__(self) -> None:
         self.load_warnings: list[str] = []
-        self.computes_on = ""
+        self.computes_on = self.build = ""
 
 
 class Linear(torch.nn.Module):  # type: ignore[misc]
@@ -71,8 +71,8 @@ def write_proof(folder: Path, **other: Any) -> None:
 def load(folder: Path) -> tuple[Any, str, Context]:
     """The model, its build, and what was said."""
     context = Context()
-    model, name = load_optimised(str(folder), parent, 1, context)
-    return model, name, context
+    model = load_optimised(str(folder), parent, 1, context)
+    return model, context.build, context
 
 
 def is_parent(model: Any) -> bool:

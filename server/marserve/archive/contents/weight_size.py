@@ -4,14 +4,18 @@ A zip says in its directory how large each member is when it is unpacked, so the
 enough, also of one that lies elsewhere (any `BinaryIO` that can seek does). Weights are members that runtimes load:
 what torch, safetensors, ONNX and their like write, by the ends of their names. Inside of them nothing is guessed: a
 safetensors header is exact, torch's own zip counts its storages, everything else counts as large as it is.
+
+An archive that holds a faster build beside its parent (`optimised/`) counts with what is served: the build's files, if
+it brings weights of its own, else the parent's.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -42,6 +46,8 @@ ENDINGS = (
     ".joblib",
     ".pkl",
 )
+# Of an archive that holds a build: its proof, its files, and calls with what they gave.
+_PROOF, _BUILD, _SAMPLES = "MAR-INF/optimised.json", "optimised/", "optimised/samples.npz"
 _MAX_ENTRIES = 200_000
 _MAX_DIRECTORY = 64 << 20
 _MAX_HEADER = 16 << 20
@@ -76,7 +82,8 @@ def weigh_file(file: BinaryIO, size: int) -> WeightSize:
     try:
         records = ZipRecords(file, "archive", max_entries=_MAX_ENTRIES, max_directory_bytes=_MAX_DIRECTORY)
         members = [entry for entry in records.entries if not entry.is_folder]
-        weights = sum(_weigh_member(records, file, entry) for entry in members if _is_weights(entry.name))
+        served = set(_served([entry.name for entry in members]))
+        weights = sum(_weigh_member(records, file, entry) for entry in members if entry.name in served)
     except BadArchive:
         return WeightSize(size, size)
     return WeightSize(weights, sum(entry.size for entry in members))
@@ -84,12 +91,12 @@ def weigh_file(file: BinaryIO, size: int) -> WeightSize:
 
 def _weigh_folder(folder: Path) -> WeightSize:
     weights = total = 0
-    for number, path in enumerate(_files(folder)):
-        if number >= _MOST_FILES:
-            break
+    paths = list(itertools.islice(_files(folder), _MOST_FILES))
+    served = set(_served([path.relative_to(folder).as_posix() for path in paths]))
+    for path in paths:
         size = path.stat().st_size
         total += size
-        if _is_weights(path.name):
+        if path.relative_to(folder).as_posix() in served:
             with open_regular(path) as file:
                 weights += _weigh_stored(file, 0, size, path.name)
     return WeightSize(weights, total)
@@ -97,6 +104,15 @@ def _weigh_folder(folder: Path) -> WeightSize:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+
+
+def _served(names: Sequence[str]) -> list[str]:
+    """Those of the members that hold weights which are loaded."""
+    weights = [name for name in names if _is_weights(name) and name != _SAMPLES]
+    if _PROOF not in names:
+        return weights
+    own = [name for name in weights if name.startswith(_BUILD)]
+    return own or weights
 
 
 def _is_weights(name: str) -> bool:

@@ -8,7 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.filesize import decimal
@@ -34,8 +33,7 @@ from marserve.archive.writing.writer import (
 from marserve.cli.dry_run import HEAD, as_dry
 from marserve.cli.options import DryRun
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
-from marserve.cli.progress.registering import register_and_show
-from marserve.cli.progress.uploads import send_archive
+from marserve.cli.progress.registering import send_and_register
 from marserve.cli.remote import Management, ManagementAddress, find_address
 from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive
@@ -193,7 +191,7 @@ def archive(
         if register:
             address = find_address("management", management, settings_file)
             with Management(address) as server:
-                registered = _register(server, output, path, workers, force)
+                registered = send_and_register(server, output, path, workers, replaces=force)
         output.result(
             {
                 "path": str(path),
@@ -243,20 +241,6 @@ def _find(what: str, wishes: Wishes, output: Output, held: ExitStack) -> tuple[s
 def _say_model(spec: ArchiveSpec, origin: str) -> str:
     of = f" of {origin}" if origin else ""
     return f"model {spec.model_name}{of}, version {spec.version}, handler {spec.handler}"
-
-
-def _register(server: Management, output: Output, path: Path, workers: int, force: bool) -> dict[str, Any]:
-    """Send the archive and register it; returns what is said of that. Raises CommandFailed; the archive stays."""
-    here = path if path.parent != Path(".") else f"./{path}"
-    sending = f"`marserve register {here} --as NAME`"
-    sent = send_archive(server, output, path, replaces=force, other_name=sending, replacing="--force")
-    if sent is None:
-        raise CommandFailed(
-            f"{path} is made, and the server at {server.address} takes no uploads.",
-            "Copy it into the server's model store and register it there, or set allow_uploads in its settings.",
-        )
-    parameters: dict[str, str | int] = {"url": sent.archive, "initial_workers": workers}
-    return {**register_and_show(server, output, parameters), "upload": msgspec.to_builtins(sent)}
 
 
 def _say_for_author(files: tuple[str, ...]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,8 @@ import typer
 from rich.table import Table
 
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
+from marserve.cli.progress.registering import send_and_register, send_made
+from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.errors import MarserveError, without_stop
 
 if TYPE_CHECKING:
@@ -61,6 +64,15 @@ def optimise(
     trust: Annotated[
         bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
     ] = False,
+    register: Annotated[
+        bool, typer.Option("--register", help="Send the archive to a running server, and register it there.")
+    ] = False,
+    rollout: Annotated[
+        bool, typer.Option("--rollout", help="As --register, and let it take over step by step (see marserve rollout).")
+    ] = False,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Its workers, with --register or --rollout.")] = 1,
+    management: ManagementAddress = None,
+    config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
@@ -90,24 +102,54 @@ def optimise(
             tuple(scores or ()),
             is_trusted=trust,
         )
-        try:
-            with output.progress() as bar:
-                task = bar.add_task("")
-                report = search(
-                    archive,
-                    found,
-                    wish,
-                    export_path,
-                    force=force,
-                    on_step=lambda step: bar.update(task, description=step),
-                )
-        except ValueError as error:
-            raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
-        except MarserveError as error:
-            raise CommandFailed(error.message) from error
-        output.result(_document(report), *_lines(report))
+        with ExitStack() as held:
+            server = None
+            if register or rollout:
+                server = held.enter_context(Management(find_address("management", management, config)))
+                server.describe_all()  # first: a server that does not answer is an error before minutes are spent
+            try:
+                with output.progress() as bar:
+                    task = bar.add_task("")
+                    report = search(
+                        archive,
+                        found,
+                        wish,
+                        export_path,
+                        force=force,
+                        on_step=lambda step: bar.update(task, description=step),
+                    )
+            except ValueError as error:
+                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
+            except MarserveError as error:
+                raise CommandFailed(error.message) from error
+            document, lines = _document(report), _lines(report)
+            if server is not None and report.archive is not None:
+                document |= _hand_over(server, output, report, workers, is_rollout=rollout, replaces=force)
+                lines.append(document["status"])
+        output.result(document, *lines)
         if not report.winner:
             raise typer.Exit(NOTHING_BETTER_STATUS)
+
+
+def _hand_over(
+    server: Management, output: Output, report: Report, workers: int, *, is_rollout: bool, replaces: bool
+) -> dict[str, Any]:
+    """Register the archive, or let it take over step by step; what is said of that. The archive stays in any case."""
+    assert report.archive is not None
+    if not is_rollout:
+        return send_and_register(server, output, report.archive, workers, replaces=replaces)
+    sent = send_made(server, output, report.archive, replaces=replaces)
+    from marserve.optimise.proof import optimised_version  # here, for the time of other commands
+
+    version = optimised_version(report.version)
+    told = server.order(
+        "POST",
+        f"{model_path(report.model)}/rollout",
+        json={"version": version, "url": sent.archive, "workers": workers},
+        timeout_s=None,
+    )
+    status = f"The roll-out of version {version} has begun; `marserve rollout {report.model}` shows how far it is."
+    return {"status": status, "rollout": told}
 
 
 def _lines(report: Report) -> list[str | Table]:

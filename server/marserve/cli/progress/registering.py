@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from marserve.cli.output import Interrupted, Output
+import msgspec
+
+from marserve.answers.management import UploadedArchive
+from marserve.cli.output import CommandFailed, Interrupted, Output
 from marserve.cli.progress.downloads import AwaitedDownload
+from marserve.cli.progress.uploads import send_archive
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import Management
 from marserve.cli.versions import Description, label, progress_of, ready_workers
@@ -48,3 +53,25 @@ def register_and_show(
         for version in appeared()
     ]
     return {"status": answer["status"], "registered": registered}
+
+
+def send_made(server: Management, output: Output, path: Path, *, replaces: bool) -> UploadedArchive:
+    """Send an archive that a command has made. Raises CommandFailed; the archive stays where it is."""
+    here = path if path.parent != Path(".") else f"./{path}"
+    sending = f"`marserve register {here} --as NAME`"
+    sent = send_archive(server, output, path, replaces=replaces, other_name=sending, replacing="--force")
+    if sent is None:
+        raise CommandFailed(
+            f"{path} is made, and the server at {server.address} takes no uploads.",
+            "Copy it into the server's model store and register it there, or set allow_uploads in its settings.",
+        )
+    return sent
+
+
+def send_and_register(
+    server: Management, output: Output, path: Path, workers: int, *, replaces: bool
+) -> dict[str, Any]:
+    """Send an archive that a command has made, and register it; what is said of that. Raises as `send_made`."""
+    sent = send_made(server, output, path, replaces=replaces)
+    parameters: dict[str, str | int] = {"url": sent.archive, "initial_workers": workers}
+    return {**register_and_show(server, output, parameters), "upload": msgspec.to_builtins(sent)}

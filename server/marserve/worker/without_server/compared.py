@@ -36,7 +36,6 @@ from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import leave, use_threads
 from marserve.worker.process.parent import die_with_parent
 from marserve.worker.without_server.in_process import InProcess, in_process
-from marserve_handlers.base import BaseHandler
 from marserve_handlers.batch_check import Tolerance as NumberTolerance
 from marserve_handlers.batch_check import shorten
 from marserve_handlers.optimising.batches import ALONE, Batch, parts_of, plan_runs
@@ -205,11 +204,10 @@ class Compared:
         kind, why_not = self._found.kind, self._found.why_not or self._why_not_replaced()
         if kind == "torch" and isinstance(self._found.model, sys.modules["torch"].jit.ScriptModule):
             kind = "torchscript"
-        service = getattr(self._model.handle, "__self__", None)
         return {
             "kind": kind,
             "why_not": why_not,
-            "build": str(getattr(service, "optimised", "")),
+            "build": self._model.context.build,
             "weight_bytes": self._weight_bytes(),
             "cpu": cpu_flags(),
             "versions": versions(),
@@ -234,7 +232,8 @@ class Compared:
             return {"refused": shorten(str(error))}
         except Exception as error:  # of a library's: it is a row of the report
             return {"refused": _short(error)}
-        self._model.handle.__self__.model = model  # type: ignore[attr-defined]  # it was looked at above
+        holder, attribute = self._place
+        holder[attribute] = model
         self._found = FoundModel(model)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return {"seconds": time.perf_counter() - began, "bytes": size}
@@ -245,14 +244,25 @@ class Compared:
 
     def _why_not_replaced(self) -> str:
         """Why no build can take the model's place; empty where one can."""
-        service = getattr(self._model.handle, "__self__", None)
-        if not isinstance(service, BaseHandler):
+        if self._model.context.loaded_model is not self._found.model:
             return (
-                "its handler loads its model by itself: a handler that extends BaseHandler can be given another build"
+                "its handler loads its model by itself; one that extends BaseHandler, or calls context.load_model(), "
+                "can be given another build"
             )
-        if service.model is not self._found.model:
-            return "its handler keeps its model elsewhere than in self.model"
+        if not self._place[1]:
+            return "its handler keeps its model neither in an attribute of its own nor in a variable of its module"
         return ""
+
+    @property
+    def _place(self) -> tuple[dict[str, Any], str]:
+        """Where the handler keeps its model: the attributes of its object or its module, and the name there."""
+        handle = self._model.handle
+        service = getattr(handle, "__self__", None)
+        for held in (getattr(service, "__dict__", {}), getattr(handle, "__globals__", {})):
+            for name, value in held.items():
+                if value is self._found.model:
+                    return held, name
+        return {}, ""
 
     def _weight_bytes(self) -> int:
         if self._found.kind != "torch":
