@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from marserve.api.rest.pages.files import FILES
+from marserve.api.rest.pages.files import DASHBOARD_FILES, FILES
 from support.server import Server, make_archive
 from support.workplace import ECHO
 
@@ -28,6 +28,8 @@ def test_a_page_needs_no_key_and_what_it_shows_of_models_does(tmp_path: Path) ->
             assert {get(f"{base}{path}").status_code for path in FILES} == {200}
             assert get(f"{base}/", headers={"accept": "text/html"}).headers["content-type"].startswith("text/html")
             assert "/openapi.json" in get(f"{base}{card['links']['openapi']}").json()["paths"]
+        assert {get(f"{server.management}{path}").status_code for path in DASHBOARD_FILES} == {200}
+        assert {get(f"{server.inference}{path}").status_code for path in DASHBOARD_FILES} == {401}
         offers = f"{server.inference}/docs/models"
         without, wrong, management = (
             get(offers, headers=headers)
@@ -59,6 +61,8 @@ def test_torchserve_answers_as_recorded_unless_the_setting_says_otherwise(tmp_pa
         switched_on = [
             server.client.get(f"{server.inference}{path}").status_code for path in ("/", "/docs", "/openapi.json")
         ]
+        dashboard = server.client.get(f"{server.management}/dashboard").status_code
 
     assert recorded == [405, 404, 404]
     assert switched_on == [200, 200, 200]
+    assert dashboard == 404

@@ -66,7 +66,8 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     routers: Routers = [(description_router(registry, **described, written=written), own)]
     if settings.enable_docs:
         # First, so that `GET /` needs no key.
-        links = links_of(**apis, has_metrics="Metrics" in names)
+        has_dashboard = has_management and settings.entry == "marserve"  # TorchServe's routes alone would not fill it
+        links = links_of(**apis, has_metrics="Metrics" in names, has_dashboard=has_dashboard)
         further = [_declared_for(parts, own)] if has_inference else []
         routers.insert(0, (pages_router(links, written, *further), "open"))
     if settings.enable_docs and has_inference:
