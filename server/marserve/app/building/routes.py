@@ -166,7 +166,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
             return []
 
         watch = parts.device_watch
-        statistics = statistics_router(registry, tuple if watch is None else lambda: device_activities(watch))
+        devices = tuple if watch is None else lambda: device_activities(watch)
+        statistics = statistics_router(registry, devices, loop_lag=parts.loop_lag)
         routers.insert(0, (statistics, "management"))  # first, as its paths look like those of versions
         logs = logs_router(parts.logs.book, parts.log_levels, versions_of, data_plane.check_exists)
         routers.append((logs, "management"))

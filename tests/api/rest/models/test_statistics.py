@@ -13,6 +13,7 @@ from marserve.answers.management import DeviceActivity, ModelStatistics, ServerA
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
 from marserve.api.rest.models.statistics import Board, statistics_router
+from marserve.telemetry.loop_lag import Interval, LoopLag
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.documents import document_of
 from support.fake_pool import a_death, a_worker
@@ -29,8 +30,9 @@ class Stand:
         self.house = House(root)
         self.now = 1000.0
         self.devices: list[DeviceActivity] = []
+        self.loop_lag = LoopLag(0.0, 1.0)
         routers = [
-            statistics_router(self.house.registry, lambda: self.devices, lambda: self.now),
+            statistics_router(self.house.registry, lambda: self.devices, lambda: self.now, self.loop_lag),
             management_router(self.house.registry, enable_model_api=True),
         ]
         self.app = build_app(routers, title="t")
@@ -134,7 +136,7 @@ async def test_a_version_before_its_first_sample_has_no_windows(stand: Stand) ->
 
     [version] = (await stand.get("/models/m/stats"))[1]["versions"]
 
-    assert set(version) == {"modelVersion", "isDefault", "sinceStart"}
+    assert set(version) == {"modelVersion", "isDefault", "sinceStart", "times", "stages"}
     assert version["sinceStart"]["milliseconds"]["total"] == {"count": 0}
 
 
@@ -149,6 +151,8 @@ async def test_a_version_before_its_first_sample_has_no_windows(stand: Stand) ->
         ("/stats?limit=x", 400, "limit"),
         ("/stats?limit=1001", 400, "from 1 to 1000"),
         ("/stats?rows=1", 400, "rows"),
+        ("/stats?offset=-1", 400, "offset"),
+        (f"/stats?search={'x' * 201}", 400, "search has 201 characters; it may have 200"),
     ],
 )
 async def test_what_cannot_be_told_is_refused_with_what_can(stand: Stand, target: str, status: int, words: str) -> None:
@@ -205,6 +209,65 @@ async def test_of_many_versions_the_first_are_listed(stand: Stand) -> None:
     body = (await stand.get("/stats?sort=name&limit=2"))[1]
 
     assert ([row["modelName"] for row in body["versions"]], body["versionsInAll"]) == (["a", "b"], 3)
+
+
+async def test_versions_are_searched_for_and_listed_from_a_place_on(stand: Stand) -> None:
+    """In whatever case; sums stay those of all."""
+    for name in ("Digits-a", "digits-b", "digits-c", "film"):
+        metrics = await stand.add(name)
+        metrics.errors["handler"] += 1
+
+    found = (await stand.get("/stats?sort=name&search=DIGITS&offset=1&limit=1"))[1]
+    beyond = (await stand.get("/stats?offset=4000"))[1]
+
+    assert [row["modelName"] for row in found["versions"]] == ["digits-b"]
+    assert (found["versionsFound"], found["versionsInAll"]) == (3, 4)
+    assert (beyond["versions"], beyond["versionsFound"]) == ([], 4)
+
+
+async def test_what_two_answers_differ_by_fell_between_them(stand: Stand) -> None:
+    """Times of all versions together, and each stage of one version's requests."""
+    first, second = await stand.add("a"), await stand.add("b")
+    serve(first, 2, 0.2)
+    before = (await stand.get("/stats"))[1]["times"]
+    serve(first, 3, 0.2)
+    serve(second, 1, 0.002)
+    second.errors["handler"] += 1
+    first.stages.observe("write", 0.001, 5)
+    first.stages.observe("first_chunk", 0.5)
+    first.stages.observe("admit", 0.0005)
+    stand.now += 10
+
+    body = (await stand.get("/stats"))[1]
+    [version] = (await stand.get("/models/a/stats"))[1]["versions"]
+
+    grown = [now - then for now, then in zip(body["times"]["counts"], before["counts"], strict=True)]
+    by_bound = dict(zip([*body["times"]["upTo"], None], grown, strict=True))
+    assert {bound: count for bound, count in by_bound.items() if count} == {2.5: 1, 250.0: 3}
+    assert body["times"]["sum"] - before["sum"] == pytest.approx(602)
+    assert (body["errors"], body["refused"]) == (1, 0)
+    assert sum(version["times"]["counts"]) == 5
+    assert version["stages"] == [
+        {"name": "admit", "count": 1, "milliseconds": 0.5},
+        {"name": "queue", "count": 5, "milliseconds": 1000.0},
+        {"name": "handle", "count": 5, "milliseconds": 1000.0},
+        {"name": "write", "count": 5, "milliseconds": 5.0},
+        {"name": "first_chunk", "count": 1, "milliseconds": 500.0},
+    ]
+
+
+async def test_the_server_says_whether_it_is_ready_and_keeps_up(stand: Stand) -> None:
+    """As `/readyz`, with the lateness of its event loop."""
+    stand.loop_lag.beat(1.5)
+    stand.loop_lag.note_stall(Interval(1.0, 3.25), 2.25)
+    await stand.add(workers=0)
+
+    body = (await stand.get("/stats"))[1]
+
+    readiness = stand.house.registry.readiness()
+    assert (body["ready"], body["reasons"]) == (readiness.is_ready, [*readiness.reasons, *readiness.remarks])
+    assert sum(body["eventLoop"]["lag"]["counts"]) == 1
+    assert (body["eventLoop"]["stalls"], body["eventLoop"]["longestStallSeconds"]) == (1, 2.25)
 
 
 async def test_a_row_says_why_a_worker_is_not_there(stand: Stand) -> None:
