@@ -26,13 +26,19 @@ _SCRIPTS: Final = ("answer.js", "app.js", "call.js", "calls.js", "key.js", "mode
 _DASHBOARD_SCRIPTS: Final = (
     "app.js",
     "charts.js",
+    "confirm.js",
     "figures.js",
+    "logs.js",
     "model.js",
     "overview.js",
     "poll.js",
     "register.js",
     "requests.js",
+    "rollout.js",
     "routes.js",
+    "samples.js",
+    "versions.js",
+    "workers.js",
 )
 # Paths, files and their types. Only these are ever opened.
 FILES: Final[Mapping[str, tuple[str, str]]] = {

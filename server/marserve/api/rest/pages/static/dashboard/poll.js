@@ -7,15 +7,11 @@ const MOST_ANSWER_MS = 20_000;
 
 // `read(signal)` is called every `everyMs` after its last answer.
 // Gives `{ data, problem, isOld, again }`: the newest data, what was wrong since, whether the data are older than that.
-// After errors it waits longer each time. `keys` is what starts it anew, with the data forgotten.
+// After errors it waits longer each time. A change of `keys` has it read anew at once.
 export function usePoll(read, { everyMs, keys = [], onKeyWanted, keyRound = 0 }) {
   const [seen, setSeen] = useState({ data: null, problem: "", isGone: false });
   const now = useRef(null);
-  const same = useRef("");
   useEffect(() => {
-    const identity = JSON.stringify(keys);
-    if (identity !== same.current) setSeen({ data: null, problem: "", isGone: false });
-    same.current = identity;
     const stop = new AbortController();
     let timer = 0;
     let failures = 0;
@@ -67,7 +63,8 @@ export function sentenceOf(error) {
 
 // What is wrong with what a page reads, and that it is tried again.
 export function Trouble({ poll }) {
-  if (!poll.problem || poll.wantsKey) return null;
+  if (!poll.problem) return null;
+  if (poll.wantsKey) return html`<p class="muted">${poll.isOld ? "These are old figures: newer ones need a key." : "What the server does is shown once a key is entered."}</p>`;
   const seconds = Math.round((poll.waitMs || 0) / 1000);
   return html`<p class="problem banner" role="alert"><span>${poll.problem} ${poll.isOld ? "These are old figures. " : ""}It is asked again ${seconds > 1 ? `in ${seconds} s` : "soon"}.</span>
     <button type="button" onClick=${poll.again}>Now</button></p>`;
