@@ -247,12 +247,16 @@ def test_weights_are_asked_about_and_hold_only_then(browser: Any, server: Server
     assert outputs.all_inner_texts() == ["100 %", "0 %"]
     assert weights() == before
 
+    sticky = {"header": "X-User"}
+    document = {"weights": {"1.0": 1}, "sticky": sticky}
+    assert server.client.put(f"{server.management}/models/echo/traffic", json=document).status_code == 200
+    page.wait_for_selector("text=Without weights")
     second.fill("25")
     page.click("text=Apply…")
     page.click("dialog button.primary:enabled")
     page.wait_for_selector("dialog", state="detached")
-    page.wait_for_selector("text=Without weights")
-    assert weights() == {"weights": {"1.0": 75, "2.0": 25}}
+    assert weights() == {"weights": {"1.0": 75, "2.0": 25}, "sticky": sticky}
+    assert page.evaluate("document.activeElement.textContent") == "Apply…"
     assert outputs.all_inner_texts() == ["75 %", "25 %"]
     page.click("text=Without weights")
     page.click("dialog button.primary:enabled")

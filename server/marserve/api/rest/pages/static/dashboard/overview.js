@@ -36,8 +36,8 @@ export function Overview({ onKeyWanted, keyRound }) {
 
   return html`
     <div class="head"><h2 id="page-heading" tabindex="-1">Overview</h2>
-      ${data && html`<span class=${`pill ${data.ready ? "good" : "bad"}`}>${data.ready ? "ready" : "not ready"}</span>`}</div>
-    <span class="hidden" role="status">${data ? (data.ready ? "The server is ready." : "The server is not ready.") : ""}</span>
+      ${data && !poll.isOld && html`<span class=${`pill ${data.ready ? "good" : "bad"}`}>${data.ready ? "ready" : "not ready"}</span>`}</div>
+    <span class="hidden" role="status">${data && !poll.isOld ? (data.ready ? "The server is ready." : "The server is not ready.") : ""}</span>
     <${Trouble} poll=${poll} />
     ${!data && !poll.problem && html`<p class="muted">Reading what the server does…</p>`}
     ${data && html`<div class=${poll.isOld ? "old" : ""}>
@@ -128,8 +128,8 @@ function Models({ data, sort, onSort, typed, onTyped, search, offset, onOffset }
 }
 
 function Version({ row }) {
-  const troubled = row.workers.filter((each) => each.status !== "READY" || each.why);
+  const troubled = row.workers.filter((each) => each.why);
   return html`<tr role="row">${COLUMNS.map(([title, kind, , cell], index) => (index ? html`<td role="cell" class=${kind} data-title=${title}>${cell(row)}</td>` : html`<th scope="row" role="rowheader">${cell(row)}</th>`))}</tr>
-    ${troubled.length > 0 && html`<tr class="why" role="row"><td role="cell" colspan=${COLUMNS.length}><ul>${troubled.slice(0, MOST_WORKERS).map((each) => html`<li key=${each.id}>worker ${each.id}: ${each.status.toLowerCase()}${each.why ? `, ${each.why}` : ""}</li>`)}
+    ${troubled.length > 0 && html`<tr class="why" role="row"><td role="cell" colspan=${COLUMNS.length}><ul>${troubled.slice(0, MOST_WORKERS).map((each) => html`<li key=${each.id}>worker ${each.id}: ${each.status.toLowerCase()}, ${each.why}</li>`)}
       ${troubled.length > MOST_WORKERS && html`<li><a href=${ofModel(row.modelName)}>${troubled.length - MOST_WORKERS} more</a></li>`}</ul></td></tr>`}`;
 }
