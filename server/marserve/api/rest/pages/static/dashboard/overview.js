@@ -80,10 +80,11 @@ function Devices({ devices }) {
   if (!devices.length) return null;
   return html`<section aria-labelledby="devices"><div class="head"><h3 id="devices">Devices</h3></div>
     <div class="list"><table class="figures"><thead><tr><th scope="col">GPU</th><th scope="col" class="number">Busy</th><th scope="col" class="number">Memory</th><th scope="col" class="number">Temperature</th></tr></thead>
-      <tbody>${devices.map((each) => html`<tr key=${each.gpuId}><th scope="row">${each.gpuId}${each.trouble && html` <span class="problem">${each.trouble}</span>`}</th>
+      <tbody>${devices.map((each) => html`<tr key=${each.gpuId}><th scope="row">${each.gpuId}</th>
         <td class="number">${each.busyPercent === undefined ? DASH : `${rounded(each.busyPercent)} %`}</td>
-        <td class="number">${bytes(each.usedBytes)} of ${bytes(each.totalBytes)}</td>
-        <td class="number">${each.celsius === undefined ? DASH : `${rounded(each.celsius)} °C`}</td></tr>`)}</tbody></table></div></section>`;
+        <td class="number">${each.totalBytes === undefined ? DASH : `${bytes(each.usedBytes)} of ${bytes(each.totalBytes)}`}</td>
+        <td class="number">${each.celsius === undefined ? DASH : `${rounded(each.celsius)} °C`}</td></tr>
+        ${each.trouble && html`<tr class="why"><td colspan="4" class="problem">${each.trouble}</td></tr>`}`)}</tbody></table></div></section>`;
 }
 
 const TONES = { ready: "good", degraded: "fair", loading: "fair", failed: "bad", idle: "" };
