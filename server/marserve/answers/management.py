@@ -658,6 +658,22 @@ class Times(Document):
     p99: float | None = None
 
 
+class TimesSoFar(Document):
+    """A histogram of times in milliseconds, since the start: what two answers differ by fell into the time between."""
+
+    upTo: Annotated[list[float], Meta(description="the bounds")]
+    counts: Annotated[list[int], Meta(description="how many times lie at a bound or below it, down to the one before")]
+    sum: float
+
+
+class StageSoFar(Document):
+    """A part of the way of requests: how many had it since the start, and what it took of all of them together."""
+
+    name: Annotated[str, Meta(description="as in a request's `stages`, or `first_chunk`, `next_chunk` of streams")]
+    count: int
+    milliseconds: float
+
+
 class TimesByPart(Document):
     """Of requests: in the queue, in the author's code, and from arrival to answer."""
 
@@ -709,12 +725,15 @@ class VersionStatistics(Document, kw_only=True):
     last5Minutes: WindowStatistics | None = None
     last60Minutes: WindowStatistics | None = None
     sinceStart: Annotated[WindowStatistics, Meta(description="since the version was registered")]
+    times: Annotated[TimesSoFar, Meta(description="from arrival to answer, since the version was registered")]
+    stages: Annotated[list[StageSoFar], Meta(description="in their order; those that no request had are left out")]
 
 
 class ModelStatistics(Document):
     """What the versions of a model did."""
 
     modelName: str
+    at: Annotated[float, Meta(description="when, in seconds; of two answers of one server, the time between them")]
     versions: list[VersionStatistics]
 
 
@@ -763,13 +782,29 @@ class DeviceActivity(Document, kw_only=True):
     trouble: Annotated[str | None, Meta(description="why it takes no worker")] = None
 
 
-class ServerActivity(Document):
+class EventLoopActivity(Document):
+    """Whether the server itself keeps up: everything but models runs on its event loop."""
+
+    lag: Annotated[TimesSoFar, Meta(description="how late the loop was at each of its beats")]
+    stalls: Annotated[int, Meta(description="times that something held it for long")]
+    longestStallSeconds: float
+
+
+class ServerActivity(Document, kw_only=True):
     """What a server does now: the versions that were asked for, and sums over all of them."""
 
+    at: Annotated[float, Meta(description="when, in seconds; of two answers of one server, the time between them")]
+    ready: Annotated[bool, Meta(description="as `/readyz`")]
+    reasons: Annotated[list[str], Meta(description="why it is not ready, and what is remarkable; the first ones")]
     versions: list[VersionActivity]
     versionsInAll: int
+    versionsFound: Annotated[int, Meta(description="those of models whose names have what was searched for")]
     answersPerSecond: float
+    errors: Annotated[int, Meta(description="of the last minute")]
+    refused: Annotated[int, Meta(description="of the last minute")]
     queued: int
     running: int
     memoryBytes: int
+    times: Annotated[TimesSoFar, Meta(description="from arrival to answer, of all requests of the present versions")]
+    eventLoop: EventLoopActivity | None = None
     devices: list[DeviceActivity]

@@ -60,7 +60,8 @@ from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.telemetry.body_samples import BodySamples
-from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.counts import SECONDS_BOUNDS, VersionMetrics
+from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
@@ -405,6 +406,15 @@ class Registry:
         for version in list(self._versions.all()):
             if not version.facts.is_function:
                 yield activity_of(version, now, is_default=self._versions.is_default(version))
+
+    def answer_times(self) -> Histogram:
+        """From arrival to answer, in seconds, as the versions that are there have counted; without functions."""
+        every = (v.pool.metrics.total_seconds for v in self._versions.all() if not v.facts.is_function)
+        each = [one for one in every if one.sum]  # of a thousand models most are idle
+        whole = Histogram(SECONDS_BOUNDS)
+        whole.buckets = [sum(counts) for counts in zip(whole.buckets, *(one.buckets for one in each), strict=True)]
+        whole.sum = sum(one.sum for one in each)
+        return whole
 
     def list_models(self, limit: int | None = None, offset: int | None = None) -> ModelPage:
         """One page of the models in order of their names."""

@@ -66,7 +66,8 @@ def build_routes(names: Sequence[str], parts: Parts) -> Routers:
     routers: Routers = [(description_router(registry, **described, written=written), own)]
     if settings.enable_docs:
         # First, so that `GET /` needs no key.
-        links = links_of(**apis, has_metrics="Metrics" in names)
+        has_dashboard = has_management and settings.entry == "marserve"  # TorchServe's routes alone would not fill it
+        links = links_of(**apis, has_metrics="Metrics" in names, has_dashboard=has_dashboard)
         further = [_declared_for(parts, own)] if has_inference else []
         routers.insert(0, (pages_router(links, written, *further), "open"))
     if settings.enable_docs and has_inference:
@@ -165,7 +166,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
             return []
 
         watch = parts.device_watch
-        statistics = statistics_router(registry, tuple if watch is None else lambda: device_activities(watch))
+        devices = tuple if watch is None else lambda: device_activities(watch)
+        statistics = statistics_router(registry, devices, loop_lag=parts.loop_lag)
         routers.insert(0, (statistics, "management"))  # first, as its paths look like those of versions
         logs = logs_router(parts.logs.book, parts.log_levels, versions_of, data_plane.check_exists)
         routers.append((logs, "management"))

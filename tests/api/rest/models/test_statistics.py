@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from marserve.answers.management import DeviceActivity, ModelStatistics, ServerActivity, VersionActivity
+from marserve.answers.management import DeviceActivity, ModelStatistics, ServerActivity, TimesSoFar, VersionActivity
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
-from marserve.api.rest.models.statistics import Board, statistics_router
+from marserve.api.rest.models.statistics import Around, Board, Made, statistics_router
+from marserve.telemetry.loop_lag import Interval, LoopLag
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.documents import document_of
 from support.fake_pool import a_death, a_worker
@@ -20,6 +21,8 @@ from support.management_house import client_of
 from support.registry_house import House
 
 pytestmark = pytest.mark.anyio
+
+NOTHING_AROUND = Around(at=0.0, is_ready=True, reasons=[], times=TimesSoFar([], [0], 0.0), event_loop=None)
 
 
 class Stand:
@@ -29,8 +32,9 @@ class Stand:
         self.house = House(root)
         self.now = 1000.0
         self.devices: list[DeviceActivity] = []
+        self.loop_lag = LoopLag(0.0, 1.0)
         routers = [
-            statistics_router(self.house.registry, lambda: self.devices, lambda: self.now),
+            statistics_router(self.house.registry, lambda: self.devices, lambda: self.now, self.loop_lag),
             management_router(self.house.registry, enable_model_api=True),
         ]
         self.app = build_app(routers, title="t")
@@ -134,7 +138,7 @@ async def test_a_version_before_its_first_sample_has_no_windows(stand: Stand) ->
 
     [version] = (await stand.get("/models/m/stats"))[1]["versions"]
 
-    assert set(version) == {"modelVersion", "isDefault", "sinceStart"}
+    assert set(version) == {"modelVersion", "isDefault", "sinceStart", "times", "stages"}
     assert version["sinceStart"]["milliseconds"]["total"] == {"count": 0}
 
 
@@ -149,6 +153,8 @@ async def test_a_version_before_its_first_sample_has_no_windows(stand: Stand) ->
         ("/stats?limit=x", 400, "limit"),
         ("/stats?limit=1001", 400, "from 1 to 1000"),
         ("/stats?rows=1", 400, "rows"),
+        ("/stats?offset=-1", 400, "offset"),
+        (f"/stats?search={'x' * 201}", 400, "search has 201 characters; it may have 200"),
     ],
 )
 async def test_what_cannot_be_told_is_refused_with_what_can(stand: Stand, target: str, status: int, words: str) -> None:
@@ -207,6 +213,79 @@ async def test_of_many_versions_the_first_are_listed(stand: Stand) -> None:
     assert ([row["modelName"] for row in body["versions"]], body["versionsInAll"]) == (["a", "b"], 3)
 
 
+async def test_versions_are_searched_for_and_listed_from_a_place_on(stand: Stand) -> None:
+    """In whatever case; sums stay those of all."""
+    for name in ("Digits-a", "digits-b", "digits-c", "film"):
+        metrics = await stand.add(name)
+        metrics.errors["handler"] += 1
+
+    found = (await stand.get("/stats?sort=name&search=DIGITS&offset=1&limit=1"))[1]
+    beyond = (await stand.get("/stats?offset=4000"))[1]
+
+    assert [row["modelName"] for row in found["versions"]] == ["digits-b"]
+    assert (found["versionsFound"], found["versionsInAll"]) == (3, 4)
+    assert (beyond["versions"], beyond["versionsFound"]) == ([], 4)
+
+
+async def test_what_two_answers_differ_by_fell_between_them(stand: Stand) -> None:
+    """Times of all versions together, and each stage of one version's requests."""
+    first, second = await stand.add("a"), await stand.add("b")
+    serve(first, 2, 0.2)
+    earlier = (await stand.get("/stats"))[1]
+    before = earlier["times"]
+    serve(first, 3, 0.2)
+    serve(second, 1, 0.002)
+    second.errors["handler"] += 1
+    first.stages.observe("write", 0.001, 5)
+    first.stages.observe("first_chunk", 0.5)
+    first.stages.observe("admit", 0.0005)
+    stand.now += 10
+
+    body = (await stand.get("/stats"))[1]
+    [version] = (await stand.get("/models/a/stats"))[1]["versions"]
+
+    grown = [now - then for now, then in zip(body["times"]["counts"], before["counts"], strict=True)]
+    by_bound = dict(zip([*body["times"]["upTo"], None], grown, strict=True))
+    assert {bound: count for bound, count in by_bound.items() if count} == {2.5: 1, 250.0: 3}
+    assert body["times"]["sum"] - before["sum"] == pytest.approx(602)
+    assert body["at"] - earlier["at"] == 10
+    assert (body["errors"], body["refused"]) == (1, 0)
+    assert sum(version["times"]["counts"]) == 5
+    assert version["stages"] == [
+        {"name": "admit", "count": 1, "milliseconds": 0.5},
+        {"name": "queue", "count": 5, "milliseconds": 1000.0},
+        {"name": "handle", "count": 5, "milliseconds": 1000.0},
+        {"name": "write", "count": 5, "milliseconds": 5.0},
+        {"name": "first_chunk", "count": 1, "milliseconds": 500.0},
+    ]
+
+
+async def test_the_server_says_whether_it_is_ready_and_keeps_up(stand: Stand) -> None:
+    """As `/readyz`, with the lateness of its event loop."""
+    stand.loop_lag.beat(1.5)
+    stand.loop_lag.note_stall(Interval(1.0, 3.25), 2.25)
+    await stand.add(workers=0)
+
+    body = (await stand.get("/stats"))[1]
+
+    readiness = stand.house.registry.readiness()
+    assert (body["ready"], body["reasons"]) == (readiness.is_ready, [*readiness.reasons, *readiness.remarks])
+    assert sum(body["eventLoop"]["lag"]["counts"]) == 1
+    assert (body["eventLoop"]["stalls"], body["eventLoop"]["longestStallSeconds"]) == (1, 2.25)
+
+
+async def test_of_many_reasons_the_first_are_told(stand: Stand) -> None:
+    """And how many more there are."""
+    stand.house.registry.remarks_of_readiness.append(lambda: [f"remark {number}" for number in range(25)])
+
+    reasons = (await stand.get("/stats"))[1]["reasons"]
+
+    whole = stand.house.registry.readiness()
+    more = len(whole.reasons) + len(whole.remarks) - 20
+    assert len(reasons) == 21
+    assert reasons[-1] == f"and {more} more reasons, which /readyz tells"
+
+
 async def test_a_row_says_why_a_worker_is_not_there(stand: Stand) -> None:
     """In a line."""
     await stand.add()
@@ -233,16 +312,16 @@ async def test_clients_that_ask_at_once_share_the_rows() -> None:
         made[0] += 1
         return iter(())
 
-    board = Board(make, lambda: now[0])
-    asking = [asyncio.ensure_future(board.rows()) for _ in range(200)]
+    board = Board(make, lambda: now[0], lambda: NOTHING_AROUND)
+    asking = [asyncio.ensure_future(board.made()) for _ in range(200)]
     await asyncio.sleep(0)
     asking[0].cancel()
-    assert await asyncio.gather(*asking[1:]) == [[]] * 199
-    await board.rows()
+    assert await asyncio.gather(*asking[1:]) == [Made([], NOTHING_AROUND)] * 199
+    await board.made()
     assert made == [1]
 
     now[0] += 0.6
-    await board.rows()
+    await board.made()
     assert made == [2]
 
 
@@ -255,9 +334,9 @@ async def test_rows_that_cannot_be_made_are_tried_again() -> None:
             raise OSError("no /proc")
         return iter(())
 
-    board = Board(make, lambda: 0.0)
+    board = Board(make, lambda: 0.0, lambda: NOTHING_AROUND)
     with pytest.raises(OSError, match="no /proc"):
-        await board.rows()
+        await board.made()
     fails[0] = False
 
-    assert await board.rows() == []
+    assert await board.made() == Made([], NOTHING_AROUND)

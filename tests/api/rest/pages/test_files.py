@@ -1,23 +1,27 @@
-"""Tests for the files of the page: what they are, whose they are, and what their headers forbid."""
+"""Tests for the files of the pages: what they are, whose they are, and what their headers forbid."""
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from marserve.api.rest.pages.files import FILES, HEADERS, POLICY, STATIC, has_etag, read_files
+from marserve.api.rest.pages.files import DASHBOARD_FILES, FILES, HEADERS, POLICY, STATIC, has_etag, read_files
 
 VENDORED = STATIC / "vendored"
 MOST_BYTES = 100_000
+MOST_BYTES_OF_DASHBOARD = 200_000
+ALL = {**FILES, **DASHBOARD_FILES}
+HTML = ("docs.html", "dashboard/dashboard.html")
 
 
 def own_files() -> list[Path]:
-    """Files of the page that are ours."""
-    return [file for file in STATIC.iterdir() if file.is_file()]
+    """Files of the pages that are ours."""
+    return [file for folder in (STATIC, STATIC / "dashboard") for file in folder.iterdir() if file.is_file()]
 
 
 def colours(scheme: str) -> dict[str, str]:
@@ -50,7 +54,7 @@ def test_text_can_be_read_in_both_colour_schemes(scheme: str) -> None:
 
 def test_every_file_of_the_folder_is_served_but_licences_and_the_list() -> None:
     """And nothing else is."""
-    served = {STATIC / name for name, _ in FILES.values()}
+    served = {STATIC / name for name, _ in ALL.values()}
     apart = {VENDORED / "VENDORED.json", *VENDORED.glob("LICENSE-*.txt")}
 
     assert served == {file for file in STATIC.rglob("*") if file.is_file()} - apart
@@ -58,14 +62,30 @@ def test_every_file_of_the_folder_is_served_but_licences_and_the_list() -> None:
 
 def test_the_page_is_small() -> None:
     """All its files together, uncompressed."""
-    assert sum(len(file.content) for file in read_files().values()) < MOST_BYTES
+    files = read_files()
+
+    assert sum(len(files[path].content) for path in FILES) < MOST_BYTES
+
+
+def test_the_first_view_of_the_dashboard_is_small() -> None:
+    """All that its HTML names, uncompressed; further pages are read when they are gone to."""
+    files = read_files()
+    html = files["/dashboard"].content.decode()
+    named = [f"/{address}" for address in re.findall(r'(?:src|href)="(docs/[^"]*)"', html)]
+
+    assert sum(len(files[path].content) for path in ("/dashboard", *named)) < MOST_BYTES_OF_DASHBOARD
+    for path in named:
+        if path.endswith(".js"):
+            folder = path.rpartition("/")[0]
+            for address in re.findall(r'^import .* from "([^"]*)"', files[path].content.decode(), re.MULTILINE):
+                assert posixpath.normpath(f"{folder}/{address}") in named
 
 
 def test_vendored_files_are_those_of_their_packages() -> None:
     """Byte for byte, with package, version and licence."""
     listed = json.loads((VENDORED / "VENDORED.json").read_text("utf-8"))
 
-    assert set(listed) == {file.name for file in VENDORED.glob("*.js")}
+    assert set(listed) == {file.name for file in VENDORED.glob("*.*s")}
     for name, facts in listed.items():
         assert sha256((VENDORED / name).read_bytes()).hexdigest() == facts["sha256"]
         assert facts["package"]
@@ -77,13 +97,14 @@ def test_vendored_files_are_those_of_their_packages() -> None:
 def test_an_etag_follows_the_content(tmp_path: Path) -> None:
     """So that a browser with the files of another version gets the new ones."""
     (tmp_path / "vendored").mkdir()
-    for name, _ in FILES.values():
+    (tmp_path / "dashboard").mkdir()
+    for name, _ in ALL.values():
         (tmp_path / name).write_bytes(b"other")
 
     here, there = read_files(), read_files(tmp_path)
 
-    assert len({file.etag for file in here.values()}) == len(FILES)
-    assert all(here[path].etag != there[path].etag for path in FILES)
+    assert len({file.etag for file in here.values()}) == len(ALL)
+    assert all(here[path].etag != there[path].etag for path in ALL)
 
 
 @pytest.mark.parametrize("sent", ['"a"', 'W/"a"', '"b", "a"', "*"])
@@ -112,9 +133,10 @@ def test_the_policy_allows_files_of_this_server_alone() -> None:
 
 def test_the_page_has_no_inline_script_or_style_and_no_outside_address() -> None:
     """The policy would refuse them."""
-    page = (STATIC / "docs.html").read_text("utf-8")
+    for name in HTML:
+        page = (STATIC / name).read_text("utf-8")
 
-    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon[a-z]+=|javascript:", page)
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon[a-z]+=|javascript:", page)
     for file in own_files():
         text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://[a-z]|innerHTML|\beval\(|new Function", text), file.name
@@ -122,8 +144,9 @@ def test_the_page_has_no_inline_script_or_style_and_no_outside_address() -> None
 
 def test_the_page_s_own_addresses_are_relative() -> None:
     """So that it works behind a proxy that serves it below a path."""
-    page = (STATIC / "docs.html").read_text("utf-8")
+    for name in HTML:
+        page = (STATIC / name).read_text("utf-8")
 
-    for address in re.findall(r'(?:src|href)="([^"]*)"', page):
-        assert not address.startswith("/")
-        assert f"/{address}" in FILES or address == "openapi.json"
+        for address in re.findall(r'(?:src|href)="([^"]*)"', page):
+            assert not address.startswith("/")
+            assert f"/{address}" in ALL or address in ("openapi.json", "stats")

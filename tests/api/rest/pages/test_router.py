@@ -11,7 +11,7 @@ from marserve import __version__
 from marserve.api.http.inference import read_route
 from marserve.api.rest.application import build_app
 from marserve.api.rest.description import describe_once, description_router
-from marserve.api.rest.pages.files import FILES, HEADERS
+from marserve.api.rest.pages.files import DASHBOARD_FILES, FILES, HEADERS
 from marserve.api.rest.pages.router import links_of, offers_router, pages_router
 from marserve.registry.intake.registration import RegisterParameters
 from support.management_house import House, client_of
@@ -32,6 +32,12 @@ def listener(house: House) -> Any:
         ],
         title="test",
     )
+
+
+def management_listener(*, has_dashboard: bool = True) -> Any:
+    """The application of a management listener, as far as pages go."""
+    links = links_of(has_management=True, has_dashboard=has_dashboard)
+    return build_app([pages_router(links, describe_once(has_management=True))], title="test")
 
 
 async def test_the_root_says_what_answers_and_where_to_go_on(tmp_path: Path) -> None:
@@ -58,6 +64,7 @@ def test_each_listener_links_what_it_serves() -> None:
     """Management and metrics too."""
     assert set(links_of(has_management=True)) == {"docs", "openapi", "ready", "models"}
     assert set(links_of(has_metrics=True)) == {"docs", "openapi", "metrics"}
+    assert links_of(has_management=True, has_dashboard=True)["dashboard"] == "/dashboard"
 
 
 async def test_a_browser_gets_the_page_at_the_root_and_at_docs(tmp_path: Path) -> None:
@@ -73,10 +80,35 @@ async def test_a_browser_gets_the_page_at_the_root_and_at_docs(tmp_path: Path) -
         assert {name: answer.headers[name] for name in HEADERS} == dict(HEADERS)
 
 
-async def test_every_file_is_sent_once_and_then_confirmed(tmp_path: Path) -> None:
+async def test_a_browser_gets_the_dashboard_at_the_root_of_management() -> None:
+    """And at `/dashboard`; the page of routes stays at `/docs`, JSON at the root for all else."""
+    async with client_of(management_listener()) as client:
+        root = await client.get("/", headers=HTML)
+        dashboard = await client.get("/dashboard")
+        docs = await client.get("/docs")
+        card = (await client.get("/")).json()
+
+    assert root.content == dashboard.content != docs.content
+    assert root.headers["vary"] == "Accept"
+    assert {name: dashboard.headers[name] for name in HEADERS} == dict(HEADERS)
+    assert card["links"]["dashboard"] == "/dashboard"
+
+
+async def test_listeners_without_management_have_no_dashboard(tmp_path: Path) -> None:
+    """Nor has the management of `torchserve`, whose routes would not fill it: no page and none of its files."""
+    for app in (listener(House(tmp_path)), management_listener(has_dashboard=False)):
+        async with client_of(app) as client:
+            root = await client.get("/", headers=HTML)
+
+            assert root.content == (await client.get("/docs")).content
+            for path in DASHBOARD_FILES:
+                assert (await client.get(path)).status_code == 404
+
+
+async def test_every_file_is_sent_once_and_then_confirmed() -> None:
     """304 for the browser that has it, and only headers for `HEAD`."""
-    async with client_of(listener(House(tmp_path))) as client:
-        for path, (_, media_type) in FILES.items():
+    async with client_of(management_listener()) as client:
+        for path, (_, media_type) in {**FILES, **DASHBOARD_FILES}.items():
             answer = await client.get(path)
             again = await client.get(path, headers={"if-none-match": answer.headers["etag"]})
             head = await client.head(path)
@@ -87,7 +119,7 @@ async def test_every_file_is_sent_once_and_then_confirmed(tmp_path: Path) -> Non
             assert head.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/docs/VENDORED.json", "/docs/docs.html", "/docs/vendored/VENDORED.json"])
+@pytest.mark.parametrize("path", ["/docs/dashboard/dashboard.html", "/docs/docs.html", "/docs/vendored/VENDORED.json"])
 async def test_files_that_the_page_does_not_need_are_not_served(tmp_path: Path, path: str) -> None:
     """Nor is any path looked up among files."""
     async with client_of(listener(House(tmp_path))) as client:
@@ -95,12 +127,13 @@ async def test_files_that_the_page_does_not_need_are_not_served(tmp_path: Path, 
         assert (await client.get("/docs/..%2fdocs.html")).status_code == 404
 
 
-async def test_a_slash_at_the_end_leads_to_the_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/docs", "/dashboard"])
+async def test_a_slash_at_the_end_leads_to_the_page(path: str) -> None:
     """What the page loads would be looked for a folder too deep."""
-    async with client_of(listener(House(tmp_path))) as client:
-        answer = await client.get("/docs/")
+    async with client_of(management_listener()) as client:
+        answer = await client.get(f"{path}/")
 
-    assert (answer.status_code, answer.headers["location"]) == (308, "../docs")
+    assert (answer.status_code, answer.headers["location"]) == (308, f"..{path}")
 
 
 async def test_openapi_json_is_the_api_description(tmp_path: Path) -> None:
@@ -158,7 +191,9 @@ async def test_models_come_in_pages(tmp_path: Path) -> None:
     await house.registry.stop()
 
 
-@pytest.mark.parametrize("path", ["/", *FILES, "/docs/models", "/docs/models/predict/versions", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/", *FILES, *DASHBOARD_FILES, "/docs/models", "/docs/models/predict/versions", "/openapi.json"]
+)
 def test_no_page_is_an_inference_route(path: str) -> None:
     """Whatever a model is called, the connection hands these on."""
     assert read_route(path.encode()) is None

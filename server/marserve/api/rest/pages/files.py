@@ -1,4 +1,7 @@
-"""The files of the page at `/docs`, from memory, with headers that let a browser keep them and run nothing else."""
+"""The files of the page at `/docs` and of the dashboard, from memory.
+
+Their headers let a browser keep them, and run nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,43 @@ from starlette.responses import Response
 STATIC: Final = Path(__file__).parent / "static"
 
 PAGE: Final = "/docs"
+DASHBOARD: Final = "/dashboard"
 _SCRIPT: Final = "text/javascript; charset=utf-8"
-_SCRIPTS: Final = ("answer.js", "app.js", "call.js", "calls.js", "model.js", "routes.js", "schema.js")
+_STYLES: Final = "text/css; charset=utf-8"
+_HTML: Final = "text/html; charset=utf-8"
+_SCRIPTS: Final = ("answer.js", "app.js", "call.js", "calls.js", "key.js", "model.js", "routes.js", "schema.js")
+_DASHBOARD_SCRIPTS: Final = (
+    "app.js",
+    "charts.js",
+    "confirm.js",
+    "figures.js",
+    "logs.js",
+    "model.js",
+    "overview.js",
+    "poll.js",
+    "register.js",
+    "requests.js",
+    "rollout.js",
+    "routes.js",
+    "samples.js",
+    "versions.js",
+    "workers.js",
+)
 # Paths, files and their types. Only these are ever opened.
 FILES: Final[Mapping[str, tuple[str, str]]] = {
-    PAGE: ("docs.html", "text/html; charset=utf-8"),
+    PAGE: ("docs.html", _HTML),
     **{f"/docs/{name}": (name, _SCRIPT) for name in _SCRIPTS},
-    "/docs/app.css": ("app.css", "text/css; charset=utf-8"),
+    "/docs/app.css": ("app.css", _STYLES),
     "/docs/icon.svg": ("icon.svg", "image/svg+xml"),
     "/docs/vendored/htm-preact.module.js": ("vendored/htm-preact.module.js", _SCRIPT),
+}
+# Those that only the dashboard has. They are below `/docs` as in the folder, so that they find what both import.
+DASHBOARD_FILES: Final[Mapping[str, tuple[str, str]]] = {
+    DASHBOARD: ("dashboard/dashboard.html", _HTML),
+    **{f"/docs/dashboard/{name}": (f"dashboard/{name}", _SCRIPT) for name in _DASHBOARD_SCRIPTS},
+    "/docs/dashboard/dashboard.css": ("dashboard/dashboard.css", _STYLES),
+    "/docs/vendored/uPlot.iife.min.js": ("vendored/uPlot.iife.min.js", _SCRIPT),
+    "/docs/vendored/uPlot.min.css": ("vendored/uPlot.min.css", _STYLES),
 }
 # No script or style within the page, nothing from elsewhere, nothing sent elsewhere, no text that becomes HTML.
 # `blob:` pictures are those that the user chose and that a model answered.
@@ -62,14 +93,14 @@ class PageFile:
 
 
 class PageFiles:
-    """All files of the page; a thread reads them when the first client asks."""
+    """All files of both pages; a thread reads them when the first client asks."""
 
     def __init__(self, folder: Path = STATIC) -> None:
         self._folder = folder
         self._files: Mapping[str, PageFile] | None = None
 
     async def answer(self, path: str, request: Request) -> Response:
-        """The file at a path of `FILES`, or 304 for a client that has it. Raises OSError."""
+        """The file at a path of `FILES` or `DASHBOARD_FILES`, or 304 for a client that has it. Raises OSError."""
         if self._files is None:
             self._files = await asyncio.to_thread(read_files, self._folder)
         file = self._files[path]
@@ -82,7 +113,7 @@ class PageFiles:
 def read_files(folder: Path = STATIC) -> dict[str, PageFile]:
     """Read all files. Blocks. Raises OSError."""
     found = {}
-    for path, (name, media_type) in FILES.items():
+    for path, (name, media_type) in {**FILES, **DASHBOARD_FILES}.items():
         content = (folder / name).read_bytes()
         found[path] = PageFile(content, media_type, f'"{sha256(content).hexdigest()[:24]}"')
     return found

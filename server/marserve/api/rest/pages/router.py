@@ -1,4 +1,4 @@
-"""The routes of the pages: `GET /`, `/openapi.json`, the files of `/docs`, and what the page gets of models.
+"""The routes of the pages: `GET /`, `/openapi.json`, the files of `/docs` and the dashboard, and what `/docs` shows.
 
 Files and the API description need no key; what they get of models, and what the description says of each, needs that
 of the listener.
@@ -23,15 +23,23 @@ from marserve.api.rest.declared_paths import DeclaredVersion, with_models
 from marserve.api.rest.description import WrittenOnce
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.pages.accept import prefers_html
-from marserve.api.rest.pages.files import FILES, PAGE, PageFiles
+from marserve.api.rest.pages.files import DASHBOARD, DASHBOARD_FILES, FILES, PAGE, PageFiles
 from marserve.api.rest.schemas import Name, error_answers, takes
 from marserve.registry.models import Registry
 from marserve.workflows.workflows import Workflows
 
 
-def links_of(*, has_inference: bool = False, has_management: bool = False, has_metrics: bool = False) -> dict[str, str]:
+def links_of(
+    *,
+    has_inference: bool = False,
+    has_management: bool = False,
+    has_metrics: bool = False,
+    has_dashboard: bool = False,
+) -> dict[str, str]:
     """Where to go on from `/` of a listener that serves these APIs."""
     links = {"docs": PAGE, "openapi": "/openapi.json"}
+    if has_dashboard:
+        links["dashboard"] = DASHBOARD
     if has_inference or has_management:
         links["ready"] = "/readyz"
     if has_inference:
@@ -47,13 +55,16 @@ Declared = Callable[[Request], Sequence[DeclaredVersion]]
 
 
 def pages_router(links: Mapping[str, str], written: WrittenOnce, declared: Declared = lambda request: ()) -> APIRouter:
-    """`/`, `/openapi.json` and the files of the page. `written` are the listener's descriptions.
+    """`/`, `/openapi.json` and the files of the pages. `written` are the listener's descriptions.
 
-    `declared` are the versions that declare their input, as far as a request may know of them.
+    Where `links` name the dashboard, it is served, and is what a browser gets at `/`. `declared` are the versions that
+    declare their input, as far as a request may know of them.
     """
     router = new_router(PrettyJson)
     described = _WithModels()
     files = PageFiles()
+    first_page = DASHBOARD if "dashboard" in links else PAGE
+    served = {**FILES, **DASHBOARD_FILES} if "dashboard" in links else FILES
     card = ServerCard(name="marserve", version=__version__, status="alive", links=dict(links))
 
     @router.get(
@@ -64,7 +75,7 @@ def pages_router(links: Mapping[str, str], written: WrittenOnce, declared: Decla
     )
     async def greet(request: Request) -> Response:
         is_page = prefers_html(request.headers.get("accept", ""))
-        answer = await files.answer(PAGE, request) if is_page else PrettyJson(card)
+        answer = await files.answer(first_page, request) if is_page else PrettyJson(card)
         answer.headers["vary"] = "Accept"
         return answer
 
@@ -73,18 +84,18 @@ def pages_router(links: Mapping[str, str], written: WrittenOnce, declared: Decla
         whole = (await written.get(request.app)).whole
         return Response(await described.get(whole, tuple(declared(request))), media_type="application/json")
 
-    async def show(request: Request) -> Response:
+    async def show(path: str, request: Request) -> Response:
         if request.scope.get("raw_path", b"").endswith(b"/"):
-            return RedirectResponse("../docs", 308)  # else what the page loads would be looked for a folder too deep
-        return await files.answer(PAGE, request)
+            return RedirectResponse(f"..{path}", 308)  # else what the page loads would be looked for a folder too deep
+        return await files.answer(path, request)
 
     async def answer_file(path: str, request: Request) -> Response:
         return await files.answer(path, request)
 
     router.add_route("/", greet, methods=["HEAD"], include_in_schema=False)
     router.add_route("/openapi.json", describe, methods=["HEAD"], include_in_schema=False)
-    for path in FILES:
-        endpoint = show if path == PAGE else partial(answer_file, path)
+    for path in served:
+        endpoint = partial(show if path in (PAGE, DASHBOARD) else answer_file, path)
         router.add_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False)
     return router
 

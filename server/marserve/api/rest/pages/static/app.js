@@ -1,7 +1,8 @@
 // The page: what answers here, its models, its routes, and the key. It reads everything from the server that sent it.
 
-import { html, render, useCallback, useEffect, useMemo, useRef, useState } from "./vendored/htm-preact.module.js";
-import { ask, hasKey, setKey, urlOf } from "./calls.js";
+import { html, render, useCallback, useEffect, useMemo, useState } from "./vendored/htm-preact.module.js";
+import { ask, hasKey, urlOf } from "./calls.js";
+import { Key } from "./key.js";
 import { Model } from "./model.js";
 import { Routes } from "./routes.js";
 
@@ -81,23 +82,6 @@ function Top({ card, isKeyShown, onKey }) {
       <span class="state good">${card.status}</span>`}
     <button type="button" class="end" aria-expanded=${isKeyShown} aria-controls="key-panel" onClick=${onKey}>${hasKey() ? "Key ✓" : "Key"}</button>
   </header>`;
-}
-
-function Key({ isWanted, onDone }) {
-  const input = useRef(null);
-  useEffect(() => input.current.focus(), []);
-  const use = (event) => {
-    event.preventDefault();
-    setKey(input.current.value);
-    onDone();
-  };
-  return html`<form id="key-panel" class="key" onSubmit=${use}>
-    <label class="field"><span class="label">${isWanted ? "This server asks for a key, or for another one" : "Key"}</span>
-      <input ref=${input} type="password" autocomplete="off" spellcheck=${false} aria-describedby="key-hint" /></label>
-    <button type="submit" class="primary">Use it</button>
-    <p class="muted" id="key-hint">It is sent as <code>Authorization: Bearer</code> and kept in this page until you leave it. The server's
-      operator finds keys in <code>key_file.json</code>. ${hasKey() && "Leave the field empty to forget the key."}</p>
-  </form>`;
 }
 
 // `/docs#digits` opens that model.

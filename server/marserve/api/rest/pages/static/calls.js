@@ -11,22 +11,25 @@ export const hasKey = () => key !== "";
 export const urlOf = (path) => new URL(path.replace(/^\/+/, ""), base).href;
 export const segment = (text) => encodeURIComponent(text);
 
-// JSON of a path of this server. Throws an error whose `wantsKey` says that a key is missing or wrong.
-export async function ask(path) {
-  const answer = await fetch(urlOf(path), { headers: { accept: "application/json", ...withKey() }, credentials: "omit" });
+// JSON of a path of this server. `order` has `method`, `headers`, `body`, `signal` as `fetch` does. Throws an error whose
+// `wantsKey` says that a key is missing or wrong; `status` is the answer's, and missing where none came.
+export async function ask(path, order = {}) {
+  const headers = { accept: "application/json", ...order.headers, ...withKey() };
+  const answer = await fetch(urlOf(path), { ...order, headers, credentials: "omit", cache: "no-store" });
   const text = await answer.text();
   let body = null;
   try { body = JSON.parse(text); } catch { /* not JSON: `body` stays null */ }
   if (answer.ok) return body;
   const error = new Error((body && body.message) || `The answer was ${answer.status}.`);
   error.wantsKey = isKeyWanted(answer.status, body);
+  error.status = answer.status;
   throw error;
 }
 
 export const isKeyWanted = (status, body) =>
   status === 401 || ((status === 400 || status === 403) && !!body && body.type === "InvalidKeyException");
 
-const withKey = () => (key ? { authorization: `Bearer ${key}` } : {});
+export const withKey = () => (key ? { authorization: `Bearer ${key}` } : {});
 
 // Sends `{ method, path, query, headers, body }`. `onProgress` gets the answer as far as it is there: status, headers,
 // bytes, milliseconds, and `isWhole` with the last one.

@@ -1,0 +1,31 @@
+// Addresses within the dashboard: `#/models/NAME/VERSION` is `{ page: "model", name, version }`. Pure.
+
+const LONGEST = 2000; // characters: longer than any name of a model or id of a request that the server takes
+
+export const PAGES = [["overview", "#/", "Overview"], ["requests", "#/requests", "Requests"], ["register", "#/register", "Register"]];
+
+export function routeOf(hash) {
+  const [path, query] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  if (hash.length > LONGEST) return { page: "unknown" };
+  let words;
+  try { words = path.split("/").map(decodeURIComponent); } catch { return { page: "unknown" }; }
+  const parameters = Object.fromEntries(new URLSearchParams(query || ""));
+  const [first, second = "", third = ""] = words;
+  if (words.length > 3) return { page: "unknown" };
+  if (first === "" && words.length === 1) return { page: "overview", parameters };
+  if (first === "models" && second) return { page: "model", name: second, version: third, parameters };
+  if (first === "requests" && words.length <= 2) return second ? { page: "request", id: second, parameters } : { page: "requests", parameters };
+  if (first === "register" && words.length === 1) return { page: "register", parameters };
+  return { page: "unknown" };
+}
+
+export const hashOf = (...words) => `#/${words.map(encodeURIComponent).join("/")}`;
+export const ofModel = (name, version) => hashOf("models", name, ...(version ? [version] : []));
+export const ofRequest = (id) => hashOf("requests", id);
+
+export function titleOf(route) {
+  if (route.page === "model") return route.name;
+  if (route.page === "request") return `Request ${route.id}`;
+  const found = PAGES.find(([page]) => page === route.page);
+  return found ? found[2] : "Not found";
+}
