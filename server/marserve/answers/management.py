@@ -625,6 +625,70 @@ class RecordedRequest(Document, kw_only=True):
     others: Annotated[list[OtherRequest], Meta(description="older requests of the same id")]
 
 
+class ReplayedAnswer(Document, kw_only=True):
+    """What is known of an answer; two of them are compared by all of it but the message."""
+
+    compared: Annotated[
+        Literal["equal", "different", "unknown"] | None,
+        Meta(description="with the first time, which has none; unknown: it was too large then"),
+    ] = None
+    status: int
+    bytes: int
+    sha256: Annotated[str | None, Meta(description="of its body; null for a failure")] = None
+    error: Annotated[str | None, Meta(description="the class of the error's cause, as `x-marserve-cause`")] = None
+    message: Annotated[str | None, Meta(description="of the failure, as a client would have got it")] = None
+
+
+class ReplayedTime(Document, kw_only=True):
+    """One run of a request, in one batch with others. `stages` are those of the recorder."""
+
+    version: str
+    worker: str
+    wall_ms: float
+    stages: list[RecordedStage]
+    first_of_worker: bool
+    answer: ReplayedAnswer
+    mates_different: Annotated[
+        list[str] | None, Meta(description="the ids of those in its batch whose answers differ from the first time's")
+    ] = None
+
+
+class LeftOut(Document):
+    """A request of the batch that could not be run again."""
+
+    id: str
+    why: str
+
+
+class ReplayedBatch(Document):
+    """The batch that was run again. `size` is what it had the first time."""
+
+    size: int
+    ran: Annotated[list[str], Meta(description="the ids of those that were run again, in their order")]
+    missing: list[LeftOut]
+    unknown: Annotated[int, Meta(description="how many more were in it of which nothing is kept any more")]
+
+
+class ReplayedRequest(Document, kw_only=True):
+    """A request that was run again, beside its first time."""
+
+    id: str
+    model: str
+    version: Annotated[str, Meta(description="the version that ran it again")]
+    answer: Annotated[
+        Literal["equal", "different", "unknown"], Meta(description="different if it was so in any of the runs")
+    ]
+    first: ReplayedTime
+    times: list[ReplayedTime]
+    batch: ReplayedBatch
+    headers_left_out: Annotated[
+        list[str] | None, Meta(description="headers that are not kept, and that the handler did not see this time")
+    ] = None
+    asked_times: Annotated[int | None, Meta(description="how many runs were asked for, if it was for fewer time")] = (
+        None
+    )
+
+
 class ListedRequest(Document, kw_only=True):
     """A recorded request in a list."""
 

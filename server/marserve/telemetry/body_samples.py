@@ -29,6 +29,8 @@ ALWAYS_HIDDEN: Final = ("authorization", "proxy-authorization", "cookie", "set-c
 READ_BYTES: Final = 8 * 1024
 MOST_HEADERS, MOST_HEADER_CHARACTERS = 50, 200
 _FORM: Final = "application/x-www-form-urlencoded"
+# A name in what is JSON in part, also within a text of it.
+_NAMES: Final = re.compile(rb'"([^"\\\x00-\x1f]{1,200})\\*"\s*:')
 
 
 class Hiding:
@@ -54,6 +56,39 @@ class Hiding:
             except (msgspec.DecodeError, ValueError):
                 return value
         return value
+
+    def found_in(self, part: Part) -> str:
+        """The first name in a part whose value is not to be shown, its own included; empty if there is none.
+
+        What looks like JSON and cannot be read is searched for names of its kind. Blocks for as long as reading takes.
+        """
+        if part.name != "body" and self.hides(part.name):
+            return part.name
+        essence = (part.content_type or "").partition(";")[0].strip().lower()
+        body = part.body
+        if essence == _FORM:
+            fields = parse_qsl(bytes(body).decode("utf-8", "replace"), keep_blank_values=True)
+            return next((name for name, _ in fields if self.hides(name)), "")
+        if "json" not in essence and bytes(body[:64]).lstrip()[:1] not in (b"{", b"["):
+            return ""
+        try:
+            return self._found_in(msgspec.json.decode(body))
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            names = (match[1].decode("utf-8", "replace") for match in _NAMES.finditer(body))
+            return next((name for name in names if self.hides(name)), "")
+
+    def _found_in(self, value: Any) -> str:
+        """The first such name in a value of JSON, texts that hold JSON included."""
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            try:
+                value = msgspec.json.decode(value)
+            except (msgspec.DecodeError, ValueError):
+                return ""
+        if isinstance(value, dict):
+            return next((key for key in value if self.hides(key)), "") or self._found_in(list(value.values()))
+        if isinstance(value, list):
+            return next((name for each in value if (name := self._found_in(each))), "")
+        return ""
 
     def header(self, name: str, value: str) -> str:
         """A header as it is shown."""

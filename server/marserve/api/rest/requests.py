@@ -24,7 +24,7 @@ from marserve.answers.management import (
     RecordedStage,
 )
 from marserve.api.parameters import read_strictly
-from marserve.api.request_ids import MAX_CLIENT_ID
+from marserve.api.request_ids import check_id
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Flag, error_answers
@@ -92,8 +92,7 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
         responses={200: {"model": RecordedRequest}, **error_answers(400, 404)},
     )
     async def explain_request(request_id: str) -> Response:
-        if len(request_id) > MAX_CLIENT_ID:
-            raise BadInput(f"The id has {len(request_id)} characters; a request's id has at most {MAX_CLIENT_ID}.")
+        check_id(request_id)
         async with turn:
             known, meanwhile = list(recorder), list(happenings)
             found = of_id(request_id, known)

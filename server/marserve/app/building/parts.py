@@ -39,6 +39,7 @@ from marserve.app.building.metrics import (
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
+    build_keeper,
     build_launchers,
     build_registry,
     build_rollouts,
@@ -70,6 +71,7 @@ from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.collector_pauses import CollectorPauses
 from marserve.telemetry.happenings import Happenings
+from marserve.telemetry.kept_requests import KeptRequests
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.loop_lag import FAMILIES as LOOP_FAMILIES
@@ -107,6 +109,7 @@ class Parts:
     decoding: Decoding
     request_ids: RequestIds
     recorder: Recorder | None
+    keeper: KeptRequests | None
     ended: Takes | None
     tracing: Tracing | None
     happenings: Happenings
@@ -174,6 +177,7 @@ async def build_parts(
     host = build_host_memory(settings, line, launchers, metrics, stack)
     device_memory = await build_device_memory(settings, line, device_watch, launchers.devices, metrics, stack)
     calls = ModelCalls(settings.handler_error_status)
+    keeper = build_keeper(settings)
     registry = build_registry(
         settings,
         machine,
@@ -187,6 +191,7 @@ async def build_parts(
         snapshots.note_change if snapshots is not None else lambda: None,
         archives,
         hooks_of(host, device_memory),
+        keeper,
     )
     calls.open(registry.data_plane)
     uploads = build_uploads(settings, registry, stack)
@@ -240,6 +245,7 @@ async def build_parts(
         request_ids=RequestIds(takes_clients=settings.take_request_id),
         happenings=metrics.happenings,
         recorder=recorder,
+        keeper=keeper,
         ended=recorder if tracing is None else tracing,
         tracing=tracing,
         log_levels=log_levels,
