@@ -24,7 +24,12 @@ STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 # A protocol: the histograms of a version are built upon timelines.
 class TimedVersion(Protocol):
-    """What a timeline keeps of the version that took a request: its names, and where its stages are counted."""
+    """What a timeline keeps of the version that took a request: its names, and where its stages are counted.
+
+    `slow_above_s` is from how long on one of its requests is unusual, as the recorder has learned.
+    """
+
+    slow_above_s: float
 
     @property
     def model(self) -> str:
@@ -40,6 +45,9 @@ class TimedVersion(Protocol):
 
 class _NoVersion:
     model = version = ""
+
+    def __init__(self) -> None:
+        self.slow_above_s = 0.0
 
     def observe_ended(self, ended: Sequence[Timeline]) -> None:
         """Requests that no version took are in no histogram."""

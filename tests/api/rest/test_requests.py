@@ -38,6 +38,7 @@ class House:
         other = House()
         other.take(*names)
         self.recorder.previous = lambda: list(other.recorder)  # type: ignore[method-assign]
+        self.recorder.may_have_previous = names.__contains__  # type: ignore[method-assign]
 
     def take(self, *names: str, wall_s: float = 0.1, status: int = 200, error: str = "", model: str = "m") -> None:
         """A batch of requests."""

@@ -545,10 +545,13 @@ class Exchange:
     def _keep_late(self, recorder: Takes, now: float, status: int, size: int, error: str) -> None:
         """Make a timeline of a request that had none: it was slow, or has failed."""
         job = self.job
+        times = job.times if isinstance(job, Timed) else None  # requests that are made of others have none
+        if times is not None and not error and now - self.began <= times.of.slow_above_s:
+            return  # others of its version take as long
         timeline = self._new_timeline(max(0, self.head.body_bytes))
-        if isinstance(job, Timed) and job.times is not None:  # requests that are made of others have no times
-            timeline.admitted_at, timeline.of = job.arrived, job.times.of
-            timeline.left_in(job.times)
+        if isinstance(job, Timed) and times is not None:
+            timeline.admitted_at, timeline.of = job.arrived, times.of
+            timeline.left_in(times)
         timeline.end(now, status, size, error)
         recorder.take_late(timeline)
 

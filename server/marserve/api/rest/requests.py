@@ -96,7 +96,7 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
         async with turn:
             known, meanwhile = list(recorder), list(happenings)
             found = of_id(request_id, known)
-            if not found:
+            if not found and await asyncio.to_thread(recorder.may_have_previous, request_id):
                 known, meanwhile = (await asyncio.to_thread(recorder.previous))[::-1], []
                 found = of_id(request_id, known)
             if not found:

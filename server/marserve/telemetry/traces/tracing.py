@@ -120,7 +120,7 @@ class Tracing:
             return
         if recorder.begins(timeline.written_at):
             recorder.take(timeline)
-        elif recorder.late_left > 0 and (timeline.error or timeline.wall_s > recorder.slow_above_s):
+        elif recorder.late_left > 0 and (timeline.error or timeline.wall_s > timeline.of.slow_above_s):
             recorder.take_late(timeline)
 
     def _keep(self, timeline: Timeline) -> None:
