@@ -588,6 +588,20 @@ class RecordedBatch(Document):
     handler_ms: float
 
 
+class RecordedPart(Document, kw_only=True):
+    """A request that another one made: for a node of a workflow, or by a call of the handler."""
+
+    name: Annotated[str, Meta(examples=["node resize", "call digits"])]
+    depth: Annotated[int, Meta(description="1; 2 for one that such a one made, which stands right behind it")]
+    model: str
+    version: str
+    status: int
+    error: Annotated[str | None, Meta(description="the class of the error's cause")] = None
+    after_ms: Annotated[float, Meta(description="how long after the first byte of the whole it began")]
+    ms: float
+    stages: list[RecordedStage]
+
+
 class OtherRequest(Document):
     """A further request of the same id: clients need not make theirs unique."""
 
@@ -601,7 +615,7 @@ class RecordedRequest(Document, kw_only=True):
     id: str
     client_id: Annotated[str | None, Meta(description="the client's own id, if it has another one")] = None
     trace_id: Annotated[str | None, Meta(description="its trace's, with `tracing=otlp`")] = None
-    model: Annotated[str, Meta(description="empty for one that no model took")]
+    model: Annotated[str, Meta(description="of a workflow's its name; empty for one that no model took")]
     version: str
     worker: Annotated[str, Meta(description="as logs name it; empty for one that no worker had")]
     status: Annotated[int, Meta(description="499: the client went away")]
@@ -612,6 +626,7 @@ class RecordedRequest(Document, kw_only=True):
     bytes_out: int
     stages: list[RecordedStage]
     spans: list[RecordedSpan] | None = None
+    parts: Annotated[list[RecordedPart] | None, Meta(description="the requests that it made")] = None
     batch: Annotated[RecordedBatch | None, Meta(description="null for one that no worker had")]
     first_piece_ms: Annotated[float | None, Meta(description="until the first piece of a stream")] = None
     moved_from: Annotated[str | None, Meta(description="the version that had accepted it before")] = None

@@ -26,7 +26,7 @@ from typing import Final
 from marserve.messages import Span, Work
 from marserve.telemetry.logs.bucket import Bucket
 from marserve.telemetry.recorder_file import FileUnusable, RecordedFile, RecordedIds, RecorderFile, previous_of
-from marserve.telemetry.timeline import BatchTimes, TimedVersion, Timeline
+from marserve.telemetry.timeline import BatchTimes, TimedVersion, Timeline, parts_of
 
 # What a timeline takes in memory, with its id, and with a batch of its own.
 RECORD_BYTES: Final = 1024
@@ -34,6 +34,8 @@ RECORD_BYTES: Final = 1024
 TRACE_BYTES: Final = 512
 # What a span of an author's takes.
 SPAN_BYTES: Final = 256
+# As many spans a request takes that another one made.
+PART_SPANS: Final = 4
 # For each model: how many of the slowest are kept, for how long, and how many of the failed.
 SLOWEST_KEPT: Final = 16
 SLOWEST_FOR_S: Final = 3600.0
@@ -52,7 +54,7 @@ BEGUN_TOGETHER, LATE_TOGETHER, EACH_S = 200, 100, 0.1
 LEAST_RECORDS: Final = 64
 
 # For thousands of requests a second, without a step of Python for each.
-_of, _error = attrgetter("of"), attrgetter("error")
+_of, _error, _parts = attrgetter("of"), attrgetter("error"), attrgetter("parts")
 _began, _written_at = attrgetter("began"), attrgetter("written_at")
 
 
@@ -85,7 +87,7 @@ class Recorder:
         self._room_for_unusual = Bucket(RING_PER_S, RING_BURST)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._kept_count = 0
-        self._with_spans: deque[tuple[list[Span], int]] = deque()
+        self._with_spans: deque[tuple[list[Span] | list[Timeline], int]] = deque()
         self._spans = 0
         self._order = count()
         self.left = 0.0
@@ -128,6 +130,10 @@ class Recorder:
         if not ended:
             return
         self._latest.extend(ended)
+        if any(map(_parts, ended)):
+            for timeline in ended:
+                if timeline.parts:
+                    self._bound(timeline.parts, sum(PART_SPANS for _ in parts_of(timeline)))
         versions = list(dict.fromkeys(map(_of, ended)))
         for version in versions:
             mine = ended if len(versions) == 1 else [timeline for timeline in ended if timeline.of is version]
@@ -209,12 +215,16 @@ class Recorder:
         """Forget the spans of the oldest batches if there are too many of them."""
         if self._with_spans and self._with_spans[-1][0] is work.spans:
             return  # a mate has them
-        self._with_spans.append((work.spans, len(work.spans)))
-        self._spans += len(work.spans)
+        self._bound(work.spans, len(work.spans))
+
+    def _bound(self, what: list[Span] | list[Timeline], spans: int) -> None:
+        """Count what takes as much as so many spans, and forget the oldest such ones if that is too much."""
+        self._with_spans.append((what, spans))
+        self._spans += spans
         while self._spans > self._most_spans:
-            spans, kept = self._with_spans.popleft()
+            gone, kept = self._with_spans.popleft()
             self._spans -= kept
-            spans.clear()
+            gone.clear()
 
     def close(self) -> None:
         """Nothing is taken any more."""
