@@ -187,6 +187,18 @@ def test_a_call_over_grpc_is_in_its_callers_trace(traced: tuple[Server, Collecto
     assert dict(call.trailing_metadata())["traceresponse"] == f"00-{TRACE}-{root.span_id}-01"
 
 
+def test_the_protocols_trace_settings_are_those_of_the_server(traced: tuple[Server, Collector]) -> None:
+    """Clients of Triton's extension see whether there are traces; they cannot change it."""
+    server, _ = traced
+
+    shown = server.client.get(f"{server.management}/v2/trace/setting").json()
+    refused = server.client.post(f"{server.management}/v2/trace/setting", json={"trace_level": ["OFF"]})
+
+    assert (shown["trace_level"], shown["trace_count"]) == (["TIMESTAMPS"], "-1")
+    assert refused.status_code == 400
+    assert "this server stays as it was started" in refused.text
+
+
 def test_a_models_load_is_a_trace_of_its_own(traced: tuple[Server, Collector]) -> None:
     """From the start of its worker."""
     _, collector = traced

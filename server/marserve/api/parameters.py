@@ -164,9 +164,23 @@ class QueryParameters:
         return word.lower() == "true"
 
 
-def read_strictly(values: Mapping[str, str], known: Collection[str]) -> QueryParameters:
+class StrictParameters(QueryParameters):
+    """Parameters of a query that was never recorded."""
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or False for the words `true` and `false` in any case, `default` where nothing is given.
+
+        Raises BadInput for another word.
+        """
+        word = self._values.get(name)
+        if word is not None and word.lower() not in ("true", "false"):
+            raise BadInput(f"{name} is {_shown(word)}; it must be true or false.")
+        return super().flag(name, default)
+
+
+def read_strictly(values: Mapping[str, str], known: Collection[str]) -> StrictParameters:
     """The parameters of a query that was never recorded. Raises BadInput for a name that is not known."""
-    given = QueryParameters(values, known)
+    given = StrictParameters(values, known)
     if given.warnings:
         raise BadInput(f"{without_stop(given.warnings[0])}.")
     return given

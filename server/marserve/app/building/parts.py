@@ -19,7 +19,7 @@ from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.repository import Repository
-from marserve.api.open_inference.server_settings import LogSettings
+from marserve.api.open_inference.server_settings import LogSettings, TraceSettings
 from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.api.request_ids import RequestIds
 from marserve.app.building.access import AccessControl
@@ -115,6 +115,7 @@ class Parts:
     happenings: Happenings
     log_levels: LogLevels
     log_settings: LogSettings
+    trace_settings: TraceSettings
     repository: Repository
     regions: Regions
     shared_tensors: SharedTensors | None
@@ -249,6 +250,7 @@ async def build_parts(
         ended=recorder if tracing is None else tracing,
         tracing=tracing,
         log_levels=log_levels,
+        trace_settings=TraceSettings(None if tracing is None else tracing.share),
         log_settings=LogSettings(
             log_levels,
             f"{FILES['server']}.log" if settings.log_location else "",

@@ -130,7 +130,11 @@ def _add_open_inference(routers: Routers, parts: Parts, *, has_inference: bool, 
         models = open_inference_models_router(registry, repository, shares_memory=parts.regions.is_on)
         routers.append((models, "inference"))
     control = open_inference_control_router(
-        parts.repository, parts.log_settings, registry.data_plane.check_exists, is_open=is_open
+        parts.repository,
+        parts.log_settings,
+        registry.data_plane.check_exists,
+        parts.trace_settings,
+        is_open=is_open,
     )
     if not has_inference:
         add_index(control, registry, repository)

@@ -68,6 +68,8 @@ class Tracing:
 
     def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
         self.exporter = exporter
+        self.share = sampling.share
+        """Of the traces that begin here."""
         self._flags = sampling.flags
         self._below = sampling.below
         self._ids: list[str] = []
