@@ -75,7 +75,7 @@ def start(folder: Path, collector: Collector | None, **settings: str) -> Server:
     server = Server(
         folder,
         entry="marserve",
-        settings={"tracing": "otlp", **settings},
+        settings={"tracing": "otlp", "log_format": "json", **settings},
         environment={} if collector is None else collector.environment,
     )
     make_archive(server.store / "m.mar", HANDLER)
@@ -162,6 +162,24 @@ def test_a_failed_request_says_so(traced: tuple[Server, Collector]) -> None:
     assert server.predict("m", '{"fail": 1}', **{"X-Request-Id": "fails"}).status_code == 500
     root = collector.of_request("fails")[0]
     assert (root.is_error, root.message, root.attributes["error.type"]) == (True, "handler", "handler")
+
+
+def test_lines_of_the_logs_have_their_requests_trace(traced: tuple[Server, Collector]) -> None:
+    """Of its access line and of what its handler raised; by the trace's id they are found."""
+    server, collector = traced
+    server.predict("m", '{"fail": 1}', **{"X-Request-Id": "logged"})
+    root = collector.of_request("logged")[0]
+
+    for _ in poll(5, "both lines are written"):
+        answer = server.client.get(f"{server.management}/logs", params={"request": root.trace_id}).json()
+        lines = {each["log"]: json.loads(each["text"]) for each in answer["lines"]}
+        if len(lines) == 2:
+            break
+
+    assert {log: (line["trace_id"], line["span_id"]) for log, line in lines.items()} == {
+        "access": (root.trace_id, root.span_id),
+        "model": (root.trace_id, root.span_id),
+    }
 
 
 def test_a_call_over_grpc_is_in_its_callers_trace(traced: tuple[Server, Collector]) -> None:
