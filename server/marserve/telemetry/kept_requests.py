@@ -23,6 +23,8 @@ from marserve.telemetry.timeline import BatchTimes, Timed, Timeline
 
 # What a request takes beside its body, its headers and its names.
 KEPT_BYTES: Final = 2048
+# And each span of its author's.
+SPAN_BYTES: Final = 256
 # One request may take so much of the whole.
 LARGEST_SHARE: Final = 16
 
@@ -139,7 +141,7 @@ class KeptRequests:
             timeline,
             request.is_inner,
             answer or KeptAnswer(0, 0, ""),
-            KEPT_BYTES,
+            KEPT_BYTES + (0 if times.work is None else len(times.work.spans) * SPAN_BYTES),
         )
         self._fill(kept, request, is_stream=answer is None)
         self.kept_bytes += kept.size
@@ -160,7 +162,8 @@ class KeptRequests:
             )
         if kept.why_not:
             return
-        kept.size += size + sum(len(name) + len(value) for name, value in request.headers)
+        lines = (*request.headers, *request.server_headers)
+        kept.size += size + sum(len(name) + len(value) for name, value in lines)
         left_out = sorted({_name(name) for name, _ in request.headers if self._hiding.hides(_name(name))})
         kept.left_out = left_out
         copy = Request(
