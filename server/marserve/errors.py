@@ -11,6 +11,7 @@ MarserveError
     ManagementClosed                     a management call from another machine, while management needs no key
     ControlClosed                        a call that changes the server, at an address for inference
     ModelApiClosed                       clients may load and unload no models
+    RequestUnknown, CannotReplay
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
     DownloadNotFound
@@ -309,6 +310,12 @@ class RequestUnknown(ClientError):
             f"Request not found: {request_id}. The newest {kept} requests are recorded, and of each model the slowest "
             "of the last hour and the latest failed ones; flight_recorder_size makes room for more."
         )
+
+
+class CannotReplay(ClientError):
+    """A recorded request cannot be run again, or not now; the text says why."""
+
+    cause = "cannot_replay"
 
 
 class ArchiveNotFound(ClientError):

@@ -123,6 +123,10 @@ class Request(msgspec.Struct, frozen=True):
 
 # Stands between an id and what tells its requests apart within the server. No client's id has it.
 PART_MARK = "~"
+# Stands before the trace of a request and before the span in it, as the ids of a line have them. No id has it.
+TRACE_MARK = "@"
+# Lines of batches of more requests have no traces: they would be longer than the line.
+MOST_TRACED = 16
 # In characters: the ids before one line of a log. A batch of a hundred requests has fewer.
 MAX_LINE_IDS = 4096
 
@@ -138,17 +142,39 @@ class Named(Protocol):
 def line_ids(requests: Iterable[Named]) -> str:
     """The ids of these requests as a log line has them: `a,b`; with the client's beside the server's `a/c,b`.
 
+    Where traces are made each has its own and its span behind it, `a@TRACE@SPAN`; `without_traces` takes them away.
     Parts of one request have its id, once. More than `MAX_LINE_IDS` characters end with `+N` for the N left out.
     """
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for each in requests:
         client_id = getattr(each, "client_id", "")
-        found[f"{shown_id(each.id)}/{client_id}" if client_id else shown_id(each.id)] = None
+        name = f"{shown_id(each.id)}/{client_id}" if client_id else shown_id(each.id)
+        if name not in found:
+            found[name] = _trace_of(each)
+    if len(found) <= MOST_TRACED:
+        return ",".join(map("".join, found.items()))
     text = ",".join(found)
     if len(text) <= MAX_LINE_IDS:
         return text
     kept = text[:MAX_LINE_IDS].rpartition(",")[0]
     return f"{kept},+{len(found) - kept.count(',') - 1}"
+
+
+def _trace_of(request: Named) -> str:
+    """The trace and the span of a request, with their marks; empty without traces."""
+    timeline = getattr(request, "timeline", None)
+    if timeline is not None and timeline.trace is not None:
+        return f"{TRACE_MARK}{timeline.trace.trace_id}{TRACE_MARK}{timeline.trace.span_id}"
+    traceparent: bytes = getattr(request, "traceparent", b"")
+    if not traceparent:
+        return ""
+    _, trace_id, span_id, _ = traceparent.decode("ascii", "replace").split("-")
+    return f"{TRACE_MARK}{trace_id}{TRACE_MARK}{span_id}"
+
+
+def without_traces(ids: str) -> str:
+    """The ids of a line as text logs have them."""
+    return ids if TRACE_MARK not in ids else ",".join(each.partition(TRACE_MARK)[0] for each in ids.split(","))
 
 
 def shown_id(request_id: str) -> str:

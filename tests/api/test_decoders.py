@@ -117,6 +117,8 @@ TABLE = {
     "pool/dispatch/lengths/lengths.py:_length_of_long": "lengths",
     "telemetry/body_samples.py:body": "samples",
     "telemetry/body_samples.py:text": "samples",
+    "telemetry/body_samples.py:found_in": "samples, and longer bodies in a thread",
+    "telemetry/body_samples.py:_found_in_text": "samples, and longer bodies in a thread",
     "telemetry/body_samples.py:_write": "a record of a few samples' length",
     "workflows/engine.py:_join": "short answers; tests/workflows/test_engine.py has long ones joined by a thread",
     "registry/catalogue/metadata_of_handler.py:read_metadata": IN_A_THREAD,
@@ -655,6 +657,8 @@ def test_a_sample_of_a_body_is_made_within_a_step(body: bytes) -> None:
     hiding = Hiding(HIDDEN_NAMES)
     assert len(body) <= READ_BYTES
     check_call(lambda: hiding.body(body, "application/json", 4096))
+    check_call(lambda: hiding.found_in(Part("body", body, "application/json")))
+    check_call(lambda: hiding.found_in(Part("body", body[:-1] + b"\xff", "application/json")))
 
 
 @pytest.mark.parametrize("unit", [b"a:", b"a ", b"token:", b'token="', b"token\\", b"token", b'"', b"a\\:\n"])

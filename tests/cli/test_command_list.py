@@ -32,7 +32,7 @@ COMMANDS += (
     "tune",
     "check",
 )
-COMMANDS += ("plan", "apply", "undo", "history", "watches", "logs", "log-level", "explain", "infer")
+COMMANDS += ("plan", "apply", "undo", "history", "watches", "logs", "log-level", "explain", "replay", "infer")
 COMMANDS += ("migrate", "version")
 
 

@@ -31,6 +31,7 @@ CHANGES_NOTHING = {
     "logs": "it reads",
     "log-level": "it shows a word, and sets another that the next call sets back",
     "explain": "it reads",
+    "replay": "a worker answers a request again, and it is no client's",
     "infer": "it asks a model, as any client does",
     "version": "it reads",
 }

@@ -19,6 +19,7 @@ from marserve.api.grpc.schema import INFERENCE, Schema
 from marserve.telemetry.timeline import STAGES
 from support.explained import explained
 from support.server import Server, make_archive
+from support.workflow_archives import write_war
 
 HANDLER = """
 import json
@@ -38,6 +39,29 @@ def handle(data, context):
     return answers
 """
 
+CALLER = """
+from marserve_handlers import model
+
+@model
+async def outer(sleep: float, context) -> str:
+    return (await context.call("m", b'{"sleep": %f}' % sleep)).text
+"""
+WORKFLOW = """\
+models:
+  timeout-ms: 10000
+  middle:
+    url: middle.mar
+dag:
+  prepare: [middle]
+  middle: [finish]
+"""
+FUNCTIONS = """\
+def prepare(data, context):
+    return None if data is None else [bytes(row["body"]) for row in data]
+
+def finish(data, context):
+    return None if data is None else [bytes(row["body"]) for row in data]
+"""
 STREAM = """
 from marserve_handlers.context import send_intermediate_predict_response
 
@@ -103,6 +127,33 @@ def test_a_request_that_waited_is_told_for_whom(server: Server) -> None:
     assert found["cause"] == "queue"
     assert "request before" in found["why"]
     assert ms(found, "queue") > 200
+
+
+def test_nodes_of_a_workflow_and_calls_of_handlers_have_their_times(server: Server) -> None:
+    """No traces are needed; which of them took how long is said with the whole."""
+    make_archive(server.store / "middle.mar", HANDLER)
+    write_war(server.store / "w.war", WORKFLOW, FUNCTIONS)
+    assert server.client.post(f"{server.management}/workflows", params={"url": "w.war"}).status_code == 200
+    make_archive(server.store / "caller.mar", CALLER)
+    assert server.register("caller.mar").status_code == 200
+
+    headers = {"X-Request-Id": "of-nodes"}
+    server.client.post(f"{server.inference}/wfpredict/w", content=b"{}")  # no worker is cold
+    answer = server.client.post(f"{server.inference}/wfpredict/w", content=b'{"sleep": 0.2}', headers=headers)
+    called = server.predict("caller", b"0.1", **{"X-Request-Id": "calls", "Content-Type": "application/json"})
+    assert called.status_code == 200, called.text
+    whole, caller = explained(server, "of-nodes"), explained(server, "calls")
+
+    assert answer.status_code == 200, answer.text
+    assert (whole["model"], whole["version"], whole["worker"]) == ("w", "", "")
+    assert ms(whole, "handle") >= 200 > 50 > ms(whole, "admit")
+    assert [part["name"] for part in whole["parts"]] == ["node prepare", "node middle", "node finish"]
+    assert whole["parts"][1]["model"] == "w__middle"
+    assert ms(whole["parts"][1], "handle") >= 200
+    assert whole["cause"] == "handler"
+    assert "node middle took 2" in whole["why"]
+    assert [(part["name"], part["depth"], part["status"]) for part in caller["parts"]] == [("call m", 1, 200)]
+    assert "call m took 1" in caller["why"]
 
 
 def test_mates_are_named(server: Server) -> None:

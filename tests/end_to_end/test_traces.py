@@ -75,7 +75,7 @@ def start(folder: Path, collector: Collector | None, **settings: str) -> Server:
     server = Server(
         folder,
         entry="marserve",
-        settings={"tracing": "otlp", **settings},
+        settings={"tracing": "otlp", "log_format": "json", **settings},
         environment={} if collector is None else collector.environment,
     )
     make_archive(server.store / "m.mar", HANDLER)
@@ -164,6 +164,24 @@ def test_a_failed_request_says_so(traced: tuple[Server, Collector]) -> None:
     assert (root.is_error, root.message, root.attributes["error.type"]) == (True, "handler", "handler")
 
 
+def test_lines_of_the_logs_have_their_requests_trace(traced: tuple[Server, Collector]) -> None:
+    """Of its access line and of what its handler raised; by the trace's id they are found."""
+    server, collector = traced
+    server.predict("m", '{"fail": 1}', **{"X-Request-Id": "logged"})
+    root = collector.of_request("logged")[0]
+
+    for _ in poll(5, "both lines are written"):
+        answer = server.client.get(f"{server.management}/logs", params={"request": root.trace_id}).json()
+        lines = {each["log"]: json.loads(each["text"]) for each in answer["lines"]}
+        if len(lines) == 2:
+            break
+
+    assert {log: (line["trace_id"], line["span_id"]) for log, line in lines.items()} == {
+        "access": (root.trace_id, root.span_id),
+        "model": (root.trace_id, root.span_id),
+    }
+
+
 def test_a_call_over_grpc_is_in_its_callers_trace(traced: tuple[Server, Collector]) -> None:
     """Its handler sees the metadata that carries the trace, and no other."""
     server, collector = traced
@@ -185,6 +203,18 @@ def test_a_call_over_grpc_is_in_its_callers_trace(traced: tuple[Server, Collecto
     handle = named([each for each in children if each.parent_id == root.span_id], "handle")
     assert json.loads(answer.prediction) == {"traceparent": f"00-{TRACE}-{handle.span_id}-01", "baggage": "k=v"}
     assert dict(call.trailing_metadata())["traceresponse"] == f"00-{TRACE}-{root.span_id}-01"
+
+
+def test_the_protocols_trace_settings_are_those_of_the_server(traced: tuple[Server, Collector]) -> None:
+    """Clients of Triton's extension see whether there are traces; they cannot change it."""
+    server, _ = traced
+
+    shown = server.client.get(f"{server.management}/v2/trace/setting").json()
+    refused = server.client.post(f"{server.management}/v2/trace/setting", json={"trace_level": ["OFF"]})
+
+    assert (shown["trace_level"], shown["trace_count"]) == (["TIMESTAMPS"], "-1")
+    assert refused.status_code == 400
+    assert "this server stays as it was started" in refused.text
 
 
 def test_a_models_load_is_a_trace_of_its_own(traced: tuple[Server, Collector]) -> None:

@@ -177,6 +177,43 @@ def while_the_server_collected(world: World) -> Timeline:
     return timeline
 
 
+def whose_node_waited(world: World) -> Timeline:
+    """A workflow's: its second node waited for a worker that ran another request."""
+    world.run(["long"], 99.5, handler_s=0.5)
+    first, second = world.run(["n"], 99.5, handler_s=0.05)[0], world.run(["n"], 100.0, handler_s=0.01, queued_s=0.4)[0]
+    del world.known[-2:]
+    return made_of(world, ("node first", first), ("node second", second))
+
+
+def made_of(world: World, *parts: tuple[str, Timeline]) -> Timeline:
+    """A request that made these, one after the other."""
+    began, ended = parts[0][1].began, parts[-1][1].written_at
+    batch = BatchTimes("", 1, began)
+    batch.land(ended, ended - began, Work(began, 0.0, 0.0))
+    whole = Timeline("whole", began, 100, admitted_at=began, of=StageSeconds("w", "", (0.1,)))
+    whole.left_in(batch)
+    whole.parts = []
+    for what, part in parts:
+        part.what = what
+        whole.parts.append(part)
+    whole.end(ended, 200, 10)
+    world.known.append(whole)
+    return whole
+
+
+def test_which_node_took_the_time_is_said() -> None:
+    """And why: as of a request of its own. Those that ran in nodes are what others waited for, too."""
+    world = World()
+
+    cause, why = world.explain(whose_node_waited(world))
+    behind = world.run(["behind"], 100.012, handler_s=0.001, queued_s=0.011)[0]
+
+    assert cause == "queue"
+    assert "node second took 41" in why
+    assert "it waited for a worker; one ran a batch of 1, request long" in why
+    assert "request n, for 10.0 ms" in world.explain(behind)[1]
+
+
 def after_a_rollback(world: World) -> Timeline:
     """Another version gave it back."""
     world.note("rollback", 99.9, 99.9)

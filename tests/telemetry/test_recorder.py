@@ -12,6 +12,7 @@ from marserve.telemetry.recorder import (
     BEGUN_TOGETHER,
     FAILED_KEPT,
     LATEST,
+    LEAST_RECORDS,
     RING_BURST,
     SLOWEST_FOR_S,
     SLOWEST_KEPT,
@@ -110,6 +111,39 @@ def test_what_is_slow_is_learned_from_others() -> None:
         recorder.take(ended(str(number), 10.0 + number, 0.25))
 
     assert recorder.slow_above_s == pytest.approx(0.5)
+
+
+def test_each_version_has_its_own_idea_of_slow() -> None:
+    """So that requests of a slow model do not count as unusual beside those of a quick one."""
+    recorder, quick, slow = Recorder(1 << 20), StageSeconds("q", "1", (0.1,)), StageSeconds("s", "1", (0.1,))
+    for number in range(10 * SORTED_TOGETHER):
+        is_slow = number % SORTED_TOGETHER == 0  # one among many: too few for a mean of its own
+        recorder.take(ended(str(number), 10.0 + number, 5.0 if is_slow else 0.25, of=slow if is_slow else quick))
+
+    assert quick.slow_above_s == pytest.approx(0.5)
+    assert slow.slow_above_s == pytest.approx(10.0)
+    assert recorder.slow_above_s == pytest.approx(0.5)
+    recorder.take_late(ended("late", 1000.0, 400.0, of=quick))
+    assert quick.slow_above_s == pytest.approx(0.5)
+
+
+def test_spans_of_what_is_kept_longer_are_bounded() -> None:
+    """Whether or not the requests are in the ring, too."""
+    recorder = Recorder(0)
+    works = []
+    for number in range(3 * int(RING_BURST)):  # the ring takes no more in this second
+        recorder.take_late(ended(str(number), 2.0, status=500, error="handler"))
+    for number in range(4 * LEAST_RECORDS):
+        of = StageSeconds(f"m-{number}", "1", (0.1,))
+        batch = BatchTimes("9000/0", 1, 1.0)
+        batch.land(2.0, 0.5, Work(1.0, 0.0, 0.0, spans=[Span("a", 0.0, 0.1)] * 32))
+        works.append(batch.work)
+        timeline = Timeline(f"r-{number}", 1.0, of=of)
+        timeline.left_in(batch)
+        timeline.end(2.0, 500, 0, "handler")
+        recorder.take_late(timeline)
+
+    assert sum(len(work.spans) for work in works if work is not None) <= LEAST_RECORDS
 
 
 def test_the_slowest_and_the_failed_of_each_model_outlive_the_ring() -> None:

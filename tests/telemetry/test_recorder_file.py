@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from marserve.telemetry.recorder_file import (
     SLOTS_AT,
     FileUnusable,
     RecordedFile,
+    RecordedIds,
     RecorderFile,
     previous_of,
 )
@@ -61,6 +63,53 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert read.last.work is not None
     work = read.last.work
     assert (work.collected_s, work.waited_s, work.printed_s) == pytest.approx((0.1, 0.2, 0.3))
+
+
+def test_how_long_a_client_held_a_stream_is_read_again(tmp_path: Path) -> None:
+    """So that the server's end does not lose who was slow."""
+    written = request("a")
+    written.hold(100.5)
+    written.resume(100.9)
+    file = RecorderFile(tmp_path / "requests", 1 << 20)
+    file.write(written)
+    file.close()
+
+    (read,) = RecordedFile.at(tmp_path / "requests")
+
+    assert read.held_s == pytest.approx(0.4)
+
+
+def test_a_file_of_the_release_before_is_read(tmp_path: Path) -> None:
+    """Its slots are shorter."""
+    path = tmp_path / "requests"
+    file = RecorderFile(path, 1 << 20)
+    for name in ("a", "b"):
+        file.write(request(name))
+    file.close()
+    data = path.read_bytes()
+    slots = [data[at : at + 384] for at in range(SLOTS_AT, len(data), SLOT_BYTES)]
+    head = struct.pack("<32sII", b"marserve requests", 1, len(slots)).ljust(4096, b"\0")
+    cut = [slot[:383] + b"\0" for slot in slots]
+    path.write_bytes(head + data[4096:SLOTS_AT] + b"".join(cut))
+
+    assert [(each.id, each.held_s) for each in RecordedFile.at(path)] == [("a", 0.0), ("b", 0.0)]
+
+
+def test_the_file_of_the_server_before_is_read_once_for_ids_that_are_not_there(tmp_path: Path) -> None:
+    """However often somebody asks; those that are there are known by each of their ids."""
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced, long_id = request("a"), "x" * 128
+    traced.trace = Trace(f"{trace_id}{1:032x}", 1)
+    file = RecorderFile(tmp_path / "requests", 1 << 20)
+    for each in (traced, request(long_id), request("b")):
+        file.write(each)
+    file.close()
+    ids = RecordedIds(tmp_path / "requests")
+
+    assert [ids.has(each) for each in ("a", "b", long_id, "theirs", trace_id)] == [True] * 5
+    (tmp_path / "requests").unlink()
+    assert [ids.has(each) for each in ("a", "c", "", "0" * 32)] == [True, False, False, False]
+    assert not RecordedIds(tmp_path / "no-such").has("a")
 
 
 def test_a_request_is_found_by_its_trace_after_the_server_has_gone(tmp_path: Path) -> None:

@@ -588,6 +588,20 @@ class RecordedBatch(Document):
     handler_ms: float
 
 
+class RecordedPart(Document, kw_only=True):
+    """A request that another one made: for a node of a workflow, or by a call of the handler."""
+
+    name: Annotated[str, Meta(examples=["node resize", "call digits"])]
+    depth: Annotated[int, Meta(description="1; 2 for one that such a one made, which stands right behind it")]
+    model: str
+    version: str
+    status: int
+    error: Annotated[str | None, Meta(description="the class of the error's cause")] = None
+    after_ms: Annotated[float, Meta(description="how long after the first byte of the whole it began")]
+    ms: float
+    stages: list[RecordedStage]
+
+
 class OtherRequest(Document):
     """A further request of the same id: clients need not make theirs unique."""
 
@@ -601,7 +615,7 @@ class RecordedRequest(Document, kw_only=True):
     id: str
     client_id: Annotated[str | None, Meta(description="the client's own id, if it has another one")] = None
     trace_id: Annotated[str | None, Meta(description="its trace's, with `tracing=otlp`")] = None
-    model: Annotated[str, Meta(description="empty for one that no model took")]
+    model: Annotated[str, Meta(description="of a workflow's its name; empty for one that no model took")]
     version: str
     worker: Annotated[str, Meta(description="as logs name it; empty for one that no worker had")]
     status: Annotated[int, Meta(description="499: the client went away")]
@@ -612,6 +626,7 @@ class RecordedRequest(Document, kw_only=True):
     bytes_out: int
     stages: list[RecordedStage]
     spans: list[RecordedSpan] | None = None
+    parts: Annotated[list[RecordedPart] | None, Meta(description="the requests that it made")] = None
     batch: Annotated[RecordedBatch | None, Meta(description="null for one that no worker had")]
     first_piece_ms: Annotated[float | None, Meta(description="until the first piece of a stream")] = None
     moved_from: Annotated[str | None, Meta(description="the version that had accepted it before")] = None
@@ -623,6 +638,70 @@ class RecordedRequest(Document, kw_only=True):
     also: Annotated[list[str], Meta(description="what else took a tenth of the time or more")]
     meanwhile: Annotated[list[str], Meta(description="what else the server did then")]
     others: Annotated[list[OtherRequest], Meta(description="older requests of the same id")]
+
+
+class ReplayedAnswer(Document, kw_only=True):
+    """What is known of an answer; two of them are compared by all of it but the message."""
+
+    compared: Annotated[
+        Literal["equal", "different", "unknown"] | None,
+        Meta(description="with the first time, which has none; unknown: it was too large then"),
+    ] = None
+    status: int
+    bytes: int
+    sha256: Annotated[str | None, Meta(description="of its body; null for a failure")] = None
+    error: Annotated[str | None, Meta(description="the class of the error's cause, as `x-marserve-cause`")] = None
+    message: Annotated[str | None, Meta(description="of the failure, as a client would have got it")] = None
+
+
+class ReplayedTime(Document, kw_only=True):
+    """One run of a request, in one batch with others. `stages` are those of the recorder."""
+
+    version: str
+    worker: str
+    wall_ms: float
+    stages: list[RecordedStage]
+    first_of_worker: bool
+    answer: ReplayedAnswer
+    mates_different: Annotated[
+        list[str] | None, Meta(description="the ids of those in its batch whose answers differ from the first time's")
+    ] = None
+
+
+class LeftOut(Document):
+    """A request of the batch that could not be run again."""
+
+    id: str
+    why: str
+
+
+class ReplayedBatch(Document):
+    """The batch that was run again. `size` is what it had the first time."""
+
+    size: int
+    ran: Annotated[list[str], Meta(description="the ids of those that were run again, in their order")]
+    missing: list[LeftOut]
+    unknown: Annotated[int, Meta(description="how many more were in it of which nothing is kept any more")]
+
+
+class ReplayedRequest(Document, kw_only=True):
+    """A request that was run again, beside its first time."""
+
+    id: str
+    model: str
+    version: Annotated[str, Meta(description="the version that ran it again")]
+    answer: Annotated[
+        Literal["equal", "different", "unknown"], Meta(description="different if it was so in any of the runs")
+    ]
+    first: ReplayedTime
+    times: list[ReplayedTime]
+    batch: ReplayedBatch
+    headers_left_out: Annotated[
+        list[str] | None, Meta(description="headers that are not kept, and that the handler did not see this time")
+    ] = None
+    asked_times: Annotated[int | None, Meta(description="how many runs were asked for, if it was for fewer time")] = (
+        None
+    )
 
 
 class ListedRequest(Document, kw_only=True):

@@ -165,10 +165,13 @@ class QueryParameters:
 
 
 class StrictParameters(QueryParameters):
-    """Those of a query that TorchServe never had: no word counts as another."""
+    """Parameters of a query that was never recorded."""
 
     def flag(self, name: str, default: bool) -> bool:
-        """`true` or `false` in any case, `default` where nothing is given. Raises BadInput for any other word."""
+        """True or False for the words `true` and `false` in any case, `default` where nothing is given.
+
+        Raises BadInput for another word.
+        """
         word = self._values.get(name)
         if word is not None and word.lower() not in ("true", "false"):
             raise BadInput(f"{name} is {_shown(word)}; it must be true or false.")

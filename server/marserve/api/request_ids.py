@@ -10,6 +10,8 @@ import re
 from typing import Final
 from uuid import uuid4
 
+from marserve.errors import BadInput
+
 CLIENT_ID: Final = "x-request-id"
 MAX_CLIENT_ID: Final = 128
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}").fullmatch
@@ -18,6 +20,12 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}").fullmatch
 def read_client_id(value: bytes) -> str:
     """The value of a client's `X-Request-Id`; empty unless it is 1 to 128 of `A-Z a-z 0-9 . _ : -`."""
     return value.decode("ascii") if _CLIENT_ID(value) else ""
+
+
+def check_id(request_id: str) -> None:
+    """Raise BadInput for what is too long to be the id of a request."""
+    if len(request_id) > MAX_CLIENT_ID:
+        raise BadInput(f"The id has {len(request_id)} characters; a request's id has at most {MAX_CLIENT_ID}.")
 
 
 class RequestIds:

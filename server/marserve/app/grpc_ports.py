@@ -40,7 +40,11 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     is_whole = speaks_all_open_inference(settings)
     if is_whole:
         control = ServerControl(
-            parts.repository, parts.log_settings, parts.registry.data_plane.check_exists, parts.regions
+            parts.repository,
+            parts.log_settings,
+            parts.registry.data_plane.check_exists,
+            parts.regions,
+            parts.trace_settings,
         )
     address, name = GrpcAddress(settings.grpc_inference_address, settings.grpc_inference_port), "grpc_inference"
     try:

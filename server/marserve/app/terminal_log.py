@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from marserve.messages import without_traces
 from marserve.names import escaped
 from marserve.telemetry.logs.line_ids import TRACEBACK
 from marserve.telemetry.logs.line_writer import DescriptorSink, LineWriter
@@ -100,7 +101,7 @@ def failure_line(model: str, text: str, ids: str) -> str | None:
         return None
     said = text.rstrip().rpartition("\n")[2].strip()
     said = said if len(said) <= MOST_SAID else f"{said[: MOST_SAID - 1]}…"
-    request = ids.partition(",")[0].partition("/")[0]
+    request = without_traces(ids.partition(",")[0]).partition("/")[0]
     more = ids.count(",")
     others = f" and {more} more requests" if more else ""
     return f"{model}: {said}{others} (marserve logs {model} --request {request})"

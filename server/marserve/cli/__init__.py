@@ -4,7 +4,7 @@
     changes/      many models at once, and the split of requests: apply, rollout, traffic, …
     local/        without a server: new, archive, fetch, version
     server/       start, stop, status, logs
-    requests/     single requests: explain
+    requests/     single requests: explain, replay
     top/          `top`: what a server does now, in this terminal
     run/          `run`: one model from a file, in this terminal
     torchserve/   TorchServe's command lines, and `migrate`

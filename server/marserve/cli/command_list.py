@@ -45,6 +45,7 @@ COMMANDS = {
     "logs": "server.logs",
     "log-level": "server.logs",
     "explain": "requests.explain",
+    "replay": "requests.replay",
     "infer": "models.infer",
     "migrate": "torchserve.migrate",
     "version": "local.version",

@@ -319,7 +319,10 @@ def _next_step(
     if cause in _AFTER:
         return _AFTER[cause]
     if request_id and status >= 500:
-        return f"{shown_by(request_id)} what its logs say about this request."
+        return (
+            f"{shown_by(request_id)} what its logs say about this request, `marserve explain {request_id}` where its "
+            "time went."
+        )
     return None
 
 

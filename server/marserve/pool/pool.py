@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from marserve.errors import Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
+from marserve.errors import CannotReplay, Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
 from marserve.messages import Answer, Called, Checked, Load, Metrics, Part, Receiver, Request, Returned
 from marserve.option_values import Tolerance
 from marserve.pool.changes import Changes
@@ -39,6 +39,7 @@ from marserve.pool.slots.slots import Slots
 from marserve.pool.wake_timer import WakeTimer
 from marserve.pool.worker_end.cause_of_death import Cause, Death
 from marserve.pool.worker_end.output import WorkerLog
+from marserve.telemetry.kept_requests import Replayed
 from marserve.telemetry.metrics.counts import Gauges, VersionMetrics
 
 __all__ = ["DeathView", "Pool", "WorkerView"]
@@ -403,6 +404,17 @@ class Pool:
     async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
         """Have a worker compare pairs of answers; as `Certifier.compare`."""
         return await self.certifier.compare(pairs, tolerance)
+
+    async def replay(self, requests: Sequence[Request]) -> Replayed:
+        """Have a worker run requests again as one batch; nothing is started for it. As `Certifier.replay`."""
+        options = self.options
+        if not self.ready_workers:
+            state = "sleeps" if self.scaling.can_wake else "has no worker that has loaded it"
+            raise CannotReplay(
+                f"Version {options.version} of {options.model} {state}, and nothing is loaded for a replay: send it "
+                "a request, or scale it up, or name another version."
+            )
+        return await self.certifier.replay(requests)
 
     # ------------------------------------------------------------------------------------------- the end
 

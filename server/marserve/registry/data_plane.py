@@ -21,6 +21,7 @@ from marserve.registry.catalogue.traffic import choose_version
 from marserve.registry.catalogue.versions import Model, Versions
 from marserve.registry.changes.load_at_start import Starting
 from marserve.telemetry.body_samples import BodySamples
+from marserve.telemetry.kept_requests import KeptRequests
 
 
 class DataPlane:
@@ -29,9 +30,16 @@ class DataPlane:
     With `is_draining` it refuses requests, except those that an accepted request makes.
     """
 
-    def __init__(self, versions: Versions, starting: Starting, samples: BodySamples | None = None) -> None:
-        """`samples` has bodies of some requests written to the log."""
-        self._samples = samples
+    def __init__(
+        self,
+        versions: Versions,
+        starting: Starting,
+        samples: BodySamples | None = None,
+        keeper: KeptRequests | None = None,
+    ) -> None:
+        """`samples` has bodies of some requests written to the log, `keeper` keeps some to be run again."""
+        self._samples, self._keeper = samples, keeper
+        self._are_watched = samples is not None or keeper is not None
         self._versions = versions
         self._models = versions.models  # for every request: one step less
         self._starting = starting
@@ -48,8 +56,8 @@ class DataPlane:
         entry = self._models.get(model)
         if entry is None:
             raise ModelNotFound(model, self._models.keys())
-        if self._samples is not None:
-            receiver = self._samples.watch(model, request, receiver)
+        if self._are_watched:
+            return self._submit_watched(entry, version, request, receiver)
         if not entry.is_plain or request.asked_version is not None:
             return self._submit_chosen(entry, version, request, receiver)
         pool = choose_version(model, entry.versions, entry.default, version).pool
@@ -59,6 +67,16 @@ class DataPlane:
             if version is None:
                 raise
             raise _naming(error, model, version) from None
+
+    def _submit_watched(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> Accepted:
+        """The same for a request of which more is written down than its times."""
+        if self._samples is not None:
+            receiver = self._samples.watch(entry.name, request, receiver)
+        if self._keeper is None:
+            return self._submit_chosen(entry, named, request, receiver)
+        watched = self._keeper.watch(request, receiver)
+        job = watched.job = self._submit_chosen(entry, named, request, watched)
+        return job
 
     def _submit_chosen(self, entry: Model, named: str | None, request: Request, receiver: Receiver) -> Accepted:
         """Hand a request to the version chosen for it; a header of the answer names that version."""

@@ -151,7 +151,7 @@ def _carried(request: Request) -> list[tuple[bytes, bytes]]:
 def _part(timeline: Timeline, headers: Sequence[tuple[bytes, bytes]], what: str) -> Timeline | None:
     """The timeline of a call: below the span that its `traceparent` names, if that is one of the same trace."""
     if timeline.trace is None:
-        return None
+        return timeline.part(what, monotonic())
     named = find_parent(headers)
     is_own = named is not None and named.trace_id == timeline.trace.trace_id
     return timeline.part(what, monotonic(), named.span_id if named is not None and is_own else timeline.trace.handle_id)

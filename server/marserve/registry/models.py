@@ -21,7 +21,7 @@ from marserve.answers.management import VersionActivity
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
 from marserve.errors import Draining, LoadFailed, ModelNotFound, NodeInUse, VersionNotFound
-from marserve.messages import Answer, Part
+from marserve.messages import Answer, Part, Request
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
 from marserve.registry.catalogue.activity import activity_of
@@ -60,6 +60,7 @@ from marserve.registry.intake.uploads import Uploads
 from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.telemetry.body_samples import BodySamples
+from marserve.telemetry.kept_requests import KeptRequests, Replayed
 from marserve.telemetry.metrics.counts import SECONDS_BOUNDS, VersionMetrics
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.server_metrics import Metrics
@@ -89,6 +90,7 @@ class Registry:
         on_change: Callable[[], None] = lambda: None,
         hooks: Hooks | None = None,
         samples: BodySamples | None = None,
+        keeper: KeptRequests | None = None,
     ) -> None:
         """`environments` holds installed requirements; they are installed if `options` say so.
 
@@ -128,7 +130,7 @@ class Registry:
             order=options.swap_order,
             note_change=self._note_change,
         )
-        self.data_plane = DataPlane(self._versions, self._starting, samples)
+        self.data_plane = DataPlane(self._versions, self._starting, samples, keeper)
         self._is_leaving = False
 
     def source_of(self, model: str, version: str) -> str | None:
@@ -266,6 +268,14 @@ class Registry:
         chosen = self._versions.find(model, version)
         report = await chosen.pool.check(samples)
         return {"modelName": chosen.model, "modelVersion": chosen.name, **report}
+
+    async def replay(self, model: str, version: str | None, requests: Sequence[Request]) -> tuple[str, Replayed]:
+        """Run kept requests again as one batch, in a worker of a version (or label); and which version that is.
+
+        Raises ModelNotFound, VersionNotFound, and what `Pool.replay` raises.
+        """
+        chosen = self._versions.find(model, version)
+        return chosen.name, await chosen.pool.replay(requests)
 
     # ------------------------------------------------------------------------------------------- describe, list
 

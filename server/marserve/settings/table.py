@@ -946,6 +946,20 @@ class Life:
         "stands for any characters, and `-` is as `_`. Of JSON over 8 KiB, of what is no text, and of streams only the "
         "length is shown.",
     )
+    replay_sample: float = _own(
+        FLOAT,
+        0.0,
+        "The share of batches whose requests are kept with their bodies, so that `marserve replay` can run them again. "
+        "Those with a value that `body_sample_hide` names are not kept, and its headers are left out.",
+        minimum=0,
+        maximum=1,
+    )
+    replay_size: int = _own(
+        SIZE,
+        16 * 1024**2,
+        "Memory for them; the oldest leave first. Of one request at most a sixteenth of it is kept.",
+        minimum=0,
+    )
     expose_errors: Literal["off", "message", "traceback"] = _own(
         CHOICE,
         "off",

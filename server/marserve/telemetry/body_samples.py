@@ -27,12 +27,16 @@ HIDDEN: Final = "…"
 ALWAYS_HIDDEN: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key")
 # JSON, forms and text up to this length are read, as that happens on the event loop.
 READ_BYTES: Final = 8 * 1024
+# Of a form so much: its fields are many, and each is decoded by itself.
+FORM_BYTES: Final = 4 * 1024
 MOST_HEADERS, MOST_HEADER_CHARACTERS = 50, 200
 _FORM: Final = "application/x-www-form-urlencoded"
 _PART_OF_FORM: Final = re.compile("content-disposition: *form-data", re.IGNORECASE)
 # What may stand before and behind JSON, a byte order mark among it, and what JSON begins with that may hold names.
 _BEFORE_JSON: Final = "\ufeff \t\r\n"
 _BEGINS_JSON: Final = ("{", "[", '"')
+# The length of `{"k":1}`: no shorter text holds a name and its value.
+_LEAST_JSON: Final = 7
 # A name in a text, and its value from its end on: to the quote's end, to the next separator, or, in brackets, all.
 _HAS_NAMES: Final = re.compile("[:=>]").search
 _NAME: Final = re.compile(r"(?<![\w.-])[\w.-]+(?=[\"'\\]*\s*[:=>])")
@@ -43,6 +47,8 @@ _VALUE: Final = re.compile(
 # A member that says what a document is the value of, as of a tensor or a pair; and what stands beside it openly.
 _NAMING: Final = ("name", "key", "field")
 _BESIDE: Final = (*_NAMING, "shape", "datatype", "type")
+# A name in what is JSON in part, also within a text of it.
+_NAMES: Final = re.compile(rb'"([^"\\\x00-\x1f]{1,200})\\*"\s*:')
 
 
 class Hiding:
@@ -77,7 +83,7 @@ class Hiding:
         """A text without what is hidden in it: as JSON, or else behind a name as `name=…`, `name: …` and `<name>…`."""
         if not text:
             return text
-        if text.lstrip(_BEFORE_JSON)[:1] in _BEGINS_JSON:
+        if len(text) >= _LEAST_JSON and text.lstrip(_BEFORE_JSON)[:1] in _BEGINS_JSON:
             with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
                 read = msgspec.json.decode(text.strip(_BEFORE_JSON))
                 return msgspec.json.encode(self.value(read)).decode()
@@ -89,6 +95,49 @@ class Hiding:
                 shown += [text[at : found.start(1)], HIDDEN]
                 at = found.end()
         return "".join([*shown, text[at:]])
+
+    def found_in(self, part: Part) -> str:
+        """The first name in a part whose value is not to be shown, its own included; empty if there is none.
+
+        What looks like JSON and cannot be read is searched for names of its kind. Blocks for as long as reading takes.
+        """
+        if part.name != "body" and self.hides(part.name):
+            return part.name
+        essence = (part.content_type or "").partition(";")[0].strip().lower()
+        body = part.body
+        if essence == _FORM:
+            fields = parse_qsl(bytes(body).decode("utf-8", "replace"), keep_blank_values=True)
+            return next((name for name, _ in fields if self.hides(name)), "")
+        if "json" not in essence and bytes(body[:64]).lstrip(_BEFORE_JSON.encode())[:1] not in (b"{", b"["):
+            is_text = (not essence or essence.startswith("text/")) and len(body) <= READ_BYTES
+            shown = self.body(body, part.content_type, READ_BYTES) if is_text else ""
+            return "a value in a text" if HIDDEN in shown and HIDDEN.encode() not in bytes(body) else ""
+        try:
+            read = msgspec.json.decode(body)
+            return self._found_in(read)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            names = (match[1].decode("utf-8", "replace") for match in _NAMES.finditer(body))
+            return next((name for name in names if self.hides(name)), "")
+
+    def _found_in(self, value: Any) -> str:
+        """The first such name in a value of JSON, in texts and pairs as `value` finds them."""
+        if isinstance(value, str):
+            return self._found_in_text(value)
+        if isinstance(value, dict):
+            named = (value[key] for key in _NAMING if key in value and self._names(value[key]))
+            first = next((key for key in value if self.hides(key)), "") or next(named, "")
+            return first or self._found_in(list(value.values()))
+        if isinstance(value, list):
+            if len(value) == 2 and self._names(value[0]):
+                return str(value[0])
+            return next((name for each in value if (name := self._found_in(each))), "")
+        return ""
+
+    def _found_in_text(self, text: str) -> str:
+        if len(text) >= _LEAST_JSON and text.lstrip(_BEFORE_JSON)[:1] in _BEGINS_JSON:
+            with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+                return self._found_in(msgspec.json.decode(text.strip(_BEFORE_JSON)))
+        return "a value in a text" if HIDDEN in self.text(text) and HIDDEN not in text else ""
 
     def header(self, name: str, value: str) -> str:
         """A header as it is shown."""
@@ -108,7 +157,7 @@ class Hiding:
             except (msgspec.DecodeError, ValueError, RecursionError):
                 return f"{len(body)} bytes, which are not JSON"
         elif essence == _FORM:
-            fields = parse_qsl(bytes(body[:READ_BYTES]).decode("utf-8", "replace"), keep_blank_values=True)
+            fields = parse_qsl(bytes(body[:FORM_BYTES]).decode("utf-8", "replace"), keep_blank_values=True)
             text = "&".join(f"{name}={HIDDEN if self.hides(name) else self.text(value)}" for name, value in fields)
         elif not essence or essence.startswith("text/"):
             try:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from statistics import median
 from typing import Final, Literal, NamedTuple, get_args
 
 from marserve.telemetry.happenings import Happening
-from marserve.telemetry.timeline import STAGES, BatchTimes, Stage, Timeline, seconds_by_stage
+from marserve.telemetry.timeline import STAGES, BatchTimes, Stage, Timeline, parts_of, seconds_by_stage
 
 Cause = Literal[
     "queue",
@@ -51,6 +51,8 @@ UNUSUAL: Final = 2.0
 LEAST_BATCHES: Final = 3
 # Shares from this part of the whole on are named beside the cause.
 NAMED_SHARE: Final = 0.1
+# So many of the requests that a request made are explained with it, the longest ones.
+MOST_PARTS_EXPLAINED: Final = 3
 
 
 class Explanation(NamedTuple):
@@ -72,7 +74,7 @@ class Evidence:
         self.happenings = list(happenings)
         self._members: dict[int, list[Timeline]] = defaultdict(list)
         batches: dict[tuple[str, str], dict[int, BatchTimes]] = defaultdict(dict)
-        for each in timelines:
+        for each in _with_parts(timelines):
             if each.last is not None:
                 self._members[id(each.last)].append(each)
                 batches[each.model, each.version][id(each.last)] = each.last
@@ -138,6 +140,7 @@ class _Case:
         self._weigh_worker()
         self._weigh_client()
         self._weigh_queue()
+        self._weigh_parts()
         self._weigh_handler()
         self._weigh_rest()
         shares = {cause: share for cause, share in self.shares.items() if share > 0.0}
@@ -273,6 +276,14 @@ class _Case:
         left = batches[bisect_right(batches, begin, key=_sent) : bisect_right(batches, end, key=_sent)]
         return sum(batch.size == most for batch in left if batch is not self.of.first), most
 
+    def _weigh_parts(self) -> None:
+        """Nodes of a workflow, or models that the handler called: what took the longest of them time."""
+        parts = [part for part in list(self.of.parts or ()) if part.written_at and part.wall_s]
+        for part in sorted(parts, key=lambda part: -part.wall_s)[:MOST_PARTS_EXPLAINED]:
+            inner = explain(part, self.evidence)
+            words = inner.why.partition(": ")[2]
+            self._give(inner.cause, "handle", part.wall_s, f"{part.what} took {_ms(part.wall_s)}; {words}")
+
     def _weigh_handler(self) -> None:
         of, stages = self.of, self.stages
         handle_s, last = stages["handle"], of.last
@@ -296,7 +307,9 @@ class _Case:
                     handle_s - typical_s,
                     f"its batch of {last.size} took {_ms(handle_s)}, where {_ms(typical_s)} are usual: {named} is slow",
                 )
-        if of.runs > 1:
+        if last is not None and not last.worker:
+            words = "its nodes took so long"
+        elif of.runs > 1:
             words = f"the handler ran {of.runs} batches with it"
         elif last is not None and last.size > 1:
             words = f"the handler ran its batch of {last.size}"
@@ -313,6 +326,14 @@ class _Case:
             self._give(
                 "loop_stalled", stage, stages[stage], "the server's own work on it, or on other requests meanwhile"
             )
+
+
+def _with_parts(timelines: Iterable[Timeline]) -> Iterator[Timeline]:
+    """Requests, and those that they made, whose batches others have waited for, too."""
+    for timeline in timelines:
+        yield timeline
+        if timeline.parts:
+            yield from (part for part, _ in parts_of(timeline))
 
 
 def _sent(batch: BatchTimes) -> float:

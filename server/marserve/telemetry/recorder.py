@@ -25,8 +25,8 @@ from typing import Final
 
 from marserve.messages import Span, Work
 from marserve.telemetry.logs.bucket import Bucket
-from marserve.telemetry.recorder_file import FileUnusable, RecordedFile, RecorderFile, previous_of
-from marserve.telemetry.timeline import BatchTimes, Timeline
+from marserve.telemetry.recorder_file import FileUnusable, RecordedFile, RecordedIds, RecorderFile, previous_of
+from marserve.telemetry.timeline import BatchTimes, TimedVersion, Timeline, parts_of
 
 # What a timeline takes in memory, with its id, and with a batch of its own.
 RECORD_BYTES: Final = 1024
@@ -34,6 +34,8 @@ RECORD_BYTES: Final = 1024
 TRACE_BYTES: Final = 512
 # What a span of an author's takes.
 SPAN_BYTES: Final = 256
+# As many spans a request takes that another one made.
+PART_SPANS: Final = 4
 # For each model: how many of the slowest are kept, for how long, and how many of the failed.
 SLOWEST_KEPT: Final = 16
 SLOWEST_FOR_S: Final = 3600.0
@@ -52,7 +54,7 @@ BEGUN_TOGETHER, LATE_TOGETHER, EACH_S = 200, 100, 0.1
 LEAST_RECORDS: Final = 64
 
 # For thousands of requests a second, without a step of Python for each.
-_of, _error = attrgetter("of"), attrgetter("error")
+_of, _error, _parts = attrgetter("of"), attrgetter("error"), attrgetter("parts")
 _began, _written_at = attrgetter("began"), attrgetter("written_at")
 
 
@@ -85,7 +87,7 @@ class Recorder:
         self._room_for_unusual = Bucket(RING_PER_S, RING_BURST)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._kept_count = 0
-        self._with_spans: deque[tuple[list[Span], int]] = deque()
+        self._with_spans: deque[tuple[list[Span] | list[Timeline], int]] = deque()
         self._spans = 0
         self._order = count()
         self.left = 0.0
@@ -93,7 +95,7 @@ class Recorder:
         self.late_left = 0.0
         self.refill_at = -math.inf
         self.slow_above_s = 0.0
-        """From how long on a request without a timeline is worth one at its end."""
+        """From how long on a request without a timeline may be worth one at its end; its version says whether it is."""
 
     def take(self, timeline: Timeline) -> None:
         """A request that has a timeline has ended. Called on the event loop."""
@@ -120,7 +122,7 @@ class Recorder:
         """A request that had no timeline was slow, or has failed. It is in no histogram: others like it are not."""
         self.late_left -= 1
         self._latest.append(timeline)
-        self._sort_out(timeline.model, [timeline])
+        self._sort_out(timeline.of, [timeline], is_learning=False)
 
     def sort(self) -> None:
         """Count the stages of the requests taken last, and choose which of them are kept longer."""
@@ -128,19 +130,28 @@ class Recorder:
         if not ended:
             return
         self._latest.extend(ended)
+        if any(map(_parts, ended)):
+            for timeline in ended:
+                if timeline.parts:
+                    self._bound(timeline.parts, sum(PART_SPANS for _ in parts_of(timeline)))
         versions = list(dict.fromkeys(map(_of, ended)))
         for version in versions:
             mine = ended if len(versions) == 1 else [timeline for timeline in ended if timeline.of is version]
             version.observe_ended(mine)
-            self._sort_out(version.model, mine)
+            self._sort_out(version, mine, is_learning=True)
+        self.slow_above_s = min(version.slow_above_s for version in versions)
 
-    def _sort_out(self, model: str, ended: Sequence[Timeline]) -> None:
-        """Choose among requests of one model that ended one after the other."""
+    def _sort_out(self, version: TimedVersion, ended: Sequence[Timeline], *, is_learning: bool) -> None:
+        """Choose among requests of one version that ended one after the other, and learn what is usual for it."""
+        model = version.model
         walls_s = list(map(sub, map(_written_at, ended), map(_began, ended)))
         slowest_s, now = max(walls_s), ended[-1].written_at
-        if len(ended) > 1:
-            self.slow_above_s = sum(walls_s) / len(walls_s) * UNUSUAL
-        usual_s = self.slow_above_s
+        if is_learning:
+            found_s = sum(walls_s) / len(walls_s) * UNUSUAL
+            known_s = version.slow_above_s
+            # One alone says little where others are known: of a model with few requests among many of others.
+            version.slow_above_s = found_s if len(ended) > 1 or not known_s else 0.9 * known_s + 0.1 * found_s
+        usual_s = version.slow_above_s
         has_failed = any(map(_error, ended))
         kept = self._kept.get(model)
         if kept is None or has_failed or slowest_s > kept.slow_above_s or now > kept.fresh_until:
@@ -180,6 +191,9 @@ class Recorder:
         before = len(kept.slowest) + len(kept.failed)
         if timeline.has_failed:
             kept.failed.append(timeline)
+        last = timeline.last
+        if last is not None and last.work is not None and last.work.spans:
+            self._bound_spans(last.work)
         wall_s, now = timeline.wall_s, timeline.written_at
         slowest = kept.slowest
         if now > kept.fresh_until:
@@ -199,12 +213,18 @@ class Recorder:
 
     def _bound_spans(self, work: Work) -> None:
         """Forget the spans of the oldest batches if there are too many of them."""
-        self._with_spans.append((work.spans, len(work.spans)))
-        self._spans += len(work.spans)
+        if self._with_spans and self._with_spans[-1][0] is work.spans:
+            return  # a mate has them
+        self._bound(work.spans, len(work.spans))
+
+    def _bound(self, what: list[Span] | list[Timeline], spans: int) -> None:
+        """Count what takes as much as so many spans, and forget the oldest such ones if that is too much."""
+        self._with_spans.append((what, spans))
+        self._spans += spans
         while self._spans > self._most_spans:
-            spans, kept = self._with_spans.popleft()
+            gone, kept = self._with_spans.popleft()
             self._spans -= kept
-            spans.clear()
+            gone.clear()
 
     def close(self) -> None:
         """Nothing is taken any more."""
@@ -214,6 +234,10 @@ class Recorder:
     def previous(self) -> list[Timeline]:
         """The requests of the server before, the oldest first, where it left a file. Reads it, so it takes a while."""
         return []
+
+    def may_have_previous(self, request_id: str) -> bool:
+        """Whether one of those has this id. Reads the file the first time; one thread may ask at a time."""
+        return False
 
     def __iter__(self) -> Iterator[Timeline]:
         """All that are known, each once, the newest first."""
@@ -241,6 +265,7 @@ class FiledRecorder(Recorder):
         super().__init__(limit_bytes, record_bytes)
         self._path = path
         self._file = RecorderFile(path, limit_bytes)
+        self._previous_ids = RecordedIds(previous_of(path))
 
     def take(self, timeline: Timeline) -> None:
         """A request has ended."""
@@ -255,6 +280,10 @@ class FiledRecorder(Recorder):
     def close(self) -> None:
         """Close the file, which stays."""
         self._file.close()
+
+    def may_have_previous(self, request_id: str) -> bool:
+        """Whether one of the server before has this id."""
+        return self._previous_ids.has(request_id)
 
     def previous(self) -> list[Timeline]:
         """The requests of the server before, if its file is there."""

@@ -18,6 +18,8 @@ import os
 import stat
 import struct
 import time
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,18 +33,24 @@ from marserve.telemetry.trace_context import Trace
 log = logging.getLogger("marserve.recorder")
 
 _MAGIC: Final = b"marserve requests"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _HEAD: Final = struct.Struct("<32sII")
 WORDS_AT: Final = 4096
 SLOTS_AT: Final = WORDS_AT + 65536
 # Number, begin since 1970; moments after that: header, body, admitted, batch begins, worker began, landed, first
 # piece, written; seconds: decode, handler, encode, collected, waited, printed; bytes in and out; serial of the batch;
 # its size, runs, status; words: model, version, worker, error, moved from; flags; lengths of both ids, and the ids; the
-# trace's id, zeros without one.
-_SLOT: Final = struct.Struct("<Qd14fQQIHHHHHHHHBBB128s128s16s")
-SLOT_BYTES: Final = 384
+# trace's id, zeros without one; how long its worker was held for its client. Version 1 had not the last one.
+_SLOT_1: Final = "<Qd14fQQIHHHHHHHHBBB128s128s16s"
+_SLOT: Final = struct.Struct(f"{_SLOT_1}f")
+SLOT_BYTES: Final = 392
+_FORMATS: Final = {1: (struct.Struct(_SLOT_1), 384), _VERSION: (_SLOT, SLOT_BYTES)}
+# Where a slot's lengths of both ids stand, and the ids.
+_LENGTHS: Final = struct.Struct("<BB128s128s16s")
+_LENGTHS_AT: Final = struct.calcsize("<Qd14fQQIHHHHHHHHB")
 _HAS_BATCH, _HAS_LANDED, _HAS_WORK, _IS_FIRST, _IS_REMOTE = 1, 2, 4, 8, 16
 _MOST_ID: Final = 128
+_NOTHING: Final = bytes(8)
 # A larger file is not read.
 MOST_BYTES: Final = 1 << 30
 _MOST_WORDS: Final = 65535
@@ -152,6 +160,7 @@ class RecorderFile:
             len(ids[1]),
             *ids,
             b"" if timeline.trace is None else bytes.fromhex(timeline.trace.trace_id),
+            timeline.held_s,
         )
         os.pwrite(self._descriptor, slot, SLOTS_AT + self._number % self.slots * SLOT_BYTES)
 
@@ -177,6 +186,28 @@ def previous_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.previous")
 
 
+class RecordedIds:
+    """Which ids are in the file at `path`, read at the first question: it changes no more. 24 bytes for each request.
+
+    Blocks then for as long as reading it takes; only one thread may ask.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._hashes: array[int] | None = None
+
+    def has(self, request_id: str) -> bool:
+        """Whether a request there may have this id; one in millions that it has not is said to be there."""
+        if self._hashes is None:
+            try:
+                self._hashes = RecordedFile.at(self._path).hashes()
+            except FileUnusable:
+                self._hashes = array("q")
+        wanted = hash(request_id.encode("utf-8", "replace")[:_MOST_ID])
+        place = bisect_left(self._hashes, wanted)
+        return place < len(self._hashes) and self._hashes[place] == wanted
+
+
 class RecordedFile:
     """A file that a server left."""
 
@@ -192,7 +223,9 @@ class RecordedFile:
         """`data` is all of it. Raises FileUnusable if it is no recorder's file."""
         try:
             magic, version, self._slots = _HEAD.unpack_from(data)
-            if magic.rstrip(b"\0") != _MAGIC or version != _VERSION or len(data) < SLOTS_AT + self._slots * SLOT_BYTES:
+            self._slot, self._slot_bytes = _FORMATS.get(version, _FORMATS[_VERSION])
+            is_whole = len(data) >= SLOTS_AT + self._slots * self._slot_bytes
+            if magic.rstrip(b"\0") != _MAGIC or version not in _FORMATS or not is_whole:
                 raise FileUnusable("it is no recorder's file, or that of another release")
             words = json.loads(data[WORDS_AT:SLOTS_AT].rstrip(b"\0"))
             self._words = [str(word) for word in words]
@@ -203,9 +236,7 @@ class RecordedFile:
     def __iter__(self) -> Iterator[Timeline]:
         """Its requests, the oldest first, with moments on this machine's clock as if it had not been set since."""
         numbered = sorted(
-            (number, at)
-            for at in range(SLOTS_AT, SLOTS_AT + self._slots * SLOT_BYTES, SLOT_BYTES)
-            if (number := int.from_bytes(self._data[at : at + 8], "little"))
+            (number, at) for at in self._places() if (number := int.from_bytes(self._data[at : at + 8], "little"))
         )
         ahead_s = time.monotonic() - time.time()
         batches: dict[int, BatchTimes] = {}
@@ -213,8 +244,24 @@ class RecordedFile:
             with contextlib.suppress(IndexError, ValueError):  # a slot that was being written
                 yield self._read(at, ahead_s, batches)
 
+    def _places(self) -> range:
+        return range(SLOTS_AT, SLOTS_AT + self._slots * self._slot_bytes, self._slot_bytes)
+
+    def hashes(self) -> array[int]:
+        """The hashes of all ids in it, in order: of requests, of clients', of traces."""
+        found = array("q")
+        for at in self._places():
+            if self._data[at : at + 8] != _NOTHING:
+                id_bytes, client_bytes, own, clients, trace = _LENGTHS.unpack_from(self._data, at + _LENGTHS_AT)
+                found.append(hash(own[:id_bytes]))
+                if client_bytes:
+                    found.append(hash(clients[:client_bytes]))
+                if any(trace):
+                    found.append(hash(trace.hex().encode()))
+        return array("q", sorted(found))
+
     def _read(self, at: int, ahead_s: float, batches: dict[int, BatchTimes]) -> Timeline:
-        slot = _SLOT.unpack_from(self._data, at)
+        slot = self._slot.unpack_from(self._data, at)
         _, since_1970, head_s, body_s, admitted_s, begins_s, worker_s, landed_s, piece_s, written_s = slot[:10]
         decode_s, handler_s, encode_s, *held_s = slot[10:16]
         bytes_in, bytes_out, serial, size, runs, status, *words, flags, id_bytes, client_bytes = slot[16:30]
@@ -233,6 +280,8 @@ class RecordedFile:
             moved_from=moved_from,
             trace=Trace(f"{slot[32].hex():0<64}", 0) if any(slot[32]) else None,
         )
+        if len(slot) > 33:
+            timeline.held_s = slot[33]
         if model:
             timeline.of = _Known(model, version)
         if flags & _HAS_BATCH:

@@ -8,7 +8,7 @@ All moments are seconds on the server's monotonic clock, 0 for those that have n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -24,7 +24,12 @@ STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 # A protocol: the histograms of a version are built upon timelines.
 class TimedVersion(Protocol):
-    """What a timeline keeps of the version that took a request: its names, and where its stages are counted."""
+    """What a timeline keeps of the version that took a request: its names, and where its stages are counted.
+
+    `slow_above_s` is from how long on one of its requests is unusual, as the recorder has learned.
+    """
+
+    slow_above_s: float
 
     @property
     def model(self) -> str:
@@ -40,6 +45,9 @@ class TimedVersion(Protocol):
 
 class _NoVersion:
     model = version = ""
+
+    def __init__(self) -> None:
+        self.slow_above_s = 0.0
 
     def observe_ended(self, ended: Sequence[Timeline]) -> None:
         """Requests that no version took are in no histogram."""
@@ -118,7 +126,7 @@ class Timeline(msgspec.Struct, gc=False):
     `moved_from` is the version that had accepted it, if another one took it over. `held_s` is how long its worker was
     held, because the client took its stream slowly, and `held_since` since when it is. `trace` is its place in a trace,
     None where no traces are kept; `parts` are the requests that it made, for the nodes of a workflow or by its handler,
-    until it has ended.
+    and `what` says of such a one what it was. The recorder forgets the parts before the request.
     """
 
     id: str
@@ -142,6 +150,7 @@ class Timeline(msgspec.Struct, gc=False):
     held_s: float = 0.0
     trace: Trace | None = None
     parts: list[Timeline] | None = None
+    what: str = ""
 
     @property
     def model(self) -> str:
@@ -192,15 +201,16 @@ class Timeline(msgspec.Struct, gc=False):
     def part(self, what: str, now: float, above: str = "") -> Timeline | None:
         """The timeline of a request that this one makes now, below the span `above`, else below its own.
 
-        None where no traces are kept, or it made too many.
+        None if it has ended, or made too many.
         """
-        if self.trace is None or self.written_at:
+        if self.written_at:
             return None
         if self.parts is None:
             self.parts = []
         if len(self.parts) >= MOST_PARTS:
             return None
-        part = Timeline(self.id, now, client_id=self.client_id, trace=part_of(self.trace, what, above))
+        trace = None if self.trace is None else part_of(self.trace, what, above)
+        part = Timeline(self.id, now, client_id=self.client_id, trace=trace, what=what)
         self.parts.append(part)
         return part
 
@@ -226,6 +236,14 @@ class Timeline(msgspec.Struct, gc=False):
         """Whether its worker's clock is another machine's: of `send` and `return` only the sum is known, as `send`."""
         last = self.last
         return last is not None and last.work is not None and not last.work.began
+
+
+def parts_of(timeline: Timeline) -> Iterator[tuple[Timeline, int]]:
+    """The requests that it made, those that these made right behind each, and how deep each is: from 1."""
+    for part in list(timeline.parts or ()):
+        yield part, 1
+        for each, depth in parts_of(part):
+            yield each, depth + 1
 
 
 def seconds_by_stage(timeline: Timeline) -> tuple[float, ...]:

@@ -96,6 +96,12 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
         return f"00-{ids[:32]}-{ids[48:]}-{self.flags:02x}".encode()
 
     @property
+    def for_lines(self) -> str:
+        """What an access line says of it, behind a space."""
+        ids = self.ids
+        return f" trace_id={ids[:32]} span_id={ids[32:48]}"
+
+    @property
     def for_client(self) -> str:
         """The `traceresponse` that tells the client its trace."""
         ids = self.ids

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import getrandbits
 from time import monotonic
@@ -35,10 +35,10 @@ from marserve.errors import (
     VersionNotFound,
     WorkflowBusy,
 )
-from marserve.messages import Accepted, Answer, Part, Receiver, Request, line_ids
+from marserve.messages import Accepted, Answer, Part, Receiver, Request, Work, line_ids
 from marserve.registry.data_plane import DataPlane
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.timeline import CLIENT_GONE, Timeline
+from marserve.telemetry.timeline import CLIENT_GONE, BatchTimes, Timeline
 from marserve.telemetry.traces.spans import NODE
 from marserve.workflows.dag import Dag, Walk
 
@@ -61,6 +61,19 @@ class RunnableNode:
     timeout_s: float
 
 
+class WorkflowTimes:
+    """What timelines keep of a workflow: its name. Its nodes' stages are counted with their models."""
+
+    version = ""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.slow_above_s = 0.0
+
+    def observe_ended(self, ended: Sequence[Timeline]) -> None:
+        """Its nodes have been counted."""
+
+
 class Engine:
     """One workflow's requests. `nodes` has an entry for each node of `dag`; sizes in bytes.
 
@@ -78,6 +91,7 @@ class Engine:
         max_answer_bytes: int = 6_553_500,
     ) -> None:
         self.workflow = workflow
+        self.times_of = WorkflowTimes(workflow)
         self.dag = dag
         self.nodes = nodes
         self.models = models
@@ -140,11 +154,19 @@ class Execution:
         self._readers = {node: len(children) for node, children in engine.dag.children.items()}
         self._attempts: dict[str, _Attempt] = {}
         self._is_over = False
+        self._times: BatchTimes | None = None
+        """From the first node's begin to the last one's end, as if one worker ran them; None without a timeline."""
 
     # ------------------------------------------------------------------------------------------- as a job
 
     def begin(self) -> None:
         """Give the start node what the client sent."""
+        timeline = self.request.timeline
+        if timeline is not None and not timeline.admitted_at:
+            now = monotonic()
+            timeline.admitted_at, timeline.of = now, self.engine.times_of
+            self._times = BatchTimes("", 1, now, of=timeline.of)
+            timeline.left_in(self._times)
         self._try(self.engine.dag.start, self.request.parts, 1)
 
     def cancel(self) -> None:
@@ -297,6 +319,9 @@ class Execution:
 
     def _end(self) -> None:
         self._is_over = True
+        if self._times is not None and not self._times.landed_at:
+            now, began = monotonic(), self._times.sent_at
+            self._times.land(now, now - began, Work(began, 0.0, 0.0))
         attempts, self._attempts = self._attempts, {}
         for attempt in attempts.values():
             attempt.abandon()
@@ -327,7 +352,7 @@ class _Attempt:
         """Give the node its input."""
         engine, given = self._execution.engine, self._execution.request
         target = engine.nodes[self.node]
-        if given.timeline is not None and given.timeline.trace is not None:
+        if given.timeline is not None:
             what = f"{NODE}{self.node}" if self.number == 1 else f"{NODE}{self.node}, attempt {self.number}"
             self._timeline = given.timeline.part(what, monotonic())
         request = Request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from marserve.api.grpc.open_inference_control import ServerControl
 from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.repository import Repository
-from marserve.api.open_inference.server_settings import TRACE, LogSettings
+from marserve.api.open_inference.server_settings import TRACE, LogSettings, TraceSettings
 from marserve.desired_state.policies import Changes
 from marserve.errors import WrongKey
 from support.grpc_house import SCHEMA, Client, client_of, inference_port, management_port, refusal
@@ -190,6 +191,20 @@ async def test_what_cannot_be_is_named(
 
     assert (found, words in told) == (code, True)
     assert house.pools.made == []
+
+
+async def test_trace_settings_are_those_of_the_server(house: House, control: ServerControl) -> None:
+    """Of a server that sends a tenth."""
+    control = replace(control, trace_settings=TraceSettings(0.1))
+    async with management_port(house.registry, control=control) as port, client_of(port) as client:
+        found = await call(client, "TraceSetting")
+
+    assert {name: list(value.value) for name, value in found.settings.items()} == {
+        **{name: [value] for name, value in TRACE.items()},
+        "trace_level": ["TIMESTAMPS"],
+        "trace_rate": ["10"],
+        "trace_count": ["-1"],
+    }
 
 
 async def test_without_the_protocol_management_has_no_such_calls(house: House) -> None:

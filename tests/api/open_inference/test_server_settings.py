@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marserve.api.open_inference.server_settings import TRACE, LogSettings, check_trace, trace_document
+from marserve.api.open_inference.server_settings import TRACE, LogSettings, TraceSettings
 from marserve.errors import BadInput
 
 
@@ -89,7 +89,7 @@ def test_the_switches_move_one_level(before: str, wanted: dict[str, Any], after:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"trace_level": ["TIMESTAMPS"]}, "trace_level is ['TIMESTAMPS']; this server writes no traces"),
+        ({"trace_level": ["TIMESTAMPS"]}, "trace_level is ['TIMESTAMPS']; this server makes no traces"),
         ({"trace_level": "TENSORS"}, "trace_level is 'TENSORS'; "),
         ({"trace_rate": 1}, "trace_rate is 1; "),
         ({"trace_file": "/etc/x"}, "trace_file is '/etc/x'; "),
@@ -101,7 +101,7 @@ def test_the_switches_move_one_level(before: str, wanted: dict[str, Any], after:
 def test_traces_that_are_not_written_are_refused_by_name(wanted: dict[str, Any], words: str) -> None:
     """The sentence says what is there in their place, and is bounded."""
     with pytest.raises(BadInput) as caught:
-        check_trace(wanted)
+        TraceSettings().check(wanted)
 
     assert str(caught.value).startswith(words)
     assert len(str(caught.value)) < 400
@@ -109,8 +109,23 @@ def test_traces_that_are_not_written_are_refused_by_name(wanted: dict[str, Any],
 
 def test_the_trace_settings_in_force_may_be_set() -> None:
     """By their values, as lists, and by clearing them."""
-    check_trace({})
-    check_trace(trace_document())
-    check_trace({"trace_level": "OFF", "trace_rate": ["0"]})
-    check_trace(dict.fromkeys(TRACE, None))
-    check_trace({name: [] for name in TRACE})
+    settings = TraceSettings()
+
+    settings.check({})
+    settings.check(settings.document())
+    settings.check({"trace_level": "OFF", "trace_rate": ["0"]})
+    settings.check(dict.fromkeys(TRACE, None))
+    settings.check({name: [] for name in TRACE})
+
+
+@pytest.mark.parametrize(("share", "rate"), [(1.0, "1"), (0.01, "100"), (0.3, "3"), (0.0, "0")])
+def test_a_server_that_sends_traces_says_so(share: float, rate: str) -> None:
+    """Of how many requests one is sent; a client cannot change it."""
+    settings = TraceSettings(share)
+
+    document = settings.document()
+
+    assert document == {**TRACE, "trace_level": ["TIMESTAMPS"], "trace_rate": rate, "trace_count": "-1"}
+    settings.check(document)
+    with pytest.raises(BadInput, match="trace_level is 'OFF'; this server stays as it was started, so it can only be"):
+        settings.check({"trace_level": "OFF"})

@@ -38,6 +38,7 @@ class House:
         other = House()
         other.take(*names)
         self.recorder.previous = lambda: list(other.recorder)  # type: ignore[method-assign]
+        self.recorder.may_have_previous = names.__contains__  # type: ignore[method-assign]
 
     def take(self, *names: str, wall_s: float = 0.1, status: int = 200, error: str = "", model: str = "m") -> None:
         """A batch of requests."""
@@ -211,6 +212,8 @@ async def test_a_list_has_what_was_asked_for(house: House, query: str, found: li
         ("slower_than=-1", "slower_than is '-1'"),
         ("slower_than=nan", "slower_than is 'nan'"),
         ("cause=gremlins", "cause is 'gremlins'; it is one of queue, full_batches"),
+        ("failed=maybe", "failed is 'maybe'; it must be true or false."),
+        ("previous=1", "previous is '1'; it must be true or false."),
         ("limit=0", "limit is 0; it must be a whole number from 1 to 1000."),
         ("limit=many", "limit"),
         ("modle=m", "modle"),

@@ -70,6 +70,19 @@ def test_a_worker_that_dies_while_it_serves_is_shown() -> None:
     assert shown.shorten("W-9000-shout_1.0 ended (import_error): no") == ""
 
 
+def test_the_first_failed_request_names_the_command_that_says_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: the second one is looked up alike."""
+    shown = screen()
+    assert shown.shorten("Request r:1: Prediction failed") == "Request r:1: Prediction failed"
+    shown.ready(Ready(Address("http", "127.0.0.1", 8080), 1.0, None))
+
+    assert shown.shorten("Request r:1, r-2: Prediction failed\nmore") == (
+        "Request r:1, r-2: Prediction failed\nmore\n  More: marserve explain r:1 --management http://127.0.0.1:8080"
+    )
+    assert shown.shorten("Request r-3: Prediction failed") == "Request r-3: Prediction failed"
+    assert "  Slow?    marserve explain --slowest --management http://127.0.0.1:8080\n" in capsys.readouterr().out
+
+
 def test_a_failed_change_says_that_the_one_before_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Unlike a first load."""
     shown = screen()

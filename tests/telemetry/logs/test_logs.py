@@ -21,6 +21,7 @@ from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.logs.logs import Logs, configure_logs
 from marserve.telemetry.logs.worker_lines import WorkerLines
 
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
 
@@ -90,6 +91,20 @@ def test_an_access_line_in_json_has_its_requests_id() -> None:
     first, second = (json.loads(line) for line in console.lines())
     assert (first["request_id"], first["milliseconds"]) == ("0b1c-22", 3)
     assert (second["request_id"], second["target"]) == ("0b1c-22", "/x%22 200 7 ab")
+
+
+def test_an_access_line_in_json_has_its_requests_trace() -> None:
+    """Behind its ids, whether or not its stream ended well."""
+    console = Console()
+    with opened(console, format="json") as logs:
+        line = access_line("127.0.0.1:1", "GET", "/x", "HTTP/1.1", 200, 3, "r-1 c")
+        for end in ("", " broken_off=handler"):
+            logs.access.write(f"{line} trace_id={TRACE} span_id={SPAN}{end}")
+
+    for read in map(json.loads, console.lines()):
+        assert [read[name] for name in ("request_id", "client_request_id", "trace_id", "span_id")] == [
+            *("r-1", "c", TRACE, SPAN)
+        ]
 
 
 def test_a_line_that_was_sampled_says_of_how_many_it_is_one() -> None:
@@ -171,7 +186,7 @@ def test_lines_name_the_requests_that_they_belong_to() -> None:
     """Behind the logger, where no text can forge them: of workers, of calls that say it, and of what runs in them."""
     console = Console()
     with opened(console, has_line_ids=True) as logs:
-        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["[forged] a\nb"], "r-1,r-2/theirs"))
+        logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["[forged] a\nb"], "r-1@t@s,r-2/theirs@t@s"))
         logs.workers.write(WorkerLines("m", "1", "9000", "stdout", "INFO", ["c"]))
         logging.getLogger("marserve.api").error("said", extra=caused_by("", "r-3"))
         with about_request("r-4"):
@@ -208,6 +223,12 @@ def test_text_lines_stay_torchserves_unless_ids_are_asked_for() -> None:
         ("a", {"request_id": "a"}),
         ("a/c", {"request_id": "a", "client_request_id": "c"}),
         ("a,b", {"request_id": ["a", "b"]}),
+        (f"a/c@{TRACE}@{SPAN}", {"request_id": "a", "client_request_id": "c", "trace_id": TRACE, "span_id": SPAN}),
+        (
+            f"a@{TRACE}@{SPAN},b@{TRACE[::-1]}@{SPAN}",
+            {"request_id": ["a", "b"], "trace_id": [TRACE, TRACE[::-1]], "span_id": [SPAN, SPAN]},
+        ),
+        ("a@@@,b", {"request_id": ["a", "b"]}),
         ("a,b/c,+7", {"request_id": ["a", "b"], "client_request_id": ["", "c"], "more_requests": 7}),
     ],
 )
@@ -220,7 +241,7 @@ def test_json_has_the_requests_of_a_line_as_members(ids: str, members: dict[str,
 
     for line in console.lines():
         read = json.loads(line)
-        assert {name: read[name] for name in read if "request" in name} == members
+        assert {name: read[name] for name in read if "request" in name or name in ("trace_id", "span_id")} == members
 
 
 def test_json_has_one_object_for_a_traceback() -> None:

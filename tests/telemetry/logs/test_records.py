@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from marserve.telemetry.logs.records import LogName, Record, Wanted, read_line, read_records
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 AT = "2026-01-31T12:00:00,007"
 MODEL = f"{AT} [ERROR] W-9000-digits_1.0-stderr MODEL_LOG [r-1,r-2/theirs] - "
 SERVER = f"{AT} [WARN ] main marserve.pool [r-3] - W-9000-digits_1.0 ended (raised): no"
@@ -24,6 +27,23 @@ def chosen(wanted: Wanted, text: str) -> list[str]:
     found = [record.text for record in read(text) if wanted.filter()(record)]
     assert not found or not wanted.needles() or any(needle in text.encode() for needle in wanted.needles())
     return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{ACCESS} trace_id={TRACE} span_id={'1' * 16}",
+        f"{ACCESS} trace_id={TRACE} span_id={'1' * 16} broken_off=client",
+        json.dumps({"logger": "ACCESS_LOG", "target": "/x", "status": 200, "request_id": "r", "trace_id": TRACE}),
+        json.dumps({"logger": "MODEL_LOG", "message": "x", "trace_id": ["other", TRACE]}),
+        json.dumps({"logger": "marserve.api", "message": "x", "trace_id": TRACE}),
+    ],
+)
+def test_lines_are_found_by_the_trace_of_their_request(line: str) -> None:
+    """As by its id."""
+    assert chosen(Wanted(request=TRACE), line) == [line]
+    assert chosen(Wanted(request=TRACE[:-1]), line) == []
+    assert read(line)[0].ids in ("r-1", "r", "")
 
 
 @pytest.mark.parametrize(

@@ -547,9 +547,14 @@ class Calls:
                 "HTTP/2.0",
                 code.value[0],
                 milliseconds,
-                call.line_id.replace("/", " ") if self._has_ids else "",
+                _ids_of(call) if self._has_ids else "",
             )
             self._access_log.write(line)
+
+
+def _ids_of(call: Call) -> str:
+    """What its access line ends with."""
+    return call.line_id.replace("/", " ") + (call.trace.for_lines if call.trace is not None else "")
 
 
 async def pack(data: bytes, encoding: str, decoding: Decoding) -> bytes | Message:

@@ -18,10 +18,13 @@ from marserve.api.grpc.data_types import read_parameters
 from marserve.api.grpc.schema import OPEN_INFERENCE, Schema
 from marserve.api.open_inference.regions import NO_CUDA, Regions, no_cuda_region
 from marserve.api.open_inference.repository import Repository
-from marserve.api.open_inference.server_settings import LogSettings, check_trace, trace_document
+from marserve.api.open_inference.server_settings import LogSettings, TraceSettings
 from marserve.errors import BadInput, ControlClosed
 
 SERVICE: Final = f"{OPEN_INFERENCE}.GRPCInferenceService"
+
+
+NO_TRACES: Final = TraceSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class ServerControl:
     log_settings: LogSettings
     check_exists: Callable[[str], None]
     regions: Regions
+    trace_settings: TraceSettings = NO_TRACES
 
 
 class GrpcOpenInferenceControl:
@@ -40,6 +44,7 @@ class GrpcOpenInferenceControl:
     def __init__(self, schema: Schema, control: ServerControl, *, is_open: bool) -> None:
         self._repository = control.repository
         self._log_settings = control.log_settings
+        self._trace_settings = control.trace_settings
         self._check_exists = control.check_exists
         self._regions = control.regions
         self._is_open = is_open
@@ -97,9 +102,10 @@ class GrpcOpenInferenceControl:
             self._check_open("Another setting of traces")
         if message.model_name:
             self._check_exists(message.model_name)
-        check_trace({name: list(value.value) for name, value in message.settings.items()})
+        self._trace_settings.check({name: list(value.value) for name, value in message.settings.items()})
         settings = {
-            name: {"value": value if isinstance(value, list) else [value]} for name, value in trace_document().items()
+            name: {"value": value if isinstance(value, list) else [value]}
+            for name, value in self._trace_settings.document().items()
         }
         return ParseDict({"settings": settings}, self._responses["TraceSetting"]())
 

@@ -32,10 +32,11 @@ from marserve.api.open_inference.request_parameters import (
     read_body,
 )
 from marserve.errors import Draining, HandlerFailed, MarserveError
-from marserve.messages import Accepted, Answer, Part
+from marserve.messages import TRACE_MARK, Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
+from marserve.telemetry.trace_context import Trace
 from marserve.telemetry.traces.tracing import Takes
 
 log = logging.getLogger("marserve.api")
@@ -120,7 +121,14 @@ class Exchange:
     def line_id(self) -> str:
         """The id as log lines have it."""
         given = self.head.client_id
-        return f"{self.id}/{given}" if given and given != self.id else self.id
+        own = f"{self.id}/{given}" if given and given != self.id else self.id
+        trace = self._trace
+        return own if trace is None else f"{own}{TRACE_MARK}{trace.trace_id}{TRACE_MARK}{trace.span_id}"
+
+    @property
+    def _trace(self) -> Trace | None:
+        """Its place in a trace, until its timeline is given away."""
+        return None if self.timeline is None else self.timeline.trace
 
     def _id_with_trace(self) -> bytes:
         """The value of `x-request-id`, and a line more for a client that is to know its trace."""
@@ -354,6 +362,7 @@ class Exchange:
                     timeline.hold(monotonic())
             if was_full and connection.unsent > connection.listener.limits.stream_buffer_bytes:
                 connection.listener.metrics.count_refused(SLOW_READER)
+                self._log_stream(connection, SLOW_READER)
                 self._keep_stream(connection, monotonic(), SLOW_READER)
                 self.abandon(SLOW_READER)
                 connection.transport.abort()
@@ -388,8 +397,8 @@ class Exchange:
         if self.is_streaming:
             self.release(connection)
             self.connection = self.job = None
-            self._keep_stream(connection, monotonic(), _class_of(error))
             self._log_stream(connection, (error.cause if isinstance(error, MarserveError) else None) or "server")
+            self._keep_stream(connection, monotonic(), _class_of(error))
             if isinstance(error, Draining) and not self.is_bodiless and not self.head.is_http10:
                 self._tell_in_stream(connection, error)
             connection.break_off(at_once=self.head.is_http10)
@@ -460,7 +469,7 @@ class Exchange:
         if status:
             head, now = self.head, monotonic()
             connection.listener.record_stream(
-                connection.peer, head.line, status, self.began, now, self.id, head.client_id, broken_off
+                connection.peer, head.line, status, self.began, now, self.id, head.client_id, broken_off, self._trace
             )
 
     def _send(
@@ -487,12 +496,14 @@ class Exchange:
         """The whole answer was written, with a body of `size` bytes."""
         now = monotonic()
         recorder = connection.listener.recorder
+        trace = None
         if self.timeline is not None:
+            trace = self.timeline.trace
             self._keep_time(connection, now, status, size, error)
         elif recorder is not None and (error or now - self.began > recorder.slow_above_s) and recorder.late_left > 0:
             self._keep_late(recorder, now, status, size, error)
         head = self.head
-        connection.listener.record(connection.peer, head.line, status, self.began, now, self.id, head.client_id)
+        connection.listener.record(connection.peer, head.line, status, self.began, now, self.id, head.client_id, trace)
         self._end(connection, now, keep)
 
     def _send_large(
@@ -504,7 +515,9 @@ class Exchange:
         head = self.head
         if self.timeline is not None:
             self.timeline.status, self.timeline.bytes_out = status, len(body)
-        connection.listener.record(connection.peer, head.line, status, self.began, monotonic(), self.id, head.client_id)
+        connection.listener.record(
+            connection.peer, head.line, status, self.began, monotonic(), self.id, head.client_id, self._trace
+        )
         connection.stream(start)
         feed = connection.listener.large_answers.feed(body, _Way(self, connection))
         if feed.is_open:
@@ -545,10 +558,13 @@ class Exchange:
     def _keep_late(self, recorder: Takes, now: float, status: int, size: int, error: str) -> None:
         """Make a timeline of a request that had none: it was slow, or has failed."""
         job = self.job
+        times = job.times if isinstance(job, Timed) else None  # requests that are made of others have none
+        if times is not None and not error and now - self.began <= times.of.slow_above_s:
+            return  # others of its version take as long
         timeline = self._new_timeline(max(0, self.head.body_bytes))
-        if isinstance(job, Timed) and job.times is not None:  # requests that are made of others have no times
-            timeline.admitted_at, timeline.of = job.arrived, job.times.of
-            timeline.left_in(job.times)
+        if isinstance(job, Timed) and times is not None:
+            timeline.admitted_at, timeline.of = job.arrived, times.of
+            timeline.left_in(times)
         timeline.end(now, status, size, error)
         recorder.take_late(timeline)
 

@@ -19,6 +19,7 @@ from marserve.api.request_ids import RequestIds
 from marserve.api.tokens import Tokens
 from marserve.telemetry.logs.access_log import AccessLog
 from marserve.telemetry.metrics.server_metrics import Metrics
+from marserve.telemetry.trace_context import Trace
 from marserve.telemetry.traces.tracing import Takes, Tracing
 
 MAX_KNOWN_HEADS: Final = 1024
@@ -106,7 +107,15 @@ class Listener:
         self.heads[head_bytes] = head
 
     def record(
-        self, peer: str, line: str, status: int, began: float, now: float, request_id: str, client_id: str
+        self,
+        peer: str,
+        line: str,
+        status: int,
+        began: float,
+        now: float,
+        request_id: str,
+        client_id: str,
+        trace: Trace | None = None,
     ) -> None:
         """Count an answer that begins now, and log its request. `client_id`: the client's, if it has another one."""
         self.metrics.responses[status // 100] += 1
@@ -119,6 +128,9 @@ class Listener:
             text = f'{peer} "{line}" {status} {milliseconds}'
             if not self.has_ids:
                 self.access_log.write(text)
+            elif trace is not None:
+                both = f"{request_id} {client_id}" if client_id and client_id != request_id else request_id
+                self.access_log.write(f"{text} {both}{trace.for_lines}")
             elif not client_id or client_id == request_id:
                 self.access_log.write(f"{text} {request_id}")
             else:
@@ -134,6 +146,7 @@ class Listener:
         request_id: str,
         client_id: str,
         broken_off: str = "",
+        trace: Trace | None = None,
     ) -> None:
         """The same at the end of a stream, which may have been broken off: `broken_off` is why, in a word."""
         if broken_off and self.access_log is not None:
@@ -141,10 +154,12 @@ class Listener:
             ids = "" if not self.has_ids else f" {request_id}"
             if ids and client_id and client_id != request_id:
                 ids += f" {client_id}"
+            if ids and trace is not None:
+                ids += trace.for_lines
             milliseconds = int((now - began) * 1000)
             self.access_log.write(f'{peer} "{line}" {status} {milliseconds}{ids} broken_off={broken_off}')
         else:
-            self.record(peer, line, status, began, now, request_id, client_id)
+            self.record(peer, line, status, began, now, request_id, client_id, trace)
 
 
 def _match_nothing(target: bytes) -> None:

@@ -1,7 +1,8 @@
 """The settings of traces and of the log, in the words of Triton's extensions "trace" and "logging". Pure.
 
-marserve writes no traces, so those settings have one value each. Of the log's settings the level can be changed: it has
-one level, and each of Triton's switches for a kind of line stands for a part of the scale.
+Traces are as the server's settings say, for the server and for each model, so these have one value each. Of the log's
+settings the level can be changed: it has one level, and each of Triton's switches for a kind of line stands for a part
+of the scale.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TRACE: Final[Mapping[str, str | list[str]]] = {
     "trace_count": "0",
     "log_frequency": "0",
 }
-"""What is in force, for the server and for each model."""
+"""What is in force without traces."""
 
 # For each switch the most terse level that writes its lines; `log_verbose_level` 1 is `debug`.
 _SWITCHES: Final = {"log_verbose_level": "debug", "log_info": "info", "log_warnings": "warning", "log_errors": "error"}
@@ -40,23 +41,34 @@ class Levels(Protocol):
         """Change all levels, or that of one model's workers."""
 
 
-def trace_document() -> Document:
-    """The settings of traces."""
-    return dict(TRACE)
+class TraceSettings:
+    """The settings of traces. `share` is that of the traces which begin here and are sent; None: no traces are made."""
 
+    def __init__(self, share: float | None = None) -> None:
+        self._is_on = share is not None
+        self._values = dict(TRACE)
+        if share is not None:
+            # Of so many requests one is sent; slow and failed ones are beside that. There is no bound on how many.
+            rate = round(1 / share) if share > 0 else 0
+            self._values |= {"trace_level": ["TIMESTAMPS"], "trace_rate": str(rate), "trace_count": "-1"}
 
-def check_trace(wanted: Mapping[str, Any]) -> None:
-    """Raise BadInput for a setting that is not in force; None and an empty list ask for what is."""
-    for name, value in wanted.items():
-        if name not in TRACE:
-            raise BadInput(f"{_shown(name)} is no trace setting; there are {', '.join(TRACE)}.")
-        given = [value] if isinstance(value, str) else value
-        mine = TRACE[name]
-        if given is not None and given not in ([], [mine] if isinstance(mine, str) else mine):
-            raise BadInput(
-                f"{name} is {_shown(value)}; this server writes no traces, so it can only be {_shown(mine)}. What "
-                "requests took is on the metrics page and in /v2/models/stats."
-            )
+    def document(self) -> Document:
+        """What is in force."""
+        return dict(self._values)
+
+    def check(self, wanted: Mapping[str, Any]) -> None:
+        """Raise BadInput for a setting that is not in force; None and an empty list ask for what is."""
+        for name, value in wanted.items():
+            if name not in TRACE:
+                raise BadInput(f"{_shown(name)} is no trace setting; there are {', '.join(TRACE)}.")
+            given = [value] if isinstance(value, str) else value
+            mine = self._values[name]
+            if given is not None and given not in ([], [mine] if isinstance(mine, str) else mine):
+                why = "stays as it was started" if self._is_on else "makes no traces"
+                raise BadInput(
+                    f"{name} is {_shown(value)}; this server {why}, so it can only be {_shown(mine)}. The settings "
+                    "tracing and trace_sample say another for the next start."
+                )
 
 
 class LogSettings:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated, Final, NamedTuple
 
 from fastapi import APIRouter, Query
@@ -18,13 +19,14 @@ from marserve.answers.management import (
     ListedRequest,
     OtherRequest,
     RecordedBatch,
+    RecordedPart,
     RecordedRequest,
     RecordedRequests,
     RecordedSpan,
     RecordedStage,
 )
 from marserve.api.parameters import read_strictly
-from marserve.api.request_ids import MAX_CLIENT_ID
+from marserve.api.request_ids import check_id
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Flag, error_answers
@@ -32,7 +34,7 @@ from marserve.errors import BadInput, RequestUnknown
 from marserve.telemetry.explanation import CAUSES, Cause, Evidence, explain
 from marserve.telemetry.happenings import Happening, Happenings
 from marserve.telemetry.recorder import Recorder, of_id
-from marserve.telemetry.timeline import STAGES, Timeline, seconds_by_stage
+from marserve.telemetry.timeline import STAGES, Timeline, parts_of, seconds_by_stage
 
 DEFAULT_LIMIT: Final = 50
 MOST_LISTED: Final = 1000
@@ -92,12 +94,11 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
         responses={200: {"model": RecordedRequest}, **error_answers(400, 404)},
     )
     async def explain_request(request_id: str) -> Response:
-        if len(request_id) > MAX_CLIENT_ID:
-            raise BadInput(f"The id has {len(request_id)} characters; a request's id has at most {MAX_CLIENT_ID}.")
+        check_id(request_id)
         async with turn:
             known, meanwhile = list(recorder), list(happenings)
             found = of_id(request_id, known)
-            if not found:
+            if not found and await asyncio.to_thread(recorder.may_have_previous, request_id):
                 known, meanwhile = (await asyncio.to_thread(recorder.previous))[::-1], []
                 found = of_id(request_id, known)
             if not found:
@@ -185,7 +186,7 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
     timeline, last = found[0], found[0].last
     explanation = explain(timeline, evidence)
     batch, spans = None, None
-    if last is not None:
+    if last is not None and last.worker:
         members = [each for each in evidence.members(last) if each is not timeline]
         batch = RecordedBatch(
             size=last.size,
@@ -210,7 +211,7 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
         trace_id=None if timeline.trace is None else timeline.trace.trace_id,
         model=timeline.model,
         version=timeline.version,
-        worker="" if last is None else f"W-{last.worker.partition('/')[0]}-{timeline.model}_{timeline.version}",
+        worker=_worker(timeline),
         status=timeline.status,
         error=timeline.error or None,
         started=_started(timeline),
@@ -222,6 +223,11 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
             for name, seconds in zip(STAGES, seconds_by_stage(timeline), strict=True)
         ],
         spans=spans,
+        parts=[
+            _part(part, depth, timeline.began)
+            for part, depth in islice((each for each in parts_of(timeline) if each[0].written_at), MOST_NAMED)
+        ]
+        or None,
         batch=batch,
         first_piece_ms=_ms(timeline.first_piece_at - timeline.began) if timeline.first_piece_at else None,
         moved_from=timeline.moved_from or None,
@@ -232,6 +238,28 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
         meanwhile=happened[:MOST_NAMED],
         others=[OtherRequest(id=each.id, started=_started(each)) for each in found[1:MOST_NAMED]],
     )
+
+
+def _part(part: Timeline, depth: int, began: float) -> RecordedPart:
+    return RecordedPart(
+        name=part.what,
+        depth=depth,
+        model=part.model,
+        version=part.version,
+        status=part.status,
+        error=part.error or None,
+        after_ms=_ms(part.began - began),
+        ms=_ms(part.wall_s),
+        stages=[
+            RecordedStage(name=name, ms=_ms(seconds))
+            for name, seconds in zip(STAGES, seconds_by_stage(part), strict=True)
+        ],
+    )
+
+
+def _worker(timeline: Timeline) -> str:
+    key = "" if timeline.last is None else timeline.last.worker
+    return f"W-{key.partition('/')[0]}-{timeline.model}_{timeline.version}" if key else ""
 
 
 def _started(timeline: Timeline) -> str:

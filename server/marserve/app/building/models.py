@@ -63,6 +63,7 @@ from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetcher
 from marserve.store.sources.local import LocalStore
 from marserve.telemetry.body_samples import BodySamples, Hiding
+from marserve.telemetry.kept_requests import KeptRequests
 from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.intake import WorkflowIntake
@@ -209,6 +210,7 @@ def build_registry(
     on_change: Callable[[], None],
     archives: UnpackedArchives,
     hooks: Hooks,
+    keeper: KeptRequests | None = None,
 ) -> Registry:
     """The registry of models; archives are unpacked below `scratch`. `on_change`: see `Registry`."""
     intake = Intake(
@@ -232,8 +234,23 @@ def build_registry(
     if settings.body_sample:
         samples = BodySamples(settings.body_sample, settings.body_sample_size, Hiding(settings.body_sample_hide))
     return Registry(
-        options, intake, make_pool, metrics, environments, on_change=on_change, hooks=hooks, samples=samples
+        options,
+        intake,
+        make_pool,
+        metrics,
+        environments,
+        on_change=on_change,
+        hooks=hooks,
+        samples=samples,
+        keeper=keeper,
     )
+
+
+def build_keeper(settings: Settings) -> KeptRequests | None:
+    """What keeps requests to be run again; None if nothing asks for that."""
+    if settings.entry != "marserve" or not settings.replay_sample or not settings.replay_size:
+        return None
+    return KeptRequests(settings.replay_sample, settings.replay_size, Hiding(settings.body_sample_hide))
 
 
 def build_uploads(settings: Settings, registry: Registry, stack: contextlib.AsyncExitStack) -> Uploads | None:

@@ -19,7 +19,7 @@ from marserve.api.http.connections import ConnectionTable
 from marserve.api.http.large_answers import LargeAnswers
 from marserve.api.open_inference.regions import Regions
 from marserve.api.open_inference.repository import Repository
-from marserve.api.open_inference.server_settings import LogSettings
+from marserve.api.open_inference.server_settings import LogSettings, TraceSettings
 from marserve.api.open_inference.shared_tensors import SharedTensors
 from marserve.api.request_ids import RequestIds
 from marserve.app.building.access import AccessControl
@@ -39,6 +39,7 @@ from marserve.app.building.metrics import (
 from marserve.app.building.models import (
     build_environments,
     build_host_memory,
+    build_keeper,
     build_launchers,
     build_registry,
     build_rollouts,
@@ -70,6 +71,7 @@ from marserve.settings import Settings
 from marserve.store.fetching.download_list import DownloadList
 from marserve.telemetry.collector_pauses import CollectorPauses
 from marserve.telemetry.happenings import Happenings
+from marserve.telemetry.kept_requests import KeptRequests
 from marserve.telemetry.logs.logs import Logs
 from marserve.telemetry.logs.search import FILES
 from marserve.telemetry.loop_lag import FAMILIES as LOOP_FAMILIES
@@ -107,11 +109,13 @@ class Parts:
     decoding: Decoding
     request_ids: RequestIds
     recorder: Recorder | None
+    keeper: KeptRequests | None
     ended: Takes | None
     tracing: Tracing | None
     happenings: Happenings
     log_levels: LogLevels
     log_settings: LogSettings
+    trace_settings: TraceSettings
     repository: Repository
     regions: Regions
     shared_tensors: SharedTensors | None
@@ -174,6 +178,7 @@ async def build_parts(
     host = build_host_memory(settings, line, launchers, metrics, stack)
     device_memory = await build_device_memory(settings, line, device_watch, launchers.devices, metrics, stack)
     calls = ModelCalls(settings.handler_error_status)
+    keeper = build_keeper(settings)
     registry = build_registry(
         settings,
         machine,
@@ -187,6 +192,7 @@ async def build_parts(
         snapshots.note_change if snapshots is not None else lambda: None,
         archives,
         hooks_of(host, device_memory),
+        keeper,
     )
     calls.open(registry.data_plane)
     uploads = build_uploads(settings, registry, stack)
@@ -240,9 +246,11 @@ async def build_parts(
         request_ids=RequestIds(takes_clients=settings.take_request_id),
         happenings=metrics.happenings,
         recorder=recorder,
+        keeper=keeper,
         ended=recorder if tracing is None else tracing,
         tracing=tracing,
         log_levels=log_levels,
+        trace_settings=TraceSettings(None if tracing is None else tracing.share),
         log_settings=LogSettings(
             log_levels,
             f"{FILES['server']}.log" if settings.log_location else "",

@@ -20,6 +20,7 @@ from marserve.api.rest.models.desired_state import desired_state_router
 from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
 from marserve.api.rest.models.management import management_router
+from marserve.api.rest.models.replays import replay_router
 from marserve.api.rest.models.rollouts import rollout_router
 from marserve.api.rest.models.statistics import statistics_router
 from marserve.api.rest.models.workflows import workflow_router
@@ -36,7 +37,7 @@ from marserve.api.rest.platforms.shared_memory import shared_memory_router
 from marserve.api.rest.requests import requests_router
 from marserve.api.tokens import Access, authorization_of
 from marserve.app.building.devices import device_activities
-from marserve.app.building.from_settings import sagemaker_endpoint, speaks_all_open_inference
+from marserve.app.building.from_settings import error_rules, sagemaker_endpoint, speaks_all_open_inference
 from marserve.app.building.parts import Parts
 from marserve.errors import ModelNotFound
 
@@ -130,7 +131,11 @@ def _add_open_inference(routers: Routers, parts: Parts, *, has_inference: bool, 
         models = open_inference_models_router(registry, repository, shares_memory=parts.regions.is_on)
         routers.append((models, "inference"))
     control = open_inference_control_router(
-        parts.repository, parts.log_settings, registry.data_plane.check_exists, is_open=is_open
+        parts.repository,
+        parts.log_settings,
+        registry.data_plane.check_exists,
+        parts.trace_settings,
+        is_open=is_open,
     )
     if not has_inference:
         add_index(control, registry, repository)
@@ -173,6 +178,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
         routers.append((logs, "management"))
         if parts.recorder is not None:
             routers.append((requests_router(parts.recorder, parts.happenings), "management"))
+        rules = error_rules(settings, parts.logs.with_own_paths)
+        routers.append((replay_router(registry, parts.keeper, parts.recorder, rules), "management"))
     # This router checks the management key, or the source's own secret, itself.
     secrets = EventSecrets(settings.event_secrets, parts.access.authorize("management"), os.environ)
     events = events_router(parts.watches, secrets, parts.watches.count_events)

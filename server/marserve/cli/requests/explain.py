@@ -78,7 +78,7 @@ def ask_recorder(server: Management, path: str, query: dict[str, str]) -> dict[s
 
 def described(request: Mapping[str, Any]) -> list[str]:
     """The lines about one request."""
-    whose = f"{request['model']} {request['version']}" if request["model"] else "no model"
+    whose = f"{request['model']} {request['version']}".strip() or "no model"
     also_known = f" (the client's: {request['client_id']})" if request.get("client_id") else ""
     error = f", {request['error']}" if request.get("error") else ""
     lines = [
@@ -99,6 +99,14 @@ def described(request: Mapping[str, Any]) -> list[str]:
         f"    {span['name']}: {span['ms']:.2f} ms, {span['after_ms']:.2f} ms after the batch began"
         for span in request.get("spans") or ()
     ]
+    for part in request.get("parts") or ():
+        longest = max(part["stages"], key=lambda stage: float(stage["ms"]))
+        failed = f", {part['status']} {part['error']}" if part.get("error") else ""
+        lines.append(
+            f"    {'  ' * (part['depth'] - 1)}{part['name']}: {part['ms']:.2f} ms, after {part['after_ms']:.2f} ms, "
+            f"by {part['model'] or 'no model'} {part['version']}".rstrip()
+            + f"; {longest['ms']:.2f} ms of it in {longest['name']}{failed}"
+        )
     batch = request.get("batch")
     if batch:
         lines += ["", *_of_batch(batch)]

@@ -258,6 +258,7 @@ def _screen(model: LocalModel, output: Output, loaded: Settings, *, follows: boo
         example=model.example,
         body_words=model.body_words,
         keys=None if loaded.disable_token_authorization else loaded.token_file,
+        explains=bool(loaded.flight_recorder_size),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WORKER = re.compile(r"^W-\d+-\S+ ")
+_FAILED = re.compile(r"Request ([A-Za-z0-9_.:\-]+)(?:, [^:]*)?: ")
 _ENDED = re.compile(r"ended \((\w+)\): ")
 # Causes of a worker's end that make a load fail, or that are no failure.
 _OF_LOADS = (
@@ -50,12 +51,13 @@ class Screen:
         example: str | None = "{}",
         body_words: str = "",
         keys: Path | None = None,
+        explains: bool = True,
     ) -> None:
         """`staged` is the folder of the staged models, which are shown as paths of the source.
 
         `folder` is the source's, None for an archive. `keys` is the file with the keys that clients send, if they must.
         `example` is a request of a model that declares nothing, None where it takes a file. `body_words` say what its
-        body is where there is no example.
+        body is where there is no example. `explains`: the server records requests, for `marserve explain`.
         """
         self._output, self._source = output, source
         self._folder, self._keys, self._is_litserve = folder, keys, is_litserve
@@ -64,6 +66,8 @@ class Screen:
         self._model, self._version, self._follows = model, version, follows
         self._is_ready = False
         self._is_verbose = is_verbose
+        self._explains = explains
+        self._explain_at = ""  # the address to name with the first failed request, until it is named
 
     def ready(self, ready: Ready) -> None:
         """The model answers."""
@@ -74,6 +78,9 @@ class Screen:
         line = curl_line(address, asked, ready.declaration, folder=self._folder, example=self._example)
         says_body = self._body_words and not ready.declaration and request_beside(self._folder) is None
         pages = [f"  Docs     {base}/docs", f"  Logs     marserve logs --management {base}"]
+        if self._explains:
+            pages.append(f"  Slow?    marserve explain --slowest --management {base}")
+            self._explain_at = "" if is_socket(address) else base
         lines = [
             "",
             f"  marserve {__version__}: {self._model} {self._version} of {self._source}, ready in {seconds}",
@@ -138,7 +145,12 @@ class Screen:
             return ""
         if ended:
             text = f"A worker of {self._model} {self._version} {text}"
-        return text if self._is_verbose else self._staged.sub("", self._own_part(text))
+        text = text if self._is_verbose else self._staged.sub("", self._own_part(text))
+        failed = _FAILED.match(text) if self._explain_at else None
+        if failed:
+            text = f"{text}\n  More: marserve explain {failed[1]} --management {self._explain_at}"
+            self._explain_at = ""
+        return text
 
     def _own_part(self, text: str) -> str:
         """A traceback without the frames above the first one of the source. Empty for that of the source's import."""

@@ -16,15 +16,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
-from marserve.errors import BadInput, Draining, NoWorker, WorkerDied
+from marserve.errors import BadFrame, BadInput, CannotReplay, Draining, NoWorker, WorkerDied
 from marserve.messages import (
     Answer,
+    Batch,
+    Called,
     Check,
     Checked,
     Item,
     Part,
+    Piece,
+    Raised,
     Request,
     Result,
     Results,
@@ -32,14 +36,18 @@ from marserve.messages import (
 )
 from marserve.option_values import Sample, Tolerance
 from marserve.pool.checks.certificate import Certificate, InService, report_of, sentence_of
+from marserve.pool.checks.replays import Replay
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight
 from marserve.pool.dispatch.lengths.allowance import Allowance
 from marserve.pool.options import PoolOptions
+from marserve.telemetry.kept_requests import Replayed
 from marserve.telemetry.metrics.counts import VersionMetrics
 from marserve.wire import Body
 
 log = logging.getLogger("marserve.pool.certifier")
+
+T = TypeVar("T")
 
 MOST_SAMPLE_BYTES = 64 * 1024 * 1024
 # After this time a check begins no further call of the handler.
@@ -57,14 +65,15 @@ class _Order:
     For the kind `answers` they are pairs, to be compared within `tolerance`, or by the handler if that is None.
     """
 
-    kind: Literal["load", "demand", "service", "answers"]
+    kind: Literal["load", "demand", "service", "answers", "replay"]
     inputs: list[list[Part]]
     size: int
     limit_s: float
     requests: list[Request] | None = None
     wanted: tuple[list[Result], list[Body]] | None = None
-    outcome: asyncio.Future[Checked] | None = None
+    outcome: asyncio.Future[Checked] | asyncio.Future[Replayed] | None = None
     tolerance: Tolerance | None = None
+    replay: Replay | None = None
 
 
 class Certifier:
@@ -76,12 +85,12 @@ class Certifier:
         folder: Path,
         dispatcher: Dispatcher,
         metrics: VersionMetrics,
-        send: Callable[[str, Check, Sequence[Body]], None],
+        send: Callable[[str, Check | Batch, Sequence[Body]], None],
         *,
         has_slots: Callable[[], bool],
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`folder` is the model's; `send` sends a check to a worker by its key."""
+        """`folder` is the model's; `send` sends a check, or a batch that is run again, to a worker by its key."""
         self.certificate = Certificate(options.batch_check, has_samples=bool(options.inputs_to_try))
         self.in_service = InService()
         self.allowance = Allowance()
@@ -94,6 +103,8 @@ class Certifier:
         self._reading: asyncio.Task[None] | None = None
         self._item_s = 0.0
         self._is_stopped = False
+        self.replays_on = ""
+        """The worker that runs kept requests again; empty while none does."""
 
     # ------------------------------------------------------------------------------------------- at load
 
@@ -161,13 +172,26 @@ class Certifier:
         order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), outcome=outcome, tolerance=tolerance)
         return await self._carry_out(order, outcome)
 
+    async def replay(self, requests: Sequence[Request]) -> Replayed:
+        """Have a worker run these requests again as one batch. Raises CannotReplay, NoWorker, Draining."""
+        options = self._options
+        if not can_lend(options):
+            raise CannotReplay(
+                f"{self._name} has sequences, steps, or calls side by side; its requests cannot be run again by "
+                "themselves. Name another version."
+            )
+        self._refuse_without_workers()
+        outcome: asyncio.Future[Replayed] = asyncio.get_running_loop().create_future()
+        order = _Order("replay", [], 1, CHECK_LIMIT_S, replay=Replay(requests, outcome), outcome=outcome)
+        return await self._carry_out(order, outcome)
+
     def _refuse_without_workers(self) -> None:
         if self._dispatcher.is_draining or self._is_stopped:
             raise Draining
         if not self._has_slots() or self._dispatcher.living_slots <= 0:
             raise NoWorker(self._options.model)
 
-    async def _carry_out(self, order: _Order, outcome: asyncio.Future[Checked]) -> Checked:
+    async def _carry_out(self, order: _Order, outcome: asyncio.Future[T]) -> T:
         self._order(order)
         try:
             async with asyncio.timeout(self._options.startup_timeout_s + CHECK_LIMIT_S):
@@ -216,6 +240,10 @@ class Certifier:
         """Send the oldest order to a lent worker."""
         order = self._orders.popleft() if self._orders else _Order("service", [], 1, 0.0)
         self._out = (key, flight.number, order)
+        if order.replay is not None:
+            self.replays_on = key
+            self._send(key, *order.replay.begin(key, flight))
+            return
         items: list[Item] = []
         bodies: list[Body] = []
         for index, parts in enumerate(order.inputs):
@@ -242,12 +270,43 @@ class Certifier:
         self._next()
         self.start()  # the batch size may have grown meanwhile
 
+    def on_replayed(self, key: str, message: Results | Raised, bodies: Sequence[Body], now: float) -> None:
+        """The worker `replays_on` has ended its batch. Raises BadFrame if it is not that one."""
+        order = self._replay_of(key, message.number)
+        if isinstance(message, Raised):
+            order.fail(message, now)
+        else:
+            order.land(message, bodies, now)
+        self._out, self.replays_on = None, ""
+        self._dispatcher.end_loan(key, message.number, now)
+        self._next()
+
+    def on_piece(self, key: str, message: Piece) -> None:
+        """The worker `replays_on` has sent a piece of a stream. Raises BadFrame if it is not one of its batch."""
+        self._replay_of(key, message.number).streamed(len(message.results))
+
+    def request_of(self, key: str, message: Called) -> Request:
+        """For which request the worker `replays_on` calls another model. Raises BadFrame if it has no such one."""
+        requests = self._replay_of(key, message.number).requests
+        if message.index >= len(requests):
+            raise BadFrame(f"it calls a model for item {message.index} of a batch of {len(requests)}")
+        return requests[message.index]
+
+    def _replay_of(self, key: str, number: int) -> Replay:
+        out = self._out
+        if out is None or out[:2] != (key, number) or out[2].replay is None:
+            raise BadFrame(f"worker {key} speaks of batch {number}, which it was not running")
+        return out[2].replay
+
     def lost(self, key: str, cause: str) -> None:
         """A worker has ended, and the check that it may have run with it."""
         if self._out is None or self._out[0] != key:
             return
         order, self._out = self._out[2], None
-        if order.outcome is not None and not order.outcome.done():
+        self.replays_on = ""
+        if order.replay is not None:
+            order.replay.lose(cause, time.monotonic())
+        elif order.outcome is not None and not order.outcome.done():
             order.outcome.set_exception(WorkerDied(cause))
         elif order.kind == "load" and not self._is_stopped:
             if self.certificate.lose(cause):
@@ -308,8 +367,7 @@ class Certifier:
     def _take(self, order: _Order, checked: Checked) -> None:
         metrics = self._metrics
         if order.kind == "answers":
-            if order.outcome is not None and not order.outcome.done():
-                order.outcome.set_result(checked)
+            _give(order, checked)
             return
         if order.kind == "service":
             if not order.inputs:
@@ -331,8 +389,7 @@ class Certifier:
         else:
             self._tell_failure()
         self.apply()
-        if order.outcome is not None and not order.outcome.done():
-            order.outcome.set_result(checked)
+        _give(order, checked)
 
     def _tell_failure(self) -> None:
         options = self._options
@@ -344,6 +401,12 @@ class Certifier:
     @property
     def _name(self) -> str:
         return f"{self._options.model} {self._options.version}"
+
+
+def _give(order: _Order, checked: Checked) -> None:
+    """Tell the caller that waits for a check, if there is one."""
+    if order.outcome is not None and not order.outcome.done():
+        cast("asyncio.Future[Checked]", order.outcome).set_result(checked)
 
 
 def can_lend(options: PoolOptions) -> bool:

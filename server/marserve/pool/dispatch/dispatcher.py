@@ -536,7 +536,7 @@ class Dispatcher:
         self.fail_stranded(now)
         thrown = Thrown(raised.error_type, raised.error_text, raised.traceback)
         for job in live:
-            self._fail(job, _error_of(raised.kind, raised.message, raised.code, thrown), now)
+            self._fail(job, error_of(raised.kind, raised.message, raised.code, thrown), now)
         return live
 
     def died(
@@ -754,7 +754,7 @@ class Dispatcher:
             self.metrics.expired += 1
             self._fail(job, DeadlinePassed("worker"), now)
         else:
-            self._fail(job, _error_of(result.error or "", result.reason, result.status, result.thrown), now)
+            self._fail(job, error_of(result.error or "", result.reason, result.status, result.thrown), now)
 
     def _fail(self, job: Job, error: MarserveError, now: float) -> None:
         """End a job with an error, unless it has ended: by its deadline, or cancelled by a receiver called before."""
@@ -790,7 +790,7 @@ def _close(job: Job) -> None:
     job.flight = None
 
 
-def _error_of(kind: str, message: str, code: int, thrown: Thrown | None) -> MarserveError:
+def error_of(kind: str, message: str, code: int, thrown: Thrown | None) -> MarserveError:
     """The typed error behind a kind that the worker reported. Only `prediction` has a code that the author chose."""
     if kind == "memory":
         return OutOfMemory(message)

@@ -363,6 +363,10 @@ class Life:
         """Batches have ended. The worker gets its next ones before clients get answers: their sockets take longest."""
         now = self._limit.heard_at = time.monotonic()
         context, dispatcher = self._context, self._context.dispatcher
+        if context.certifier.replays_on == self.key:
+            for message, bodies in ended:
+                self._replayed(message, bodies, now)
+            return
         landed: list[Landed] = []
         try:
             for message, bodies in ended:
@@ -387,10 +391,20 @@ class Life:
         if self.requests >= self._recycle_after:
             self.due("requests")
 
+    def _replayed(self, message: Results | Raised, bodies: Sequence[Body], now: float) -> None:
+        """A batch that was run again has ended."""
+        self._check_ended(message.number)
+        self._context.certifier.on_replayed(self.key, message, bodies, now)
+        self._note_answer()
+        self._context.batch_ended()
+
     def on_raised(self, message: Raised) -> None:
         """The handler raised for a whole batch."""
-        self._check_ended(message.number)
         now = self._limit.heard_at = time.monotonic()
+        if self._context.certifier.replays_on == self.key:
+            self._replayed(message, (), now)
+            return
+        self._check_ended(message.number)
         flights = self._context.dispatcher.flights(self.key)
         self.requests += sum(len(flight.jobs) for flight in flights if flight.number == message.number)
         failed = self._context.dispatcher.raised(self.key, message, now)
@@ -418,11 +432,19 @@ class Life:
     def on_piece(self, message: Piece, bodies: list[Body]) -> None:
         """A piece of a stream has come: the response limit begins anew."""
         now = self._limit.heard_at = time.monotonic()
+        if self._context.certifier.replays_on == self.key:
+            self._context.certifier.on_piece(self.key, message)
+            return
         self._context.metrics.answer_bytes += sum(map(len, bodies))
         self._context.dispatcher.piece(self.key, message.number, message.results, bodies, now)
 
     def on_called(self, message: Called, bodies: list[Body]) -> None:
         """The handler calls another model, for a request that the worker has. Raises BadFrame if it has no such one."""
+        certifier = self._context.certifier
+        if certifier.replays_on == self.key and len(bodies) == 1:
+            request = certifier.request_of(self.key, message)
+            self._context.called(request, message, bytes(bodies[0]), self.client.answer_call)
+            return
         flights = self._context.dispatcher.flights(self.key)
         flight = next((each for each in flights if each.number == message.number), None)
         if flight is None or message.index >= len(flight.jobs) or len(bodies) != 1:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from marserve.messages import Check
+from marserve.messages import Batch, Check
 from marserve.pool.dispatch.jobs import Flight, Question
 from marserve.pool.slots.hang_report import LOOK_BEFORE_S
 from marserve.pool.slots.life import Life
@@ -36,10 +36,12 @@ class Lives:
             if self._watch is None:
                 self._begin_watch()
 
-    def check(self, key: str, check: Check, bodies: Sequence[Body]) -> None:
-        """Send a check to the worker."""
+    def check(self, key: str, check: Check | Batch, bodies: Sequence[Body]) -> None:
+        """Send a check to the worker, or a batch that is run again, which may be larger than others."""
         life = self.by_key.get(key)
         if life is not None:
+            if isinstance(check, Batch):
+                life.allow_batches_of(len(check.items))
             life.client.check(check, bodies)
             if self._watch is None:
                 self._begin_watch()

@@ -209,8 +209,8 @@ class WorkerClient(asyncio.Protocol):
         items, bodies = self._items_of(question.jobs)
         self._send(AskLengths(question.number, items, question.limit_s), bodies)
 
-    def check(self, check: Check, bodies: Sequence[wire.Body]) -> None:
-        """Have the worker check something; the peer gets the outcome."""
+    def check(self, check: Check | Batch, bodies: Sequence[wire.Body]) -> None:
+        """Have the worker check something, or run a batch that is no flight; the peer gets the outcome."""
         self._send(check, list(bodies))
 
     def ask_health(self, number: int) -> None:

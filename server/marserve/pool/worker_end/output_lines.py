@@ -21,7 +21,7 @@ _MARK = b"\x1e"
 _LEVELS = {name.encode(): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _ERROR_LINE = re.compile(rb"^\x1e(?:ERROR|CRITICAL)[+ \x1e][^\n]*", re.MULTILINE)
 _ERROR_MARKS = (b"\x1eERROR", b"\x1eCRITICAL")
-_IDS = re.compile("[A-Za-z0-9._:/,+-]*").fullmatch
+_IDS = re.compile("[A-Za-z0-9._:/,+@-]*").fullmatch
 # A record that goes on is held until its end, or until it has so many bytes.
 MAX_RECORD_BYTES = 64 << 10
 _UNDECODED = re.compile("[\udc80-\udcff]+")

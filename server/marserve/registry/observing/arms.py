@@ -18,6 +18,7 @@ from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemo
 from marserve.messages import Accepted, Answer, Receiver, Request
 from marserve.pool.pool import Pool
 from marserve.telemetry.metrics.histogram import Histogram
+from marserve.telemetry.timeline import BatchTimes, Timed
 
 # Each bound is 4 % above the one before: fine enough to tell a p99 from one that is a tenth larger.
 LATENCY_BOUNDS = tuple(0.0001 * 1.04**step for step in range(400))
@@ -191,6 +192,16 @@ class ArmReceiver:
         """Send the job's pieces again."""
         if self.job is not None:
             self.job.resume()
+
+    @property
+    def arrived(self) -> float:
+        """When it came, as `Job.arrived`."""
+        return self.began
+
+    @property
+    def times(self) -> BatchTimes | None:
+        """The last batch in which it went to a worker."""
+        return self.job.times if isinstance(self.job, Timed) else None
 
     @property
     def keeps_the_only_worker(self) -> bool:

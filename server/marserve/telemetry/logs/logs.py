@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from marserve.errors import BadSettings
+from marserve.messages import TRACE_MARK, without_traces
 from marserve.names import escaped
 from marserve.telemetry.logs.access_log import AccessLog, AccessRecord, Sampling, TextAccessLog
 from marserve.telemetry.logs.line_ids import TRACEBACK, ids_of
@@ -382,7 +383,7 @@ class _TextEncoder:
         """Records of a worker, each line with the whole head."""
         level = _TEXT_LEVELS.get(said.level, "INFO ")
         thread = f"W-{said.worker_id}-{said.model}_{said.version}-{said.stream}"
-        ids = f" [{said.ids}]" if said.ids and self._has_ids else ""
+        ids = f" [{without_traces(said.ids)}]" if said.ids and self._has_ids else ""
         head = f"{self._stamps.of(int(at * 1000))} [{level}] {_clean(thread)} MODEL_LOG{ids} - "
         return head + f"\n{head}".join([_clean(line) for text in said.texts for line in text.split("\n")])
 
@@ -390,7 +391,7 @@ class _TextEncoder:
         stamp = self._stamps.of(int(record[0] * 1000))
         if isinstance(record, ServerLine):
             level = _TEXT_LEVELS.get(record.level, record.level)
-            ids = f" [{record.ids}]" if record.ids and self._has_ids else ""
+            ids = f" [{without_traces(record.ids)}]" if record.ids and self._has_ids else ""
             text = f"{stamp} [{level}] {_clean(record.thread)} {record.logger}{ids} - {_clean(record.text)}"
             if record.exception:
                 text += "".join(f"\n    {_clean(line)}" for line in record.exception.split("\n"))
@@ -488,15 +489,23 @@ class _JsonEncoder:
 def _id_members(ids: str) -> dict[str, Any]:
     """`request_id` of these ids, and `client_request_id` if clients' ids stand beside them; lists for several requests.
 
+    So are `trace_id` and `span_id`, where traces are made.
     How many were left out is `more_requests`.
     """
     if not ids:
         return {}
     members: dict[str, Any] = {}
-    pairs = [each.partition("/") for each in ids.split(",")]
+    each_of = [each.split(TRACE_MARK) for each in ids.split(",")]
+    pairs = [each[0].partition("/") for each in each_of]
     if pairs[-1][0].startswith("+"):
         members["more_requests"] = int(pairs.pop()[0])
-    for name, found in (("request_id", [own for own, _, _ in pairs]), ("client_request_id", [c for _, _, c in pairs])):
+    traces = [each[1:] for each in each_of if len(each) == 3]
+    for name, found in (
+        ("request_id", [own for own, _, _ in pairs]),
+        ("client_request_id", [c for _, _, c in pairs]),
+        ("trace_id", [trace_id for trace_id, _ in traces]),
+        ("span_id", [span_id for _, span_id in traces]),
+    ):
         if any(found):
             members[name] = found[0] if len(found) == 1 else found
     return members
@@ -518,7 +527,7 @@ def _message_members(text: str) -> str:
 
 _ACCESS_LINE = re.compile(
     r'/([^ ]*) "([^ ]*) (.*) ([^ ]*)" ([0-9]+) ([0-9]+)(?: ([A-Za-z0-9._:-]+)(?: ([A-Za-z0-9._:-]+))?)?'
-    r"(?: broken_off=([a-z_]+))?",
+    r"(?: trace_id=([0-9a-f]{32}) span_id=([0-9a-f]{16}))?(?: broken_off=([a-z_]+))?",
     re.DOTALL,
 )
 
@@ -531,7 +540,8 @@ def _access(line: str, sampling: Sampling | None) -> str:
     found = _ACCESS_LINE.fullmatch(line)
     if found is None:
         return f'"message": {json.dumps(line)}'
-    peer, method, target, protocol, status, milliseconds, request_id, client_id, broken_off = found.groups()
+    peer, method, target, protocol, status, milliseconds = found.groups()[:6]
+    request_id, client_id, trace_id, span_id, broken_off = found.groups()[6:]
     texts = ", ".join(
         f'"{name}": {_quote(text)}'
         for name, text in (("peer", peer), ("method", method), ("target", target), ("protocol", protocol))
@@ -541,6 +551,8 @@ def _access(line: str, sampling: Sampling | None) -> str:
         line = f'{line}, "request_id": "{request_id}"'
     if client_id:
         line = f'{line}, "client_request_id": "{client_id}"'
+    if trace_id:
+        line = f'{line}, "trace_id": "{trace_id}", "span_id": "{span_id}"'
     if broken_off:
         return f'{line}, "broken_off": "{broken_off}"'
     if sampling is not None:

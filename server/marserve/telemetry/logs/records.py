@@ -24,7 +24,7 @@ _ACCESS = re.compile(rf'{_STAMP} - (/[^ ]* ".*)', re.DOTALL)
 # The request line of an access line, its status, and the ids behind it.
 _ANSWERED = re.compile(
     r'/[^ ]* "([^ ]*) (.*) [^ ]*" (\d+) \d+(?: ([A-Za-z0-9._:-]+))?(?: ([A-Za-z0-9._:-]+))?'
-    r"(?: broken_off=([a-z_]+))?"
+    r"(?: trace_id=([0-9a-f]{32}) span_id=[0-9a-f]{16})?(?: broken_off=([a-z_]+))?"
 )
 # Why streams are broken off by no fault of the server or the model.
 _NO_FAULTS = ("client", "slow_reader", "draining")
@@ -40,6 +40,7 @@ class Record:
     """A record: `text` as the log has it, with all of its lines.
 
     `at` sorts within a log's layout. `source` is the worker of a model log (`m_1.0`), the target of an access log.
+    `traces` are the ids of its requests' traces, with commas between them.
     """
 
     log: LogName
@@ -50,6 +51,7 @@ class Record:
     text: str
     lines: int = 1
     head: str = ""
+    traces: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ def _about_request(request_id: str) -> Callable[[Record], bool]:
 
     def test(record: Record) -> bool:
         if record.ids and request_id in re.split("[,/]", record.ids):
+            return True
+        if record.traces and request_id in record.traces.split(","):
             return True
         return record.log != "access" and request_id in record.text and named.search(record.text) is not None
 
@@ -175,9 +179,9 @@ def _access(at: str, text: str, line: str) -> Record:
     answered = _ANSWERED.fullmatch(text)
     if answered is None:
         return Record("access", at, "INFO", "", "", line)
-    _, target, status, own, theirs, broken_off = answered.groups()
+    _, target, status, own, theirs, trace_id, broken_off = answered.groups()
     ids = f"{own}/{theirs}" if theirs else own or ""
-    return Record("access", at, _level_of(int(status), broken_off), ids, target, line)
+    return Record("access", at, _level_of(int(status), broken_off), ids, target, line, traces=trace_id or "")
 
 
 def _level_of(status: int, broken_off: object) -> str:
@@ -197,13 +201,15 @@ def _read_object(line: str, log: LogName | None) -> Record | None:
     if logger in _METRICS:
         return None
     ids = ",".join(_texts(read.get("request_id")) + _texts(read.get("client_request_id")))
+    traces = ",".join(_texts(read.get("trace_id")))
     if logger == "ACCESS_LOG":
         status = read.get("status")
         level = _level_of(status, read.get("broken_off")) if isinstance(status, int) else level
-        return Record("access", at, level, ids, str(read.get("target", "")), line)
+        return Record("access", at, level, ids, str(read.get("target", "")), line, traces=traces)
     if logger == "MODEL_LOG":
-        return Record("model", at, level, ids, f"{read.get('model')}_{read.get('version')}", line)
-    return Record("server", at, level, ids, "", line)
+        source = f"{read.get('model')}_{read.get('version')}"
+        return Record("model", at, level, ids, source, line, traces=traces)
+    return Record("server", at, level, ids, "", line, traces=traces)
 
 
 def _texts(value: Any) -> list[str]:

@@ -87,6 +87,7 @@ CAUSES: Final[dict[str, str]] = {
     "digest_mismatch": "the archive is not the one that was named",
     "trusted_name": "the name is kept for trusted models",
     "store_not_writable": "the model store cannot be written",
+    "cannot_replay": "a recorded request cannot be run again, or not now",
     "rollout": "a roll-out of the model is under way",
     "rollouts_unread": "the records of roll-outs cannot be read",
     "version_in_use": "the version has traffic, or a label",

@@ -19,11 +19,12 @@ _written_at, _last, _landed_at = attrgetter("written_at"), attrgetter("last"), a
 class StageSeconds:
     """The histograms of a version by stage: names of `timeline.STAGES`, and `first_chunk`, `next_chunk` of streams."""
 
-    __slots__ = ("_bounds", "_by_stage", "model", "version")
+    __slots__ = ("_bounds", "_by_stage", "model", "slow_above_s", "version")
 
     def __init__(self, model: str, version: str, bounds: Sequence[float]) -> None:
         self.model, self.version = model, version
         self._bounds = bounds
+        self.slow_above_s = 0.0
         self._by_stage: dict[str, Histogram] = {}
 
     @property

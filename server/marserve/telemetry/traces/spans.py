@@ -123,7 +123,9 @@ def _named(what: str, timeline: Timeline) -> tuple[str, dict[str, Value]]:
     attributes: dict[str, Value] = {"marserve.request.id": timeline.id}
     if timeline.client_id:
         attributes["marserve.request.client_id"] = timeline.client_id
-    if timeline.model:
+    if timeline.model and not timeline.version:
+        attributes["marserve.workflow.name"] = timeline.model
+    elif timeline.model:
         attributes["marserve.model.name"] = timeline.model
         attributes["marserve.model.version"] = timeline.version
     if timeline.moved_from:
@@ -192,6 +194,8 @@ def _of_stages(timeline: Timeline, trace: Trace) -> Iterator[Span]:
 
 def _of_work(batch: BatchTimes, timeline: Timeline) -> dict[str, Value]:
     """What is known of the worker's part."""
+    if not batch.worker:  # a workflow's nodes
+        return {}
     attributes: dict[str, Value] = {
         "marserve.worker": f"W-{batch.worker.partition('/')[0]}-{timeline.model}_{timeline.version}",
         "marserve.batch.size": batch.size,

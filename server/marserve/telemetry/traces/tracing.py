@@ -68,6 +68,8 @@ class Tracing:
 
     def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
         self.exporter = exporter
+        self.share = sampling.share
+        """Of the traces that begin here."""
         self._flags = sampling.flags
         self._below = sampling.below
         self._ids: list[str] = []
@@ -104,7 +106,7 @@ class Tracing:
         return Trace(ids, RANDOM | SAMPLED if ids[16:32] < self._below else RANDOM, "", False, "", what)
 
     def take(self, timeline: Timeline) -> None:
-        """A request has ended: keep its spans, or forget what it made."""
+        """A request has ended: have its spans sent, or not, and give it to the recorder."""
         trace = timeline.trace
         # Most requests are quick and well: they are told from the others here, without a call.
         if trace is not None and (
@@ -114,18 +116,19 @@ class Tracing:
             or timeline.written_at - timeline.began > self._slower_than_s
         ):
             self._keep(timeline)
-        timeline.parts = None
         recorder = self._recorder
+        if recorder is not None and recorder.begins(timeline.written_at):
+            recorder.take(timeline)
+            return
+        timeline.parts = None
         if recorder is None:
             return
-        if recorder.begins(timeline.written_at):
-            recorder.take(timeline)
-        elif recorder.late_left > 0 and (timeline.error or timeline.wall_s > recorder.slow_above_s):
+        if recorder.late_left > 0 and (timeline.error or timeline.wall_s > timeline.of.slow_above_s):
             recorder.take_late(timeline)
 
     def _keep(self, timeline: Timeline) -> None:
         if self._keeps(timeline):
-            parts = timeline.parts or ()
+            parts = tuple(timeline.parts or ())  # the recorder may forget them before they are sent
             self.exporter.take(EndedRequest(timeline, parts, batches_of(timeline, parts)), 1 + len(parts))
 
     def note(self, happening: Happening) -> None:

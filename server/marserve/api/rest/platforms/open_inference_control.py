@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from marserve.api.open_inference.repository import Repository
-from marserve.api.open_inference.server_settings import LogSettings, check_trace, trace_document
+from marserve.api.open_inference.server_settings import LogSettings, TraceSettings
 from marserve.api.rest.application import PrettyJson
 from marserve.api.rest.late_routes import new_router
 from marserve.api.rest.schemas import Name, body_like, error_answers
@@ -37,7 +37,12 @@ TRACE_SETTINGS: Final = {
 
 
 def open_inference_control_router(
-    repository: Repository, log_settings: LogSettings, check_exists: Callable[[str], None], *, is_open: bool
+    repository: Repository,
+    log_settings: LogSettings,
+    check_exists: Callable[[str], None],
+    trace_settings: TraceSettings | None = None,
+    *,
+    is_open: bool,
 ) -> APIRouter:
     """The routes; unless `is_open` changes are refused. `check_exists` raises ModelNotFound."""
     router = new_router(PrettyJson)
@@ -48,7 +53,7 @@ def open_inference_control_router(
 
     _add_repository(router, repository, check_open)
     _add_log(router, log_settings, check_open)
-    _add_trace(router, check_exists, check_open)
+    _add_trace(router, trace_settings or TraceSettings(), check_exists, check_open)
     return router
 
 
@@ -98,24 +103,26 @@ def _add_log(router: APIRouter, log_settings: LogSettings, check_open: Callable[
         return PrettyJson(log_settings.document())
 
 
-def _add_trace(router: APIRouter, check_exists: Callable[[str], None], check_open: Callable[[str], None]) -> None:
+def _add_trace(
+    router: APIRouter, settings: TraceSettings, check_exists: Callable[[str], None], check_open: Callable[[str], None]
+) -> None:
     async def show() -> Response:
-        return PrettyJson(trace_document())
+        return PrettyJson(settings.document())
 
     async def show_of_model(model_name: Name) -> Response:
         check_exists(model_name)
-        return PrettyJson(trace_document())
+        return PrettyJson(settings.document())
 
     async def change(request: Request) -> Response:
         check_open("Another setting of traces")
-        check_trace(await read_settings(request, "settings of traces"))
-        return PrettyJson(trace_document())
+        settings.check(await read_settings(request, "settings of traces"))
+        return PrettyJson(settings.document())
 
     async def change_of_model(request: Request, model_name: Name) -> Response:
         check_open("Another setting of traces")
         check_exists(model_name)
-        check_trace(await read_settings(request, "settings of traces"))
-        return PrettyJson(trace_document())
+        settings.check(await read_settings(request, "settings of traces"))
+        return PrettyJson(settings.document())
 
     for path, of, reading, changing in (
         ("/v2/trace/setting", "", show, change),
@@ -127,7 +134,7 @@ def _add_trace(router: APIRouter, check_exists: Callable[[str], None], check_ope
             reading,
             methods=["GET"],
             operation_id=f"oip_trace{of}",
-            summary="The settings of traces, which are not written (Open Inference)",
+            summary="The settings of traces (Open Inference)",
             responses=error_answers(*statuses),
         )
         router.add_api_route(
