@@ -13,4 +13,5 @@ candidates  which builds are worth a try, and which is the best; pure
 optimise    tries them, and writes the best one
 proof       what an archive says of the build that it holds; pure
 optimised_archive  writes such an archive
+page        the report of a search as HTML; pure
 """
