@@ -132,6 +132,17 @@ class Subject:
         }
         return msgspec.convert(self.ask(order, within_s), Built)
 
+    def export(self, kind: str, file: Path, inputs: Sequence[Input], most_rows: int, within_s: float) -> Built:
+        """Have the model written as `onnx` or `pt2`. Raises SubjectFailed."""
+        order = {
+            "do": "export",
+            "to": kind,
+            "file": str(file),
+            "inputs": _as_document(inputs),
+            "most_rows": most_rows,
+        }
+        return msgspec.convert(self.ask(order, within_s), Built)
+
     def write_samples(self, folder: Path, most: int) -> int:
         """Have samples of what was recorded written; how many. Raises SubjectFailed."""
         return int(self.ask({"do": "samples", "folder": str(folder), "most": most}, GRACE_S)["samples"])
