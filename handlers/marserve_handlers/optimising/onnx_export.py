@@ -38,31 +38,73 @@ def write_onnx(material: Material, folder: Path) -> Path:
     Raises CannotBuild where the model cannot be exported.
     """
     call = material.calls[0]
-    if not call.rows:
-        raise CannotBuild("its inputs share no batch axis")
     try:
         output = material.output
         shape = shape_of_value(output)
-        varying = dynamic_axes_of(material.calls)
     except TypeError as error:
         raise CannotBuild(str(error)) from None
     path = folder / MODEL
-    # Exporters take a size of one as a constant: two rows are a batch.
-    two = join([call, call]) if call.rows == 1 else call
-    names = [f"input_{at}" for at in range(len(call.leaves))]
-    with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad(), _without_fast_path():
-        warnings.simplefilter("ignore")
-        if material.is_script:
+    names = input_names(material)
+    if material.is_script:
+        two, varying = _example_of(material)
+        with _exporting():
             _export_script(material, two, names, list(leaves_of(output)), varying, path)
-        else:
-            _export_module(material, two, names, varying, path)
+    else:
+        program = export_program(material)
+        with _exporting():
+            torch.onnx.export(
+                program, (), str(path), input_names=names, dynamo=True, verbose=False, external_data=False
+            )
     (folder / SHAPE).write_text(json.dumps({"output": shape, "inputs": list(call.leaves)}))
     return path
 
 
-def _export_module(
-    material: Material, call: Call, names: list[str], varying: Mapping[str, set[int]], path: Path
-) -> None:
+def input_names(material: Material) -> list[str]:
+    """A name for each leaf of what the model is called with: its own parameters' names, where they are known."""
+    call = material.calls[0]
+    if material.is_script:
+        parameters: list[str] = []
+    else:
+        parameters = list(inspect.signature(material.model.forward).parameters)
+    names = []
+    for at, leaf in enumerate(call.leaves):
+        place, _, rest = leaf.partition(".")
+        known = parameters[int(place)] if place.isdigit() and int(place) < len(parameters) else f"input_{at}"
+        names.append("_".join([known if place.isdigit() else place, *([rest.replace(".", "_")] if rest else [])]))
+    return names
+
+
+def _example_of(material: Material) -> tuple[Call, Mapping[str, set[int]]]:
+    """A call with two rows, since exporters take a size of one as a constant; and which other axes vary."""
+    call = material.calls[0]
+    if not call.rows:
+        raise CannotBuild("its inputs share no batch axis")
+    try:
+        return (join([call, call]) if call.rows == 1 else call), dynamic_axes_of(material.calls)
+    except TypeError as error:
+        raise CannotBuild(str(error)) from None
+
+
+@contextlib.contextmanager
+def _exporting() -> Iterator[None]:
+    with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad(), _without_fast_path():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def export_program(material: Material) -> Any:
+    """The module as torch's exported program, strictly, for batches of any size up to the largest it will get.
+
+    Raises CannotBuild with what torch refuses, and the author's line where it names one.
+    """
+    if material.is_script:
+        raise CannotBuild("torch.export refuses TorchScript: export the module that it was made of")
+    call, varying = _example_of(material)
+    with _exporting():
+        return _export_module(material, call, varying)
+
+
+def _export_module(material: Material, call: Call, varying: Mapping[str, set[int]]) -> Any:
     batch = torch.export.Dim("batch", min=1, max=max(material.most_rows, call.rows))
     sizes = {name: {0: batch, **dict.fromkeys(sorted(varying[name]), torch.export.Dim.DYNAMIC)} for name in call.leaves}
     args, kwargs = structure_with(call, sizes)
@@ -72,12 +114,11 @@ def _export_module(
     dynamic = {**dict(zip(parameters, args, strict=False)), **kwargs}
     cloned = call.replaced({name: leaf.clone() for name, leaf in call.leaves.items()})
     try:
-        program = torch.export.export(
+        return torch.export.export(
             material.model, cloned.args, dict(cloned.kwargs), dynamic_shapes=dynamic, strict=True
         )
     except Exception as error:
         raise CannotBuild(f"torch.export refuses it: {_first_lines(error)}") from None
-    torch.onnx.export(program, (), str(path), input_names=names, dynamo=True, verbose=False, external_data=False)
 
 
 def _export_script(

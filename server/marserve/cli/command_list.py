@@ -23,6 +23,7 @@ COMMANDS = {
     "archive": "local.archive",
     "compare": "local.compare",
     "optimise": "local.optimise",
+    "export": "local.export",
     "fetch": "local.fetch",
     "register": "models.register",
     "models": "models.models",

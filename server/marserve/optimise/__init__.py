@@ -13,4 +13,6 @@ candidates  which builds are worth a try, and which is the best; pure
 optimise    tries them, and writes the best one
 proof       what an archive says of the build that it holds; pure
 optimised_archive  writes such an archive
+export      the model in another format, in an archive of its own
+page        the report of a search as HTML; pure
 """

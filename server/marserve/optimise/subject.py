@@ -32,7 +32,7 @@ from marserve.store.sources.local import LocalStore
 LOAD_S: Final = 600.0
 _MOST_PRINTED: Final = 4_000
 # How long the process may take beyond what an order allows, to end its last call.
-_GRACE_S: Final = 120.0
+GRACE_S = 60.0
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ class Subject:
 
     def facts(self) -> Facts:
         """What the model is. Raises SubjectFailed."""
-        return msgspec.convert(self.ask({"do": "facts"}, _GRACE_S), Facts)
+        return msgspec.convert(self.ask({"do": "facts"}, GRACE_S), Facts)
 
     def build(self, name: str, folder: Path, inputs: Sequence[Input], most_rows: int, within_s: float) -> Built:
         """Have another build of the model made and put into its place. Raises SubjectFailed."""
@@ -132,9 +132,20 @@ class Subject:
         }
         return msgspec.convert(self.ask(order, within_s), Built)
 
+    def export(self, kind: str, file: Path, inputs: Sequence[Input], most_rows: int, within_s: float) -> Built:
+        """Have the model written as `onnx` or `pt2`. Raises SubjectFailed."""
+        order = {
+            "do": "export",
+            "to": kind,
+            "file": str(file),
+            "inputs": _as_document(inputs),
+            "most_rows": most_rows,
+        }
+        return msgspec.convert(self.ask(order, within_s), Built)
+
     def write_samples(self, folder: Path, most: int) -> int:
         """Have samples of what was recorded written; how many. Raises SubjectFailed."""
-        return int(self.ask({"do": "samples", "folder": str(folder), "most": most}, _GRACE_S)["samples"])
+        return int(self.ask({"do": "samples", "folder": str(folder), "most": most}, GRACE_S)["samples"])
 
     def time(self, rows: int, seconds: float) -> float:
         """The model's seconds for one batch of so many rows, from calls that take `seconds`. Raises SubjectFailed."""
@@ -150,7 +161,7 @@ class Subject:
             self._process.stdin.flush()
         except OSError:
             raise self._died() from None
-        return self._answer(within_s + _GRACE_S)
+        return self._answer(within_s + GRACE_S)
 
     def close(self) -> None:
         """End the process with all that it started, and delete what was unpacked. May be called twice."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from marserve.optimise import subject
 from support.command_line import marserve
 from support.server import Server, make_archive
 
@@ -87,14 +88,14 @@ def pictures(folder: Path, count: int) -> Path:
     return folder
 
 
-def net_archive(folder: Path, handler: str = HANDLER) -> Path:
+def net_archive(folder: Path, handler: str = HANDLER, net: str = NET) -> Path:
     """An eager model."""
     archive = make_archive(folder / "net.mar", handler, config="batchSize: 4\n")
     with zipfile.ZipFile(archive) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
     manifest["model"]["modelFile"] = "net.py"
-    members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": NET.encode()}
+    members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": net.encode()}
     with zipfile.ZipFile(archive, "w") as file:
         for name, content in members.items():
             file.writestr(name, content)
@@ -207,6 +208,55 @@ def test_a_handler_of_its_own_gets_builds_by_way_of_the_context(handler: str, tm
 
     assert ran.status == 0, ran.out + ran.err
     assert ran.document["winner"] == "bf16"
+
+
+BAD_WHEN_ROUNDED = """
+import os
+
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv = torch.nn.Conv2d(1, 10, 3)
+
+    def forward(self, pixels):
+        if self.conv.weight.dtype is torch.bfloat16:
+            {fault}
+        return self.conv(pixels).mean((2, 3))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("os._exit(7)", "its process ended with status 7"),
+        ("while True: pass", "did not answer within"),
+        ("self.held = bytearray(64 << 30)", "MemoryError"),
+        ("raise RuntimeError('no kernel')", "RuntimeError: no kernel"),
+    ],
+)
+def test_a_build_that_crashes_hangs_or_takes_too_much_is_a_row_and_the_others_go_on(
+    fault: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent stays where the others are no better; exit 3."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(subject, "GRACE_S", 10.0)
+    archive = net_archive(tmp_path, net=BAD_WHEN_ROUNDED.format(fault=fault))
+    folder = pictures(tmp_path / "in", 8)
+    words_typed = ["--candidate", "bf16", "--candidate", "channels-last", "--min-agreement", "0.1", "--within", "60"]
+    goal = ["--goal", "memory", "--memory", "4", "-o", tmp_path, "--json"]
+
+    ran = marserve("optimise", archive, "--inputs", folder, *words_typed, *goal)
+
+    assert ran.status == 3, ran.out + ran.err
+    layout, rounded = ran.document["builds"]
+    assert layout["passed"], layout
+    assert words in json.dumps(rounded), rounded
+    assert not rounded["passed"]
 
 
 @pytest.mark.torch

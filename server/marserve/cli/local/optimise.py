@@ -14,6 +14,7 @@ from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, t
 from marserve.cli.progress.registering import send_and_register, send_made
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
 from marserve.errors import MarserveError, without_stop
+from marserve.files.atomic import replace_file
 
 if TYPE_CHECKING:
     from marserve.optimise.optimise import Report, Row
@@ -64,6 +65,9 @@ def optimise(
     trust: Annotated[
         bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
     ] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Write the report as an HTML page, too.")
+    ] = None,
     register: Annotated[
         bool, typer.Option("--register", help="Send the archive to a running server, and register it there.")
     ] = False,
@@ -123,12 +127,23 @@ def optimise(
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = _document(report), _lines(report)
+            if page is not None:
+                _write_page(page, document, max_error)
             if server is not None and report.archive is not None:
                 document |= _hand_over(server, output, report, workers, is_rollout=rollout, replaces=force)
                 lines.append(document["status"])
         output.result(document, *lines)
         if not report.winner:
             raise typer.Exit(NOTHING_BETTER_STATUS)
+
+
+def _write_page(page: Path, document: dict[str, Any], max_error: float) -> None:
+    from marserve.optimise.page import write_page  # here, for the time of other commands
+
+    try:
+        replace_file(page, write_page(document, max_error).encode(), mode=0o644)
+    except OSError as error:
+        raise CommandFailed(f"The page {page} cannot be written: {error.strerror}.") from error
 
 
 def _hand_over(

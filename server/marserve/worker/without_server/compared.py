@@ -73,6 +73,8 @@ class Compared:
                 return self.facts()
             case "build":
                 return self.build(order["build"], Path(order["folder"]), order["inputs"], order["most_rows"])
+            case "export":
+                return self.export(order["to"], Path(order["file"]), order["inputs"], order["most_rows"])
             case "samples":
                 return self.samples(Path(order["folder"]), order["most"])
             case "time":
@@ -237,6 +239,30 @@ class Compared:
         self._found = FoundModel(model)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return {"seconds": time.perf_counter() - began, "bytes": size}
+
+    def export(self, kind: str, file: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
+        """Write the model as an ONNX file or an exported program, from these inputs; `refused` says why not."""
+        if self._found.kind != "torch":
+            what = self._found.why_not or "it is a session of ONNX Runtime already"
+            return {"refused": what}
+        with tempfile.TemporaryDirectory(prefix="marserve-export-") as scratch:
+            self._answer_all(Path(scratch), inputs, time.monotonic() + 600)
+            if not self._calls:
+                return {"refused": self._found.why_not or "no input was answered"}
+            material = Material(self._found.model, self._calls, most_rows)
+            # here: a process that only compares exports nothing
+            from marserve_handlers.optimising.onnx_export import export_program, write_onnx
+
+            try:
+                if kind == "onnx":
+                    write_onnx(material, Path(scratch)).replace(file)
+                else:
+                    sys.modules["torch"].export.save(export_program(material), str(file))
+            except CannotBuild as error:
+                return {"refused": str(error)}
+            except Exception as error:  # of a library's
+                return {"refused": _short(error)}
+        return {"bytes": file.stat().st_size}
 
     def samples(self, folder: Path, most: int) -> dict[str, Any]:
         """Write calls of the inputs that were recorded last, with what the model gives, into `folder`."""

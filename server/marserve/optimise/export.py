@@ -1,0 +1,122 @@
+"""An archive's model in another format, in an archive of its own: exported, loaded as a worker would, and compared."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from marserve.archive.contents.manifest import MANIFEST_PATH
+from marserve.archive.reading.reader import unpack
+from marserve.archive.writing.writer import Packing, output_path, refuse_existing, walk, write_packing
+from marserve.errors import BadArchive
+from marserve.optimise.compare import Report, Wish, compare
+from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
+from marserve.optimise.inputs import Input
+from marserve.optimise.optimised_archive import MOST_MANIFEST
+from marserve.optimise.proof import FOLDER, PROOF_PATH
+from marserve.optimise.subject import Subject, SubjectFailed
+
+Format = Literal["onnx", "pt2"]
+FORMATS: Final[tuple[Format, ...]] = ("onnx", "pt2")
+# Inputs of other shapes show which axes vary; more of them show no more.
+MOST_EXAMPLES: Final = 64
+
+
+class CannotExport(SubjectFailed):
+    """The model cannot be had in that format, or does not answer alike there; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The archive that was written, its version, and how it compares with its parent."""
+
+    archive: Path
+    version: str
+    report: Report
+
+
+def export(
+    archive: Path,
+    inputs: Sequence[Input],
+    to: Format,
+    folder: Path,
+    *,
+    batch_size: int = 0,
+    threads: int = 1,
+    within_s: float = 600.0,
+    is_trusted: bool = False,
+    force: bool = False,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> Exported:
+    """Export the archive's model, and write its archive into `folder` if it answers as its parent does.
+
+    Raises CannotExport, SubjectFailed, BadArchive, CannotArchive. Nothing is left of an archive that is not equal.
+    """
+    trusted = [archive.name] if is_trusted else []
+    with tempfile.TemporaryDirectory(prefix="marserve-export-") as scratch:
+        file = Path(scratch, f"model.{to}")
+        with Subject(archive, threads=threads, trusted=trusted) as parent:
+            on_step(f"loading {parent.name}")
+            parent.loaded()
+            size = batch_size or parent.batch_size
+            model, version = parent.plan.load.model, f"{parent.plan.load.version}-{to}"
+            output = output_path(f"{model}-{to}", folder, "default")
+            refuse_existing(output, force=force)
+            on_step(f"exporting {parent.name}")
+            made = parent.export(to, file, inputs[:MOST_EXAMPLES], max(size, 2), within_s)
+            if made.refused:
+                raise CannotExport(f"{parent.name} cannot be exported as {to}: {made.refused}.")
+        ready = Path(scratch, output.name)
+        _write(archive, file, version, ready)
+        trusted_both = [*trusted, ready.name] if is_trusted else []
+        with (
+            Subject(archive, threads=threads, trusted=trusted) as parent,
+            Subject(ready, threads=threads, trusted=trusted_both) as other,
+        ):
+            wish = Wish(Bounds(MAX_ERROR_FLOAT32), size, within_s=within_s)
+            report = compare(parent, other, inputs, wish, on_step)
+        if not report.verdict.has_passed:
+            raise CannotExport(
+                f"{model} does not answer as {to} as it does now: {'; '.join(report.verdict.faults[:3])}."
+            )
+        _write(archive, file, version, output, force=force)
+    return Exported(output, version, report)
+
+
+def _write(parent: Path, file: Path, version: str, output: Path, *, force: bool = False) -> None:
+    """The parent's archive with the exported file in the place of its weights and its model file."""
+    with tempfile.TemporaryDirectory(prefix="marserve-export-") as scratch:
+        folder = parent
+        if not parent.is_dir():
+            folder = Path(scratch, "parent")
+            unpack(parent, folder)
+        members = dict(walk(folder))
+        if MANIFEST_PATH not in members:
+            raise BadArchive(f"{parent.name} has no {MANIFEST_PATH}.")
+        document = json.loads(members.pop(MANIFEST_PATH).read_bytes()[:MOST_MANIFEST])
+        manifest = _manifest(document, file.name, version)
+        members = {
+            name: path
+            for name, path in members.items()
+            if name != PROOF_PATH and not name.startswith(f"{FOLDER}/") and name not in _replaced(document)
+        }
+        members[file.name] = file
+        write_packing(Packing(members, output, MANIFEST_PATH, lambda _: manifest), output, "default", force=force)
+
+
+def _replaced(document: dict[str, Any]) -> set[str]:
+    """The members that the exported file takes the place of."""
+    model = document["model"]
+    serialized = str(model.get("serializedFile") or "")
+    stem = serialized.rpartition(".")[0]
+    return {serialized, str(model.get("modelFile") or ""), f"{stem}.safetensors"} - {""}
+
+
+def _manifest(document: dict[str, Any], file: str, version: str) -> bytes:
+    model = {key: value for key, value in document["model"].items() if key != "modelFile"}
+    model |= {"serializedFile": file, "modelVersion": version}
+    return (json.dumps({**document, "model": model}, indent=2, ensure_ascii=False) + "\n").encode()

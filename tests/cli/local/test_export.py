@@ -1,0 +1,153 @@
+"""`marserve export` on real archives."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from marserve.optimise import export as exporting
+from support.command_line import marserve
+from support.server import make_archive
+
+HANDLER = "from ts.torch_handler.base_handler import BaseHandler\n\nclass Handler(BaseHandler):\n    pass\n"
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, rows):
+        {body}
+"""
+GOOD = "return self.linear(rows)"
+BRANCHES = "return self.linear(rows) * 3 if rows.shape[0] > 4 else self.linear(rows)"
+RANDOM = "return self.linear(rows) + torch.rand(rows.shape[0], 3)"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """No file in the temporary folder, however the command ends."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Rows of four numbers."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    for at in range(6):
+        (folder / f"{at}.json").write_text(json.dumps([at, 1.0, -at / 2, 0.25]))
+    return folder
+
+
+def archive_of(folder: Path, body: str) -> Path:
+    """An eager model whose forward is this."""
+    archive = make_archive(folder / "net.mar", HANDLER, config="batchSize: 8\n", labels=b"cat\n")
+    with zipfile.ZipFile(archive) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    manifest = json.loads(members["MAR-INF/MANIFEST.json"])
+    manifest["model"]["modelFile"] = "net.py"
+    members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": NET.format(body=body).encode()}
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return archive
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.onnx
+@pytest.mark.parametrize("to", ["onnx", "pt2"])
+def test_an_exported_archive_answers_as_its_parent_and_keeps_its_other_files(
+    to: str, tmp_path: Path, inputs: Path
+) -> None:
+    """A file in the place of weights and model file; a version of its own; not twice without --force."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    archive = archive_of(tmp_path, GOOD)
+
+    ran = marserve("export", archive, "--to", to, "--inputs", inputs, "-o", tmp_path, "--json")
+    again = marserve("export", archive, "--to", to, "--inputs", inputs, "-o", tmp_path)
+
+    assert ran.status == 0, ran.out + ran.err
+    assert max(each["meanError"] for each in ran.document["outputs"]) < 1e-4
+    assert {each["run"] for each in ran.document["outputs"]} >= {"alone", "in twos", "in batches of 8"}
+    with zipfile.ZipFile(tmp_path / f"net-{to}.mar") as file:
+        model = json.loads(file.read("MAR-INF/MANIFEST.json"))["model"]
+        assert set(file.namelist()) == {
+            "MAR-INF/MANIFEST.json", "handler.py", "labels", "model-config.yaml", f"model.{to}", "net.py",
+        } - {"net.py"}  # fmt: skip
+    assert (model["modelVersion"], model["serializedFile"]) == (f"1.0-{to}", f"model.{to}")
+    assert "modelFile" not in model
+    assert again.status == 1
+    assert "already exists" in again.err
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.onnx
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (BRANCHES, "net 1.0 cannot be exported as onnx: torch.export refuses it"),
+        (RANDOM, "net does not answer as onnx as it does now"),
+    ],
+)
+def test_what_cannot_be_exported_or_is_not_equal_leaves_no_archive(
+    body: str, words: str, tmp_path: Path, inputs: Path
+) -> None:
+    """A branch on the batch size is not baked; what is random is not equal."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    archive = archive_of(tmp_path, body)
+
+    ran = marserve("export", archive, "--to", "onnx", "--inputs", inputs, "-o", tmp_path)
+
+    assert ran.status == 1
+    assert words in ran.err
+    assert not (tmp_path / "net-onnx.mar").exists()
+
+
+def test_a_model_that_is_no_module_of_torch_is_told_so(tmp_path: Path, inputs: Path) -> None:
+    """In a sentence."""
+    archive = make_archive(tmp_path / "m.mar", "def handle(data, context):\n    return [1 for row in data or []]\n")
+
+    ran = marserve("export", archive, "--to", "onnx", "--inputs", inputs, "-o", tmp_path)
+
+    assert ran.status == 1
+    assert "m 1.0 cannot be exported as onnx: the handler holds no module of torch" in ran.err
+
+
+def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path, inputs: Path) -> None:
+    """Exit 2."""
+    archive = make_archive(tmp_path / "m.mar", "def handle(data, context): ...")
+
+    runs = [
+        marserve("export", archive, "--to", "onnx", "--inputs", tmp_path / "none"),
+        marserve("export", tmp_path / "none.mar", "--to", "onnx", "--inputs", inputs),
+        marserve("export", archive, "--to", "tflite", "--inputs", inputs),
+        marserve("export", archive, "--to", "onnx", "--inputs", inputs, "-o", tmp_path / "none"),
+    ]
+
+    assert [ran.status for ran in runs] == [2, 2, 2, 2]
+
+
+def test_weights_beside_the_serialized_file_go_with_it() -> None:
+    """And a build that the archive held is none of the exported model's."""
+    document = {"model": {"modelName": "m", "serializedFile": "weights.pth", "modelFile": "net.py", "handler": "h.py"}}
+
+    assert exporting._replaced(document) == {"weights.pth", "weights.safetensors", "net.py"}
+    assert json.loads(exporting._manifest(document, "model.onnx", "2")) == {
+        "model": {"modelName": "m", "serializedFile": "model.onnx", "handler": "h.py", "modelVersion": "2"}
+    }

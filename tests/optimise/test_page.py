@@ -1,0 +1,140 @@
+"""The page of a search."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from marserve.optimise.page import LEAST_ERROR, points_of, write_page
+
+
+def build(
+    name: str, *, passed: bool = True, error: float | None = 0.01, ratio: float = 2.0, **more: Any
+) -> dict[str, Any]:
+    """A build of a report."""
+    return {
+        "name": name,
+        "passed": passed,
+        "whyNot": None,
+        "faults": [],
+        "notes": [],
+        "outputs": [] if error is None else [{"meanError": error}, {"meanError": error / 2}],
+        "agreement": {"by": "top-1", "agreeing": 9, "inputs": 9, "shown": 0.98},
+        "ratios": [{"rows": rows, "middle": ratio, "low": ratio * 0.9, "high": ratio * 1.1} for rows in (1, 8)],
+        "seconds": 1.0,
+        "bytes": 1_500_000,
+        **more,
+    }
+
+
+def report(*builds: dict[str, Any], winner: str | None = None, goal: str = "latency") -> dict[str, Any]:
+    """A report of a model."""
+    return {
+        "modelName": "m",
+        "modelVersion": "1.0",
+        "goal": goal,
+        "batchSize": 8,
+        "calibrated": 16,
+        "compared": 48,
+        "seconds": 12.0,
+        "winner": winner,
+        "archive": winner and "m-optimised.mar",
+        "notes": [],
+        "builds": list(builds),
+    }
+
+
+class Tags(HTMLParser):
+    """Collects the tags, and sees that each is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """One opens."""
+        self.seen.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "line", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """One that is closed by itself."""
+        self.seen.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        """One closes."""
+        assert self.open.pop() == tag
+
+
+def parsed(page: str) -> Tags:
+    """The page's tags."""
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    return tags
+
+
+def test_each_build_is_a_row_and_each_measured_one_a_point() -> None:
+    """With the words for what became of it."""
+    page = write_page(
+        report(
+            build("onnx", ratio=3.0),
+            build("bf16", passed=False, faults=["alone: scores has a mean error of 0.2"]),
+            build("openvino", passed=False, error=None, ratios=[], whyNot="openvino is not installed", agreement=None),
+            winner="onnx",
+        ),
+        0.03,
+    )
+
+    tags = parsed(page)
+    assert tags.seen.count("tr") == 4
+    assert tags.seen.count("circle") == 2
+    assert "onnx is the best, and is in m-optimised.mar." in page
+    assert '<td class="good">the best</td>' in page
+    assert '<td class="bad">alone: scores has a mean error of 0.2</td>' in page
+    assert '<td class="bad">openvino is not installed</td>' in page
+    assert "3.00 [2.70 to 3.30]" in page
+
+
+def test_hostile_names_and_reasons_are_text() -> None:
+    """Nothing of them becomes a tag or an attribute, and nothing may run."""
+    evil = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+    page = write_page(
+        {**report(build(evil, passed=False, faults=[evil]), winner=evil), "modelName": evil, "notes": [evil]}, 0.03
+    )
+
+    tags = parsed(page)
+    assert not {"script", "img"} & set(tags.seen)
+    assert not [name for name, _ in tags.attributes if name.startswith("on")]
+    assert "default-src 'none'" in page
+
+
+def test_without_a_measured_build_there_is_no_picture_and_it_is_said() -> None:
+    """The parent stays."""
+    page = write_page(report(build("onnx", error=None, ratios=[], passed=False, whyNot="no")), 0.03)
+
+    assert "svg" not in parsed(page).seen
+    assert "No build was both compared and measured." in page
+    assert "The parent stays" in page
+
+
+@pytest.mark.parametrize(("goal", "rows"), [("latency", 1), ("throughput", 8), ("memory", 8)])
+def test_the_picture_is_of_the_batch_size_that_the_goal_is_about(goal: str, rows: int) -> None:
+    """One row, or a full batch."""
+    page = write_page(report(build("onnx"), goal=goal), 0.03)
+
+    assert ("one row at a time" in page) is (rows == 1)
+
+
+def test_a_build_without_any_error_is_drawn_at_the_least_and_one_without_bounds_is_not() -> None:
+    """The axis is logarithmic."""
+    points = points_of([build("same", error=0.0), build("zeros", error=float("inf"))], 1)
+
+    assert [(point.name, point.error) for point in points] == [("same", LEAST_ERROR)]
+    parsed(write_page(report(build("same", error=0.0)), 0.03))
