@@ -94,7 +94,9 @@ class Request(msgspec.Struct, frozen=True):
     `id` is what the client sees. Where `key` is 0 the server made it, and no other request has it. Otherwise the client
     chose it, or parts of one request share it; then `key` alone tells them apart. `client_id` is a client's id that
     stands beside the server's in the logs. `timeline` is a `telemetry.timeline.Timeline`, which is built upon these
-    messages; None if none is kept. A copy of a request that is answered by itself must not share it.
+    messages; None if none is kept, or not yet (`give_timeline`). `trace_ids` are the ids of its trace where it has no
+    timeline, as `telemetry.trace_context.Trace` has them. A copy of a request that is answered by itself must not share
+    either.
     """
 
     id: str
@@ -114,6 +116,11 @@ class Request(msgspec.Struct, frozen=True):
     key: int = 0
     client_id: str = ""
     timeline: Any = None
+    trace_ids: str = ""
+
+    def give_timeline(self, timeline: Any) -> None:
+        """Have a timeline from now on: its stages are of interest after all."""
+        msgspec.structs.force_setattr(self, "timeline", timeline)
 
     @property
     def shares_memory(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
-from marserve.messages import Work
+from marserve.messages import Request, Work
 from marserve.telemetry.trace_context import Trace, part_of
 
 Stage = Literal["header", "body", "admit", "queue", "send", "decode", "handle", "encode", "return", "write"]
@@ -101,6 +101,7 @@ class BatchTimes(msgspec.Struct, gc=False):
 class Timed(Protocol):
     """An accepted request of which it is known when it came and in which batch it ran."""
 
+    request: Request
     arrived: float
     times: BatchTimes | None
 

@@ -92,14 +92,18 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
     @property
     def for_handler(self) -> bytes:
         """The `traceparent` of what the author's code does."""
-        ids = self.ids
-        return f"00-{ids[:32]}-{ids[48:]}-{self.flags:02x}".encode()
+        return parent_for_handler(self.ids, self.flags)
 
     @property
     def for_client(self) -> str:
         """The `traceresponse` that tells the client its trace."""
         ids = self.ids
         return f"00-{ids[:32]}-{ids[32:48]}-{self.flags:02x}"
+
+
+def parent_for_handler(ids: str, flags: int = RANDOM) -> bytes:
+    """The `traceparent` of what the author's code does in a request with these ids, as those of `Trace`."""
+    return f"00-{ids[:32]}-{ids[48:]}-{flags:02x}".encode()
 
 
 def read_traceparent(value: bytes) -> Parent | None:

@@ -36,7 +36,7 @@ from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
-from marserve.telemetry.traces.tracing import Takes
+from marserve.telemetry.traces.tracing import Takes, Tracing
 
 log = logging.getLogger("marserve.api")
 
@@ -78,6 +78,7 @@ class Exchange:
         "stream_status",
         "stream_type",
         "timeline",
+        "trace_ids",
     )
 
     def __init__(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
@@ -89,13 +90,15 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = began = monotonic()
         self.timeline: Timeline | None = None
-        recorder = listener.recorder
+        self.trace_ids = ""  # of a request without a timeline
+        recorder, tracing = listener.recorder, listener.tracing
         if recorder is not None and (recorder.left > 0 or (began >= recorder.refill_at and recorder.refill(began))):
             recorder.left -= 1  # as `Recorder.begins`, but without a call
             self.timeline = self._new_timeline(len(body))
-            if listener.tracing is not None:
-                lines = head.lines if head.is_traced else ()
-                self.timeline.trace = listener.tracing.begin(lines, head.line)
+            if tracing is not None:
+                self.timeline.trace = tracing.begin(head.lines if head.is_traced else (), head.line)
+        elif tracing is not None:
+            self._begin_trace(tracing, len(body))
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -116,6 +119,31 @@ class Exchange:
             else:
                 self._count(connection, body)
 
+    def _begin_trace(self, tracing: Tracing, body_bytes: int) -> None:
+        """Ids alone, for most requests: a timeline only where it is known already that its trace is of interest.
+
+        A request that makes others has one, which they are found by.
+        """
+        head = self.head
+        if head.is_traced:
+            self.timeline = self._new_timeline(body_bytes)
+            self.timeline.trace = tracing.begin(head.lines, head.line)
+            return
+        ids, is_sampled = tracing.draw()
+        route = head.route
+        if is_sampled or route is None or route.is_workflow or route.protocol == "v1":
+            self.timeline = self._new_timeline(body_bytes)
+            self.timeline.trace = tracing.of(ids, is_sampled, head.line)
+        else:
+            self.trace_ids = ids
+
+    def came_in_pieces(self, head_since: float, body_since: float) -> None:
+        """Header or body came with more than one read, as `Timeline.came_in_pieces`."""
+        if self.trace_ids:
+            self._give_timeline()
+        if self.timeline is not None:
+            self.timeline.came_in_pieces(head_since, body_since)
+
     @property
     def line_id(self) -> str:
         """The id as log lines have it."""
@@ -124,7 +152,7 @@ class Exchange:
 
     def _id_with_trace(self) -> bytes:
         """The value of `x-request-id`, and a line more for a client that is to know its trace."""
-        trace = None if self.timeline is None else self.timeline.trace
+        trace = None if self.timeline is None else self.timeline.trace  # without a timeline it is not shown
         if trace is None or not trace.is_shown:
             return self.id.encode()
         return f"{self.id}\r\ntraceresponse: {trace.for_client}".encode()
@@ -253,6 +281,7 @@ class Exchange:
                 *self._names(connection),
                 instances,
                 self.timeline,
+                self.trace_ids,
             )
         except MarserveError as error:
             self.on_error(error)
@@ -275,6 +304,8 @@ class Exchange:
         if self.connection is not None:
             self._log_stream(self.connection, why)
             self.release(self.connection)
+            if self.trace_ids:
+                self._give_timeline()
             self._keep_time(self.connection, monotonic(), CLIENT_GONE, 0, "client_gone")
         self.connection = None
         job, self.job = self.job, None
@@ -297,7 +328,7 @@ class Exchange:
             listener = connection.listener
             headers = listener.response_headers
             plain = (headers.of(head.lines) if headers.has_origins else headers).plain
-            shown_id = self.id.encode() if listener.tracing is None else self._id_with_trace()
+            shown_id = self.id.encode() if self.timeline is None else self._id_with_trace()
             if len(body) <= ONE_WRITE_BYTES:
                 connection.transport.write(plain % (shown_id, len(body), body))
                 self._sent(connection, 200, True, len(body))
@@ -449,6 +480,8 @@ class Exchange:
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         self.stream_status = piece.status
+        if self.trace_ids:
+            self._give_timeline()
         if self.timeline is not None:
             self.timeline.first_piece_at, self.timeline.status = monotonic(), piece.status
         if not connection.listener.logs_streams_at_end:
@@ -499,6 +532,8 @@ class Exchange:
         self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
     ) -> None:
         """Write the head now and the body as the client takes it. The job is over at once, and its worker free."""
+        if self.trace_ids:
+            self._give_timeline()
         self.job = None
         self.keep = keep
         head = self.head
@@ -544,13 +579,29 @@ class Exchange:
 
     def _keep_late(self, recorder: Takes, now: float, status: int, size: int, error: str) -> None:
         """Make a timeline of a request that had none: it was slow, or has failed."""
-        job = self.job
-        timeline = self._new_timeline(max(0, self.head.body_bytes))
-        if isinstance(job, Timed) and job.times is not None:  # requests that are made of others have no times
-            timeline.admitted_at, timeline.of = job.arrived, job.times.of
-            timeline.left_in(job.times)
+        timeline = self._late_timeline()
         timeline.end(now, status, size, error)
         recorder.take_late(timeline)
+
+    def _late_timeline(self) -> Timeline:
+        """A timeline of what is known now."""
+        job, tracing = self.job, None if self.connection is None else self.connection.listener.tracing
+        timeline = self._new_timeline(max(0, self.head.body_bytes))
+        if tracing is not None and self.trace_ids:
+            timeline.trace = tracing.of(self.trace_ids, False, self.head.line)
+        if isinstance(job, Timed):  # requests that are made of others are not
+            if job.request.timeline is not None:  # a model that its handler called wanted one
+                timeline.parts = job.request.timeline.parts
+            if job.times is not None:
+                timeline.admitted_at, timeline.of = job.arrived, job.times.of
+                timeline.left_in(job.times)
+        return timeline
+
+    def _give_timeline(self) -> None:
+        """Have a timeline from now on."""
+        self.timeline, self.trace_ids = self._late_timeline(), ""
+        if isinstance(self.job, Timed):
+            self.job.request.give_timeline(self.timeline)
 
     def _keep_stream(self, connection: WrittenConnection, now: float, error: str) -> None:
         """As `_keep_time`, of an answer whose status and size are known already."""
