@@ -61,7 +61,7 @@ class ModelCalls:
         ]
         given = {name.lower() for name, _ in headers}
         if request.trace_ids and request.timeline is None:  # the called model's is kept below it
-            trace = Trace(request.trace_ids, RANDOM)
+            trace = Trace(request.trace_ids.hex(), RANDOM)
             request.give_timeline(Timeline(request.id, ends_at, client_id=request.client_id, trace=trace))
         headers += [line for line in _carried(request) if line[0] not in given]
         timeline = None if request.timeline is None else _part(request.timeline, headers, f"{CALL}{model}")

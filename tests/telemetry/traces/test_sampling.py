@@ -66,7 +66,7 @@ def test_a_request_without_a_timeline_is_sent_if_it_was_slow_and_known_if_the_re
     recorder.late_left = 2.0
 
     for number, wall_s in enumerate((0.1, 1.5, 1.6, 0.1)):
-        timeline = Timeline(str(number), 50.0, trace=tracing.of(*tracing.draw(), "x"))
+        timeline = Timeline(str(number), 50.0, trace=tracing.of(tracing.draw(), "x"))
         timeline.end(50.0 + wall_s, 200, 0)
         tracing.take_late(timeline)
 

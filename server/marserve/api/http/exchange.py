@@ -36,7 +36,7 @@ from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
 from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
-from marserve.telemetry.traces.tracing import Takes, Tracing
+from marserve.telemetry.traces.tracing import Takes
 
 log = logging.getLogger("marserve.api")
 
@@ -90,7 +90,7 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = began = monotonic()
         self.timeline: Timeline | None = None
-        self.trace_ids = ""  # of a request without a timeline
+        self.trace_ids = b""  # of a request without a timeline
         recorder, tracing = listener.recorder, listener.tracing
         if recorder is not None and (recorder.left > 0 or (began >= recorder.refill_at and recorder.refill(began))):
             recorder.left -= 1  # as `Recorder.begins`, but without a call
@@ -98,7 +98,22 @@ class Exchange:
             if tracing is not None:
                 self.timeline.trace = tracing.begin(head.lines if head.is_traced else (), head.line)
         elif tracing is not None:
-            self._begin_trace(tracing, len(body))
+            # Most requests have ids alone; a call for each would cost as much again. A request that others are made of,
+            # as nodes of a workflow, has a timeline, by which they are found.
+            ids = tracing.ids.pop() if tracing.ids else tracing.draw()
+            route = head.route
+            if (
+                ids[8:16] < tracing.below
+                or head.is_traced
+                or route is None
+                or route.is_workflow
+                or route.protocol == "v1"
+            ):
+                self.timeline = self._new_timeline(len(body))
+                lines = head.lines if head.is_traced else ()
+                self.timeline.trace = tracing.begin(lines, head.line, ids)
+            else:
+                self.trace_ids = ids
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -118,24 +133,6 @@ class Exchange:
                 self.small_bytes = size
             else:
                 self._count(connection, body)
-
-    def _begin_trace(self, tracing: Tracing, body_bytes: int) -> None:
-        """Ids alone, for most requests: a timeline only where it is known already that its trace is of interest.
-
-        A request that makes others has one, which they are found by.
-        """
-        head = self.head
-        if head.is_traced:
-            self.timeline = self._new_timeline(body_bytes)
-            self.timeline.trace = tracing.begin(head.lines, head.line)
-            return
-        ids, is_sampled = tracing.draw()
-        route = head.route
-        if is_sampled or route is None or route.is_workflow or route.protocol == "v1":
-            self.timeline = self._new_timeline(body_bytes)
-            self.timeline.trace = tracing.of(ids, is_sampled, head.line)
-        else:
-            self.trace_ids = ids
 
     def came_in_pieces(self, head_since: float, body_since: float) -> None:
         """Header or body came with more than one read, as `Timeline.came_in_pieces`."""
@@ -588,7 +585,7 @@ class Exchange:
         job, tracing = self.job, None if self.connection is None else self.connection.listener.tracing
         timeline = self._new_timeline(max(0, self.head.body_bytes))
         if tracing is not None and self.trace_ids:
-            timeline.trace = tracing.of(self.trace_ids, False, self.head.line)
+            timeline.trace = tracing.of(self.trace_ids, self.head.line)
         if isinstance(job, Timed):  # requests that are made of others are not
             if job.request.timeline is not None:  # a model that its handler called wanted one
                 timeline.parts = job.request.timeline.parts
@@ -599,7 +596,7 @@ class Exchange:
 
     def _give_timeline(self) -> None:
         """Have a timeline from now on."""
-        self.timeline, self.trace_ids = self._late_timeline(), ""
+        self.timeline, self.trace_ids = self._late_timeline(), b""
         if isinstance(self.job, Timed):
             self.job.request.give_timeline(self.timeline)
 

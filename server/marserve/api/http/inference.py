@@ -125,7 +125,7 @@ class InferenceSurface:
         client_id: str = "",
         instances: Sequence[Part] | None = None,
         timeline: Timeline | None = None,
-        trace_ids: str = "",
+        trace_ids: bytes = b"",
     ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 

@@ -46,7 +46,6 @@ from marserve.messages import (
     pack_head,
 )
 from marserve.pool.dispatch.jobs import Flight, Job, Question
-from marserve.telemetry.trace_context import parent_for_handler
 
 # The most bytes of bodies in a frame that flights share: the worker cannot begin before it has the whole frame.
 SHARED_FRAME_BYTES = 16 * 1024
@@ -354,15 +353,14 @@ class WorkerClient(asyncio.Protocol):
                 parts.append((part.name, part.content_type))
                 bodies.append(part.body)
             head = self._heads.pack(request.headers, request.server_headers)
-            timeline = request.timeline
-            if request.trace_ids:
-                traceparent = parent_for_handler(request.trace_ids)
-            elif timeline is not None and timeline.trace is not None:
-                traceparent = timeline.trace.for_handler
-            else:
+            timeline, ids = request.timeline, request.trace_ids
+            if ids:
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, b"", ids))
+            elif timeline is None or timeline.trace is None:
                 items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id))
-                continue
-            items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, traceparent))
+            else:
+                traceparent = timeline.trace.for_handler
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, traceparent))
         return items, bodies
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -71,8 +71,10 @@ class Tracing:
     def __init__(self, exporter: Exporter, sampling: Sampling, recorder: Takes | None = None) -> None:
         self.exporter = exporter
         self._flags = sampling.flags
-        self._below = sampling.below
-        self._ids: list[str] = []
+        self.below = sampling.below
+        """A trace that begins here is kept whatever happens if bytes 8 to 16 of its ids are less."""
+        self.ids: list[bytes] = []
+        """Ids for traces that begin here, as `Trace` has them; if there are none `draw` brings more."""
         self._slower_than_s = sampling.slower_than_s or math.inf
         self._keeps = sampling.keeps
         self._recorder = recorder
@@ -100,23 +102,26 @@ class Tracing:
         wanted_s = recorder.slow_above_s if recorder.late_left > 0 else math.inf
         self.slow_above_s = min(wanted_s, self._slower_than_s)
 
-    def draw(self) -> tuple[str, bool]:
-        """The ids of a trace that begins here, as those of `Trace`, and whether it is kept however it ends."""
-        if not self._ids:
-            self._ids = draw_ids(DRAWN_TOGETHER)
-        ids = self._ids.pop()
-        return ids, ids[16:32] < self._below
+    def draw(self) -> bytes:
+        """The ids of a trace that begins here."""
+        if not self.ids:
+            self.ids = draw_ids(DRAWN_TOGETHER)
+        return self.ids.pop()
 
-    def begin(self, lines: Headers, what: str) -> Trace:
-        """The place of a request with these headers; without a `traceparent` they may be left out."""
+    def begin(self, lines: Headers, what: str, ids: bytes = b"") -> Trace:
+        """The place of a request with these headers; without a `traceparent` they may be left out.
+
+        `ids` are drawn already for a trace that begins here.
+        """
         parent = find_parent(lines) if lines else None
         if parent is not None:
             return new_trace(parent, _bounded(what), self._flags)
-        return self.of(*self.draw(), what)
+        return self.of(ids or self.draw(), what)
 
-    def of(self, ids: str, is_sampled: bool, what: str) -> Trace:
+    def of(self, ids: bytes, what: str) -> Trace:
         """The place of a request that began a trace of these ids."""
-        return Trace(ids, RANDOM | SAMPLED if is_sampled else RANDOM, "", False, "", _bounded(what))
+        flags = RANDOM | SAMPLED if ids[8:16] < self.below else RANDOM
+        return Trace(ids.hex(), flags, "", False, "", _bounded(what))
 
     def take(self, timeline: Timeline) -> None:
         """A request that has a timeline has ended: keep its spans, or forget what it made."""
