@@ -26,7 +26,7 @@ from typing import Final
 from marserve.messages import Span, Work
 from marserve.telemetry.logs.bucket import Bucket
 from marserve.telemetry.recorder_file import FileUnusable, RecordedFile, RecorderFile, previous_of
-from marserve.telemetry.timeline import BatchTimes, Timeline
+from marserve.telemetry.timeline import BatchTimes, TimedVersion, Timeline
 
 # What a timeline takes in memory, with its id, and with a batch of its own.
 RECORD_BYTES: Final = 1024
@@ -79,6 +79,7 @@ class Recorder:
         self._most_kept = max(LEAST_RECORDS, limit_bytes // 8 // record_bytes)
         self._most_spans = max(LEAST_RECORDS, limit_bytes // 8 // SPAN_BYTES)
         self._unsorted: list[Timeline] = []
+        self._late: list[Timeline] = []
         self._latest: deque[Timeline] = deque(maxlen=LATEST)
         self._ring: deque[Timeline] = deque(maxlen=self.capacity)
         self._room_for_usual = Bucket(RING_PER_S, RING_BURST)
@@ -119,27 +120,28 @@ class Recorder:
     def take_late(self, timeline: Timeline) -> None:
         """A request that had no timeline was slow, or has failed. It is in no histogram: others like it are not."""
         self.late_left -= 1
-        self._latest.append(timeline)
-        self._sort_out(timeline.model, [timeline])
+        self._late.append(timeline)
+        if len(self._late) >= SORTED_TOGETHER:
+            self.sort()
 
     def sort(self) -> None:
         """Count the stages of the requests taken last, and choose which of them are kept longer."""
         ended, self._unsorted = self._unsorted, []
-        if not ended:
-            return
+        late, self._late = self._late, []
         self._latest.extend(ended)
-        versions = list(dict.fromkeys(map(_of, ended)))
-        for version in versions:
-            mine = ended if len(versions) == 1 else [timeline for timeline in ended if timeline.of is version]
+        self._latest.extend(late)
+        for version, mine in _by_version(ended):
             version.observe_ended(mine)
-            self._sort_out(version.model, mine)
+            walls_s = _walls_s(mine)
+            if len(mine) > 1:
+                self.slow_above_s = sum(walls_s) / len(walls_s) * UNUSUAL
+            self._sort_out(version.model, mine, walls_s)
+        for version, mine in _by_version(late):
+            self._sort_out(version.model, mine, _walls_s(mine))
 
-    def _sort_out(self, model: str, ended: Sequence[Timeline]) -> None:
+    def _sort_out(self, model: str, ended: Sequence[Timeline], walls_s: Sequence[float]) -> None:
         """Choose among requests of one model that ended one after the other."""
-        walls_s = list(map(sub, map(_written_at, ended), map(_began, ended)))
         slowest_s, now = max(walls_s), ended[-1].written_at
-        if len(ended) > 1:
-            self.slow_above_s = sum(walls_s) / len(walls_s) * UNUSUAL
         usual_s = self.slow_above_s
         has_failed = any(map(_error, ended))
         kept = self._kept.get(model)
@@ -222,6 +224,17 @@ class Recorder:
         for kept in self._kept.values():
             known.update((id(each), each) for each in (*kept.failed, *(entry[2] for entry in kept.slowest)))
         return iter(sorted(known.values(), key=lambda each: -each.written_at))
+
+
+def _by_version(ended: Sequence[Timeline]) -> list[tuple[TimedVersion, Sequence[Timeline]]]:
+    versions: list[TimedVersion] = list(dict.fromkeys(map(_of, ended)))
+    if len(versions) == 1:
+        return [(versions[0], ended)]
+    return [(version, [timeline for timeline in ended if timeline.of is version]) for version in versions]
+
+
+def _walls_s(ended: Sequence[Timeline]) -> list[float]:
+    return list(map(sub, map(_written_at, ended), map(_began, ended)))
 
 
 def of_id(request_id: str, known: Iterable[Timeline]) -> list[Timeline]:

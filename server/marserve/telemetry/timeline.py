@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
 import msgspec
 
@@ -97,13 +97,20 @@ class BatchTimes(msgspec.Struct, gc=False):
 
 
 # A protocol: jobs are the pool's, which the API does not know.
-@runtime_checkable
 class Timed(Protocol):
     """An accepted request of which it is known when it came and in which batch it ran."""
 
     request: Request
     arrived: float
     times: BatchTimes | None
+
+
+def timed(accepted: object) -> Timed | None:
+    """An accepted request if it is `Timed`; those that are made of others are not.
+
+    By one attribute: `isinstance` with a protocol takes ten microseconds.
+    """
+    return cast("Timed", accepted) if hasattr(accepted, "times") else None
 
 
 class Timeline(msgspec.Struct, gc=False):

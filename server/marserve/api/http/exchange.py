@@ -35,7 +35,7 @@ from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
+from marserve.telemetry.timeline import CLIENT_GONE, Timeline, timed
 from marserve.telemetry.traces.tracing import Takes
 
 log = logging.getLogger("marserve.api")
@@ -582,11 +582,11 @@ class Exchange:
 
     def _late_timeline(self) -> Timeline:
         """A timeline of what is known now."""
-        job, tracing = self.job, None if self.connection is None else self.connection.listener.tracing
+        job, tracing = timed(self.job), None if self.connection is None else self.connection.listener.tracing
         timeline = self._new_timeline(max(0, self.head.body_bytes))
         if tracing is not None and self.trace_ids:
             timeline.trace = tracing.of(self.trace_ids, self.head.line)
-        if isinstance(job, Timed):  # requests that are made of others are not
+        if job is not None:
             if job.request.timeline is not None:  # a model that its handler called wanted one
                 timeline.parts = job.request.timeline.parts
             if job.times is not None:
@@ -597,8 +597,9 @@ class Exchange:
     def _give_timeline(self) -> None:
         """Have a timeline from now on."""
         self.timeline, self.trace_ids = self._late_timeline(), b""
-        if isinstance(self.job, Timed):
-            self.job.request.give_timeline(self.timeline)
+        job = timed(self.job)
+        if job is not None:
+            job.request.give_timeline(self.timeline)
 
     def _keep_stream(self, connection: WrittenConnection, now: float, error: str) -> None:
         """As `_keep_time`, of an answer whose status and size are known already."""
