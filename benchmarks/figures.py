@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import comb
 from statistics import median
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+MISSED = 0.05  # how often an interval may miss the true median
 Comparison = Literal["ratio", "difference"]
 
 
@@ -49,12 +52,23 @@ class Figure:
     @property
     def compared(self) -> float | None:
         """The median of the rounds' ratios or differences; None where nothing stands beside."""
+        return median(self._each) if self.other else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between which two of the ratios or differences their true median is, at 95 %; None of fewer than six."""
+        each = sorted(self._each)
+        # Each of them is as likely below the true median as above it: how many are, is drawn as coins are tossed.
+        tosses = accumulate(comb(len(each), heads) / 2 ** len(each) for heads in range(len(each)))
+        left_out = sum(share <= MISSED / 2 for share in tosses)
+        return (each[left_out - 1], each[-left_out]) if left_out else None
+
+    @property
+    def _each(self) -> list[float]:
         if not self.other:
-            return None
+            return []
         pairs = zip(self.own, self.other, strict=True)
-        if self.comparison == "ratio":
-            return median(own / other for own, other in pairs)
-        return median(own - other for own, other in pairs)
+        return [own / other if self.comparison == "ratio" else own - other for own, other in pairs]
 
     @property
     def is_met(self) -> bool | None:
@@ -71,6 +85,10 @@ class Figure:
     def show_compared(self, value: float) -> str:
         """A ratio or a difference as one writes it."""
         return f"{value:.2f} x" if self.comparison == "ratio" else f"{value:+,.{self.digits}f} {self.unit}"
+
+    def show_interval(self) -> str:
+        """The interval in brackets, empty where there is none."""
+        return "" if self.interval is None else " ({} to {})".format(*map(self.show_compared, self.interval))
 
     def show_goal(self) -> str:
         """The goal in words, empty where there is none."""
@@ -92,7 +110,7 @@ def table(figures: Sequence[Figure]) -> Table:
             figure.show(median(figure.own)),
             figure.beside,
             figure.show(median(figure.other)) if figure.other else "",
-            "" if compared is None else figure.show_compared(compared),
+            "" if compared is None else figure.show_compared(compared) + figure.show_interval(),
             figure.show_goal(),
             {None: "", True: "met", False: "missed"}[figure.is_met],
         )
@@ -110,6 +128,7 @@ def document(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "other": {"median": median(figure.other), "rounds": list(figure.other)} if figure.other else None,
             "comparison": figure.comparison if figure.other else None,
             "compared": figure.compared,
+            "interval": figure.interval,
             "goal": figure.show_goal() or None,
             "is_met": figure.is_met,
         }

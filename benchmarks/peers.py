@@ -75,7 +75,7 @@ def _start(plan: Plan, stack: ExitStack) -> dict[str, Server]:
     for name, batch in (("batched", BATCH), ("single", 1), ("silent", BATCH)):
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": batch, "maxBatchDelay": DELAY_MS}
         archive = make_archive(plan.folder / f"peers-{name}", "echo", "echo.py", config)
-        program = [str(BESIDE / "silent_marserve.py")] if name == "silent" else ["-m", "marserve.cli"]
+        program = [str(BESIDE / "silent_marserve.py"), "log", "metrics"] if name == "silent" else ["-m", "marserve.cli"]
         server = Marserve(f"marserve, {name}", archive, plan.new_folder("peers"), program=program)
         servers[name] = stack.enter_context(server)
     servers["bare"] = stack.enter_context(BareAsgi(plan.new_folder("bare")))

@@ -33,11 +33,11 @@ import many_models
 import models
 import neighbour
 import object_stores
+import observing
 import open_inference
 import peers
 import printing
 import ray_pool
-import recorder
 import rolling_restart
 import rollouts
 import scheduler
@@ -68,7 +68,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "memory": memory.measure,
     "neighbour": neighbour.measure,
     "printing": printing.measure,
-    "recorder": recorder.measure,
+    "observing": observing.measure,
     "declared": declared.measure,
     "many_models": many_models.measure,
     "steps": steps.measure,

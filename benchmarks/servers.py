@@ -124,6 +124,10 @@ class Server:
                 total += times.user + times.system
         return total
 
+    def own_cpu_s(self) -> float:
+        """Seconds of a core that its first process has used, without its workers; by Linux's clock of the process."""
+        return time.clock_gettime((~self._process.pid << 3) | 2)
+
     def settle(self) -> None:
         """Let it finish what a load left behind, its log above all, so that it takes nothing from whoever is next."""
         deadline = time.monotonic() + SETTLE_LIMIT_S
@@ -194,6 +198,7 @@ class Marserve(Server):
         sample: Sample | None = None,
         program: Sequence[str] = ("-m", "marserve.cli"),
         port: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`settings` are further lines of its config.properties; `program` is what Python runs in place of the CLI.
 
@@ -216,7 +221,8 @@ class Marserve(Server):
         command = [sys.executable, *program, "start", "--foreground"]
         command += ["--model-store", str(archive.parent), "--config", str(config)]
         self._model = archive.stem
-        super().__init__(name, command, port, f"/predictions/{archive.stem}", folder, sample=sample)
+        path = f"/predictions/{archive.stem}"
+        super().__init__(name, command, port, path, folder, sample=sample, environment=environment)
 
     def manage(self, method: str, target: str) -> tuple[int, bytes]:
         """One request to the management API: status and body."""

@@ -94,7 +94,8 @@ class Request(msgspec.Struct, frozen=True):
     `id` is what the client sees. Where `key` is 0 the server made it, and no other request has it. Otherwise the client
     chose it, or parts of one request share it; then `key` alone tells them apart. `client_id` is a client's id that
     stands beside the server's in the logs. `timeline` is a `telemetry.timeline.Timeline`, which is built upon these
-    messages; None if none is kept. A copy of a request that is answered by itself must not share it.
+    messages; None if none is kept, or not yet (`give_timeline`). `trace_ids` are those of its trace where it has no
+    timeline yet, as bytes. A copy of a request that is answered by itself must not share either.
     """
 
     id: str
@@ -114,6 +115,11 @@ class Request(msgspec.Struct, frozen=True):
     key: int = 0
     client_id: str = ""
     timeline: Any = None
+    trace_ids: bytes = b""
+
+    def give_timeline(self, timeline: Any) -> None:
+        """Have a timeline from now on: its stages are of interest after all."""
+        msgspec.structs.force_setattr(self, "timeline", timeline)
 
     @property
     def shares_memory(self) -> bool:
@@ -328,7 +334,8 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     `parts` are (name, content type) pairs; empty if the worker has the request already and is called with it again.
     `head` holds the headers packed by `pack_head`: few handlers read them, and they mostly equal the last request's.
     `key` and `client_id` are those of the `Request`. `traceparent` is what a handler sees in place of the client's; it
-    differs for each request, so that it is not among the packed headers. Empty where no traces are kept.
+    differs for each request, so that it is not among the packed headers. Empty where no traces are kept, or where the
+    worker is to make it of `trace_ids`, the request's.
     """
 
     id: str
@@ -338,12 +345,17 @@ class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     key: int = 0
     client_id: str = ""
     traceparent: bytes = b""
+    trace_ids: bytes = b""
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
         """The client's headers, but for the `traceparent`."""
         headers = _read_head(self.head)[0]
-        return _within(headers, self.traceparent) if self.traceparent else headers
+        traceparent = self.traceparent
+        if self.trace_ids:
+            ids = self.trace_ids.hex()
+            traceparent = f"00-{ids[:32]}-{ids[48:]}-02".encode()  # random, and not known to be kept
+        return _within(headers, traceparent) if traceparent else headers
 
     @property
     def server_headers(self) -> Sequence[tuple[str, str]]:

@@ -30,6 +30,18 @@ def test_a_difference_is_taken_within_each_round(figures: Any) -> None:
     assert figure.compared == 2.0
 
 
+def test_an_interval_is_between_two_of_the_ratios_that_hold_the_median_nineteen_times_in_twenty(figures: Any) -> None:
+    """Of six or seven that is all of them, of forty the 14th to the 27th; of five there is none."""
+
+    def interval(count: int) -> Any:
+        return figures.Figure("rate", "/s", [float(one) for one in range(1, count + 1)], "o", [1.0] * count).interval
+
+    assert interval(5) is None
+    assert interval(6) == (1.0, 6.0)
+    assert interval(7) == (1.0, 7.0)
+    assert interval(40) == (14.0, 27.0)
+
+
 @pytest.mark.parametrize(("own", "met"), [([9.0, 10.0, 99.0], True), ([9.0, 10.1, 11.0], False)])
 def test_a_goal_on_the_own_value_looks_at_its_median(figures: Any, own: list[float], met: bool) -> None:
     """One bad round misses no goal, two of three do."""

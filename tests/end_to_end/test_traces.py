@@ -49,7 +49,21 @@ from marserve_handlers import model
 
 @model
 async def outer(call: str, context) -> dict:
-    return (await context.call(call, b"{}")).json()
+    name, _, body = call.partition(" ")
+    return (await context.call(name, body.encode() or b"{}")).json()
+"""
+
+STREAM = """
+import time
+
+from marserve_handlers.context import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    send_intermediate_predict_response([b"piece"], context.request_ids, "", 200, context)
+    time.sleep(0.3)
+    return [b"last"]
 """
 
 WORKFLOW = """\
@@ -275,6 +289,41 @@ def test_a_slow_and_a_failed_request_are_kept_though_not_sampled(tmp_path: Path)
         roots = [each for each in collector.spans if each.kind == 2]
         assert [each.attributes["marserve.request.id"] for each in roots] == ["slow", "fails", "callers"]
         assert roots[0].trace_id == TRACE
+
+
+@pytest.mark.system
+def test_a_slow_request_that_only_had_ids_is_a_whole_trace(tmp_path: Path) -> None:
+    """Without a recorder most requests have no timeline until they turn out slow: stages, streams, calls are there."""
+    with Collector() as collector:
+        settings = {"trace_sample": "0", "trace_slower_than": "0.2", "flight_recorder_size": "0"}
+        with start(tmp_path, collector, **settings) as server:
+            make_archive(server.store / "stream.mar", STREAM)
+            for archive in ("m.mar", "outer.mar", "stream.mar"):
+                assert server.register(archive).status_code == 200
+            assert server.predict("outer", "m", **{"X-Request-Id": "quick"}).status_code == 200
+            seen = server.predict("m", '{"sleep": 0.3}', **{"X-Request-Id": "slow"}).json()
+            called = server.predict("outer", 'm {"sleep": 0.3}', **{"X-Request-Id": "calls"}).json()
+            assert server.predict("stream", "{}", **{"X-Request-Id": "stream"}).text == "piecelast"
+        root, *children = collector.of_request("slow")
+        handle = named(children, "handle")
+        assert seen == {"traceparent": f"00-{root.trace_id}-{handle.span_id}-02"}
+        assert named(children, "work").parent_id == handle.span_id
+        assert {"send", "handle", "return", "write"} <= {each.name for each in children}
+        assert root.ended - root.began > 0.3
+
+        root, *children = collector.of_request("calls")
+        call = named(children, "call m")
+        above, below = (
+            next(each for each in children if each.name == "handle" and each.parent_id == parent)
+            for parent in (root.span_id, call.span_id)
+        )
+        assert call.parent_id == above.span_id
+        assert called == {"traceparent": f"00-{root.trace_id}-{below.span_id}-02"}
+
+        root, *children = collector.of_request("stream")
+        assert named(children, "handle").ended - named(children, "handle").began > 0.3
+        assert root.ended - root.began > 0.3
+        assert [each for each in collector.spans if each.attributes.get("marserve.request.id") == "quick"] == []
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", pytest.param("grpc", marks=pytest.mark.system)])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.telemetry.trace_context import (
+    IDS_BYTES,
     MOST_BAGGAGE,
     MOST_BAGGAGE_BYTES,
     MOST_STATE_CHARACTERS,
@@ -126,7 +127,9 @@ def test_a_trace_that_begins_here_has_a_random_id_and_says_so() -> None:
 
 def test_ids_that_are_drawn_together_are_distinct_and_whole() -> None:
     """Leading zeros included."""
-    ids = draw_ids(1000)
+    drawn = draw_ids(1000)
+    assert {len(each) for each in drawn} == {IDS_BYTES}
+    ids = [each.hex() for each in drawn]
     assert len({each[:32] for each in ids} | {each[32:48] for each in ids} | {each[48:] for each in ids}) == 3000
     assert {len(each) for each in ids} == {64}
 

@@ -16,7 +16,7 @@ from marserve.errors import DeadlinePassed, HandlerFailed, MarserveError, ModelN
 from marserve.messages import Answer, Called, Part, Receiver, Request, Returned
 from marserve.registry.data_plane import DataPlane
 from marserve.telemetry.timeline import Timeline
-from marserve.telemetry.trace_context import carried, find_parent, headers_within
+from marserve.telemetry.trace_context import RANDOM, Trace, carried, find_parent, headers_within
 from marserve.telemetry.traces.spans import CALL
 
 MOST_DEPTH = 8
@@ -60,6 +60,9 @@ class ModelCalls:
             (name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in message.headers
         ]
         given = {name.lower() for name, _ in headers}
+        if request.trace_ids and request.timeline is None:  # the called model's is kept below it
+            trace = Trace(request.trace_ids.hex(), RANDOM)
+            request.give_timeline(Timeline(request.id, ends_at, client_id=request.client_id, trace=trace))
         headers += [line for line in _carried(request) if line[0] not in given]
         timeline = None if request.timeline is None else _part(request.timeline, headers, f"{CALL}{model}")
         inner = Request(

@@ -19,7 +19,7 @@ import msgspec
 from marserve.errors import MarserveError
 from marserve.messages import Accepted, Answer, Part, Receiver, Request, shown_id
 from marserve.telemetry.body_samples import READ_BYTES, Hiding
-from marserve.telemetry.timeline import BatchTimes, Timed, Timeline
+from marserve.telemetry.timeline import BatchTimes, Timeline, timed, times_of
 
 # What a request takes beside its body, its headers and its names.
 KEPT_BYTES: Final = 2048
@@ -122,14 +122,14 @@ class KeptRequests:
 
     def take(self, request: Request, job: Accepted | None, answer: KeptAnswer | None, ended_at: float) -> None:
         """A request has ended; `answer` None: by a stream."""
-        times = job.times if isinstance(job, Timed) else None
-        if times is None or request.is_describe or self._draw(times) >= self.share:
+        accepted = timed(job)
+        times = None if accepted is None else accepted.times
+        if accepted is None or times is None or request.is_describe or self._draw(times) >= self.share:
             return  # no worker had it, or its batch is not drawn
-        assert isinstance(job, Timed)
         timeline = request.timeline
         if timeline is None:
-            timeline = Timeline(request.id, job.arrived, client_id=request.client_id)
-            timeline.admitted_at, timeline.of = job.arrived, times.of
+            timeline = Timeline(request.id, accepted.arrived, client_id=request.client_id)
+            timeline.admitted_at, timeline.of = accepted.arrived, times.of
             timeline.left_in(times)
             timeline.end(ended_at, 0 if answer is None else answer.status, 0 if answer is None else answer.size)
         kept = KeptRequest(
@@ -233,7 +233,7 @@ class Watched(Receiver):
 
     def _keep(self, answer: KeptAnswer | None) -> None:
         job, self.job = self.job, None
-        times = job.times if isinstance(job, Timed) else None
+        times = times_of(job)
         self._keeper.take(self._request, job, answer, 0.0 if times is None else times.landed_at)
 
 

@@ -81,6 +81,7 @@ class Recorder:
         self._most_kept = max(LEAST_RECORDS, limit_bytes // 8 // record_bytes)
         self._most_spans = max(LEAST_RECORDS, limit_bytes // 8 // SPAN_BYTES)
         self._unsorted: list[Timeline] = []
+        self._late: list[Timeline] = []
         self._latest: deque[Timeline] = deque(maxlen=LATEST)
         self._ring: deque[Timeline] = deque(maxlen=self.capacity)
         self._room_for_usual = Bucket(RING_PER_S, RING_BURST)
@@ -96,6 +97,8 @@ class Recorder:
         self.refill_at = -math.inf
         self.slow_above_s = 0.0
         """From how long on a request without a timeline may be worth one at its end; its version says whether it is."""
+        self.always_above_s = math.inf
+        """From how long on it is worth one whatever its version says."""
 
     def take(self, timeline: Timeline) -> None:
         """A request that has a timeline has ended. Called on the event loop."""
@@ -121,30 +124,32 @@ class Recorder:
     def take_late(self, timeline: Timeline) -> None:
         """A request that had no timeline was slow, or has failed. It is in no histogram: others like it are not."""
         self.late_left -= 1
-        self._latest.append(timeline)
-        self._sort_out(timeline.of, [timeline], is_learning=False)
+        self._late.append(timeline)
+        if len(self._late) >= SORTED_TOGETHER:
+            self.sort()
 
     def sort(self) -> None:
         """Count the stages of the requests taken last, and choose which of them are kept longer."""
         ended, self._unsorted = self._unsorted, []
-        if not ended:
-            return
+        late, self._late = self._late, []
         self._latest.extend(ended)
-        if any(map(_parts, ended)):
-            for timeline in ended:
+        self._latest.extend(late)
+        if any(map(_parts, ended)) or any(map(_parts, late)):
+            for timeline in (*ended, *late):
                 if timeline.parts:
                     self._bound(timeline.parts, sum(PART_SPANS for _ in parts_of(timeline)))
-        versions = list(dict.fromkeys(map(_of, ended)))
-        for version in versions:
-            mine = ended if len(versions) == 1 else [timeline for timeline in ended if timeline.of is version]
+        versions = _by_version(ended)
+        for version, mine in versions:
             version.observe_ended(mine)
             self._sort_out(version, mine, is_learning=True)
-        self.slow_above_s = min(version.slow_above_s for version in versions)
+        if versions:
+            self.slow_above_s = min(version.slow_above_s for version, _ in versions)
+        for version, mine in _by_version(late):
+            self._sort_out(version, mine, is_learning=False)
 
     def _sort_out(self, version: TimedVersion, ended: Sequence[Timeline], *, is_learning: bool) -> None:
         """Choose among requests of one version that ended one after the other, and learn what is usual for it."""
-        model = version.model
-        walls_s = list(map(sub, map(_written_at, ended), map(_began, ended)))
+        model, walls_s = version.model, _walls_s(ended)
         slowest_s, now = max(walls_s), ended[-1].written_at
         if is_learning:
             found_s = sum(walls_s) / len(walls_s) * UNUSUAL
@@ -246,6 +251,17 @@ class Recorder:
         for kept in self._kept.values():
             known.update((id(each), each) for each in (*kept.failed, *(entry[2] for entry in kept.slowest)))
         return iter(sorted(known.values(), key=lambda each: -each.written_at))
+
+
+def _by_version(ended: Sequence[Timeline]) -> list[tuple[TimedVersion, Sequence[Timeline]]]:
+    versions: list[TimedVersion] = list(dict.fromkeys(map(_of, ended)))
+    if len(versions) == 1:
+        return [(versions[0], ended)]
+    return [(version, [timeline for timeline in ended if timeline.of is version]) for version in versions]
+
+
+def _walls_s(ended: Sequence[Timeline]) -> list[float]:
+    return list(map(sub, map(_written_at, ended), map(_began, ended)))
 
 
 def of_id(request_id: str, known: Iterable[Timeline]) -> list[Timeline]:

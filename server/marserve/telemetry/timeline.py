@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
 import msgspec
 
-from marserve.messages import Work
+from marserve.messages import Request, Work
 from marserve.telemetry.trace_context import Trace, part_of
 
 Stage = Literal["header", "body", "admit", "queue", "send", "decode", "handle", "encode", "return", "write"]
@@ -105,12 +105,26 @@ class BatchTimes(msgspec.Struct, gc=False):
 
 
 # A protocol: jobs are the pool's, which the API does not know.
-@runtime_checkable
 class Timed(Protocol):
     """An accepted request of which it is known when it came and in which batch it ran."""
 
+    request: Request
     arrived: float
     times: BatchTimes | None
+
+
+def times_of(accepted: object) -> BatchTimes | None:
+    """The last batch in which an accepted request ran; None before, and for those that are made of others."""
+    job = timed(accepted)
+    return None if job is None else job.times
+
+
+def timed(accepted: object) -> Timed | None:
+    """An accepted request if it is `Timed`; those that are made of others are not.
+
+    By one attribute: `isinstance` with a protocol takes ten microseconds.
+    """
+    return cast("Timed", accepted) if hasattr(accepted, "times") else None
 
 
 class Timeline(msgspec.Struct, gc=False):

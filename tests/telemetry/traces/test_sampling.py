@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from marserve.telemetry.metrics.stages import StageSeconds
+from marserve.telemetry.recorder import BEGUN_TOGETHER, Recorder
 from marserve.telemetry.timeline import Timeline
 from marserve.telemetry.trace_context import RANDOM, SAMPLED, Parent, new_trace, own_trace
 from marserve.telemetry.traces.exporter import Exporter
@@ -54,6 +56,37 @@ def test_requests_without_a_caller_are_decided_as_others_would(share: float) -> 
         trace = tracing.begin((), "x")
         assert trace.flags == sampling.flags(None, trace.trace_id)
         assert trace.is_sampled == (int(trace.trace_id[16:], 16) < share * 2**64)
+
+
+def test_a_request_without_a_timeline_is_sent_if_it_was_slow_and_known_if_the_recorder_has_room() -> None:
+    """As one that had it from the beginning; the recorder's bounds on late ones do not bound what is sent."""
+    exporter, recorder = Exporter(Nowhere()), Recorder(0)
+    tracing = Tracing(exporter, Sampling(0.0, slower_than_s=1.0), recorder)
+    assert tracing.refill(50.0)
+    assert tracing.left == BEGUN_TOGETHER
+    recorder.late_left = 2.0
+
+    of = StageSeconds("m", "1", (0.1,))
+    for number, wall_s in enumerate((0.1, 1.5, 1.6, 0.1)):
+        timeline = Timeline(str(number), 50.0, of=of, trace=tracing.of(tracing.draw(), "x"))
+        timeline.end(50.0 + wall_s, 200, 0)
+        tracing.take_late(timeline)
+
+    assert exporter.waiting == 2
+    assert {each.id for each in recorder} == {"0", "1"}
+    assert tracing.slow_above_s == 1.0
+    assert not tracing.refill(50.01)
+    assert tracing.refill(50.2)
+    assert tracing.slow_above_s == recorder.slow_above_s < 1.0
+
+
+def test_without_a_recorder_no_timelines_are_begun_for_it() -> None:
+    """Only ids are drawn, and whether a request was slow is asked at its end."""
+    tracing = Tracing(Exporter(Nowhere()), Sampling(0.0, slower_than_s=0.5))
+
+    assert tracing.left == 0
+    assert not tracing.refill(1e9)
+    assert tracing.slow_above_s == 0.5
 
 
 @pytest.mark.parametrize("flags", [0, 1, 2, 3])

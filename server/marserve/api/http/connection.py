@@ -481,8 +481,8 @@ class HttpConnection(WrittenConnection):
         elif isinstance(body, HeldBytes):
             body = bytes(body)  # it has no hold; the exchange counts it
         exchange = Exchange(self, head, body)
-        if exchange.timeline is not None and (self.head_began or self.body_since):
-            exchange.timeline.came_in_pieces(self.head_began, self.body_since)
+        if self.head_began or self.body_since:
+            exchange.came_in_pieces(self.head_began, self.body_since)
         if self.active is None:
             self.active = exchange
             exchange.start()

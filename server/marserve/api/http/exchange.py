@@ -35,7 +35,7 @@ from marserve.errors import Draining, HandlerFailed, MarserveError
 from marserve.messages import TRACE_MARK, Accepted, Answer, Part
 from marserve.registry.intake.call_modes import SequenceHeaderNames
 from marserve.telemetry.logs.log_limit import caused_by
-from marserve.telemetry.timeline import CLIENT_GONE, Timed, Timeline
+from marserve.telemetry.timeline import CLIENT_GONE, Timeline, timed, times_of
 from marserve.telemetry.trace_context import Trace
 from marserve.telemetry.traces.tracing import Takes
 
@@ -79,6 +79,7 @@ class Exchange:
         "stream_status",
         "stream_type",
         "timeline",
+        "trace_ids",
     )
 
     def __init__(self, connection: WrittenConnection, head: Head, body: bytes | bytearray) -> None:
@@ -90,13 +91,30 @@ class Exchange:
         self.id = listener.request_ids.of(head.client_id) if head.client_id else listener.next_id()
         self.began = began = monotonic()
         self.timeline: Timeline | None = None
-        recorder = listener.recorder
+        self.trace_ids = b""  # of a request without a timeline
+        recorder, tracing = listener.recorder, listener.tracing
         if recorder is not None and (recorder.left > 0 or (began >= recorder.refill_at and recorder.refill(began))):
             recorder.left -= 1  # as `Recorder.begins`, but without a call
             self.timeline = self._new_timeline(len(body))
-            if listener.tracing is not None:
+            if tracing is not None:
+                self.timeline.trace = tracing.begin(head.lines if head.is_traced else (), head.line)
+        elif tracing is not None:
+            # Most requests have ids alone; a call for each would cost as much again. A request that others are made of,
+            # as nodes of a workflow, has a timeline, by which they are found.
+            ids = tracing.ids.pop() if tracing.ids else tracing.draw()
+            route = head.route
+            if (
+                ids[8:16] < tracing.below
+                or head.is_traced
+                or route is None
+                or route.is_workflow
+                or route.protocol == "v1"
+            ):
+                self.timeline = self._new_timeline(len(body))
                 lines = head.lines if head.is_traced else ()
-                self.timeline.trace = listener.tracing.begin(lines, head.line)
+                self.timeline.trace = tracing.begin(lines, head.line, ids)
+            else:
+                self.trace_ids = ids
         self.job: Accepted | None = None
         self.decoding: asyncio.Future[Read] | None = None
         self.feed: Feed | None = None
@@ -117,6 +135,13 @@ class Exchange:
             else:
                 self._count(connection, body)
 
+    def came_in_pieces(self, head_since: float, body_since: float) -> None:
+        """Header or body came with more than one read, as `Timeline.came_in_pieces`."""
+        if self.trace_ids:
+            self._give_timeline()
+        if self.timeline is not None:
+            self.timeline.came_in_pieces(head_since, body_since)
+
     @property
     def line_id(self) -> str:
         """The id as log lines have it."""
@@ -132,7 +157,7 @@ class Exchange:
 
     def _id_with_trace(self) -> bytes:
         """The value of `x-request-id`, and a line more for a client that is to know its trace."""
-        trace = None if self.timeline is None else self.timeline.trace
+        trace = None if self.timeline is None else self.timeline.trace  # without a timeline it is not shown
         if trace is None or not trace.is_shown:
             return self.id.encode()
         return f"{self.id}\r\ntraceresponse: {trace.for_client}".encode()
@@ -261,6 +286,7 @@ class Exchange:
                 *self._names(connection),
                 instances,
                 self.timeline,
+                self.trace_ids,
             )
         except MarserveError as error:
             self.on_error(error)
@@ -283,6 +309,8 @@ class Exchange:
         if self.connection is not None:
             self._log_stream(self.connection, why)
             self.release(self.connection)
+            if self.trace_ids:
+                self._give_timeline()
             self._keep_time(self.connection, monotonic(), CLIENT_GONE, 0, "client_gone")
         self.connection = None
         job, self.job = self.job, None
@@ -305,7 +333,7 @@ class Exchange:
             listener = connection.listener
             headers = listener.response_headers
             plain = (headers.of(head.lines) if headers.has_origins else headers).plain
-            shown_id = self.id.encode() if listener.tracing is None else self._id_with_trace()
+            shown_id = self.id.encode() if self.timeline is None else self._id_with_trace()
             if len(body) <= ONE_WRITE_BYTES:
                 connection.transport.write(plain % (shown_id, len(body), body))
                 self._sent(connection, 200, True, len(body))
@@ -458,6 +486,8 @@ class Exchange:
         self.is_streaming = True
         self.stream_type = next((value for name, value in piece.headers if name.lower() == "content-type"), "")
         self.stream_status = piece.status
+        if self.trace_ids:
+            self._give_timeline()
         if self.timeline is not None:
             self.timeline.first_piece_at, self.timeline.status = monotonic(), piece.status
         if not connection.listener.logs_streams_at_end:
@@ -510,6 +540,8 @@ class Exchange:
         self, connection: WrittenConnection, start: bytes, body: bytes | bytearray, status: int, keep: bool
     ) -> None:
         """Write the head now and the body as the client takes it. The job is over at once, and its worker free."""
+        if self.trace_ids:
+            self._give_timeline()
         self.job = None
         self.keep = keep
         head = self.head
@@ -557,16 +589,33 @@ class Exchange:
 
     def _keep_late(self, recorder: Takes, now: float, status: int, size: int, error: str) -> None:
         """Make a timeline of a request that had none: it was slow, or has failed."""
-        job = self.job
-        times = job.times if isinstance(job, Timed) else None  # requests that are made of others have none
-        if times is not None and not error and now - self.began <= times.of.slow_above_s:
+        times, took_s = times_of(self.job), now - self.began
+        if times is not None and not error and took_s <= min(times.of.slow_above_s, recorder.always_above_s):
             return  # others of its version take as long
-        timeline = self._new_timeline(max(0, self.head.body_bytes))
-        if isinstance(job, Timed) and times is not None:
-            timeline.admitted_at, timeline.of = job.arrived, times.of
-            timeline.left_in(times)
+        timeline = self._late_timeline()
         timeline.end(now, status, size, error)
         recorder.take_late(timeline)
+
+    def _late_timeline(self) -> Timeline:
+        """A timeline of what is known now."""
+        job, tracing = timed(self.job), None if self.connection is None else self.connection.listener.tracing
+        timeline = self._new_timeline(max(0, self.head.body_bytes))
+        if tracing is not None and self.trace_ids:
+            timeline.trace = tracing.of(self.trace_ids, self.head.line)
+        if job is not None:
+            if job.request.timeline is not None:  # a model that its handler called wanted one
+                timeline.parts = job.request.timeline.parts
+            if job.times is not None:
+                timeline.admitted_at, timeline.of = job.arrived, job.times.of
+                timeline.left_in(job.times)
+        return timeline
+
+    def _give_timeline(self) -> None:
+        """Have a timeline from now on."""
+        self.timeline, self.trace_ids = self._late_timeline(), b""
+        job = timed(self.job)
+        if job is not None:
+            job.request.give_timeline(self.timeline)
 
     def _keep_stream(self, connection: WrittenConnection, now: float, error: str) -> None:
         """As `_keep_time`, of an answer whose status and size are known already."""

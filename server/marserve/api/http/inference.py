@@ -125,13 +125,14 @@ class InferenceSurface:
         client_id: str = "",
         instances: Sequence[Part] | None = None,
         timeline: Timeline | None = None,
+        trace_ids: bytes = b"",
     ) -> Accepted:
         """Submit one request; the answer comes to `receiver`, possibly before this returns.
 
         `deadline` is in seconds on the monotonic clock, `priority` 0 to 9; None: the model's own. `asked_version` is a
         version or label that the client's header asks for; one in the path has precedence. `parts` is the decoded body,
-        None if it is not decoded yet. `key`, `client_id` and `timeline` are those of the `Request`. With `instances`
-        each of them is a request, and the answer has all of theirs.
+        None if it is not decoded yet. `key`, `client_id`, `timeline` and `trace_ids` are those of the `Request`. With
+        `instances` each of them is a request, and the answer has all of theirs.
 
         Raises BadInput for a body that cannot be read, and what the data plane raises.
         """
@@ -178,6 +179,7 @@ class InferenceSurface:
             key=key,
             client_id=client_id,
             timeline=timeline,
+            trace_ids=trace_ids,
         )
         if instances is None:
             return self._data_plane.submit(model, version, request, receiver)

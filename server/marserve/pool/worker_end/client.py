@@ -353,8 +353,10 @@ class WorkerClient(asyncio.Protocol):
                 parts.append((part.name, part.content_type))
                 bodies.append(part.body)
             head = self._heads.pack(request.headers, request.server_headers)
-            timeline = request.timeline
-            if timeline is None or timeline.trace is None:
+            timeline, ids = request.timeline, request.trace_ids
+            if ids:
+                items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id, b"", ids))
+            elif timeline is None or timeline.trace is None:
                 items.append(Item(request.id, parts, head, job.deadline, request.key, request.client_id))
             else:
                 traceparent = timeline.trace.for_handler

@@ -18,7 +18,7 @@ from marserve.errors import ClientError, HandlerFailed, MarserveError, OutOfMemo
 from marserve.messages import Accepted, Answer, Receiver, Request
 from marserve.pool.pool import Pool
 from marserve.telemetry.metrics.histogram import Histogram
-from marserve.telemetry.timeline import BatchTimes, Timed
+from marserve.telemetry.timeline import BatchTimes, times_of
 
 # Each bound is 4 % above the one before: fine enough to tell a p99 from one that is a tenth larger.
 LATENCY_BOUNDS = tuple(0.0001 * 1.04**step for step in range(400))
@@ -201,7 +201,7 @@ class ArmReceiver:
     @property
     def times(self) -> BatchTimes | None:
         """The last batch in which it went to a worker."""
-        return self.job.times if isinstance(self.job, Timed) else None
+        return times_of(self.job)
 
     @property
     def keeps_the_only_worker(self) -> bool:

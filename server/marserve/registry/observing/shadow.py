@@ -330,6 +330,7 @@ class _Copy:
             names_version=False,
             is_inner=True,  # not counted as a client's request
             timeline=None,
+            trace_ids=b"",
         )
         try:
             self._job = self.pool.submit(copied, self)

@@ -38,16 +38,16 @@ class Sampling(msgspec.Struct, frozen=True):
     follows_parent: bool = True
 
     @property
-    def below(self) -> str:
-        """Traces are kept whose id's last 16 digits are less, as texts: of equal length these compare as numbers."""
-        return f"{int(self.share * _BITS):016x}" if self.share < 1.0 else "g"
+    def below(self) -> bytes:
+        """Traces are kept whose id's last 8 bytes are less; of equal length these compare as numbers."""
+        return int(self.share * _BITS).to_bytes(8) if self.share < 1.0 else b"\xff" * 9
 
     def flags(self, parent: Parent | None, trace_id: str) -> int:
         """The flags of a request's trace. The same id is decided alike by every service that samples by a share."""
         if parent is not None and self.follows_parent:
             return parent.flags
         random = RANDOM if parent is None else parent.flags & RANDOM
-        return random | (SAMPLED if trace_id[16:32] < self.below else 0)
+        return random | (SAMPLED if bytes.fromhex(trace_id[16:32]) < self.below else 0)
 
     def keeps(self, timeline: Timeline) -> bool:
         """Whether the spans of a request that has ended are sent."""

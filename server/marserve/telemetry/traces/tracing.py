@@ -1,7 +1,9 @@
 """Gives each request its place in a trace, and has the spans of those that are kept sent. On the event loop.
 
-Every request has ids as soon as traces are on, since its handler and the services behind it want them at once. Spans
-are made at the end, for kept requests only, on the exporter's thread.
+Every request has ids as soon as traces are on, since its handler and the services behind it want them at once. A
+timeline from the beginning has only one whose trace is kept however it ends, whose caller has a trace, or that the
+recorder wants; another one that turns out slow, or fails, gets it at its end. Spans are made at the end, for kept
+requests only, on the exporter's thread.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Takes(Protocol):
     late_left: float
     refill_at: float
     slow_above_s: float
+    always_above_s: float
 
     def begins(self, now: float) -> bool:
         """Whether a request that begins now has a timeline."""
@@ -71,42 +74,61 @@ class Tracing:
         self.share = sampling.share
         """Of the traces that begin here."""
         self._flags = sampling.flags
-        self._below = sampling.below
-        self._ids: list[str] = []
+        self.below = sampling.below
+        """A trace that begins here is kept whatever happens if bytes 8 to 16 of its ids are less."""
+        self.ids: list[bytes] = []
+        """Ids for traces that begin here, as `Trace` has them; if there are none `draw` brings more."""
         self._slower_than_s = sampling.slower_than_s or math.inf
+        self.always_above_s = self._slower_than_s
         self._keeps = sampling.keeps
         self._recorder = recorder
-        # All requests have a timeline, for all have a place in a trace.
-        self.left = self.refill_at = self.slow_above_s = math.inf
-        self.late_left = 0.0
+        # As the recorder's, but for one: what failed or was slow is kept in any case.
+        self.left = 0.0
+        self.late_left = 1.0
+        self.refill_at = -math.inf if recorder is not None else math.inf
+        self.slow_above_s = self._slower_than_s
 
     def begins(self, _: float) -> bool:
-        """Every request has a timeline."""
+        """A surface that makes no timelines late makes one of every request."""
         return True
 
-    def refill(self, _: float) -> bool:
-        """There is nothing to wait for."""
-        return True
+    def refill(self, now: float) -> bool:
+        """Let timelines be begun again, if it is time for that."""
+        recorder = self._recorder
+        if recorder is None or now < self.refill_at:
+            return False
+        recorder.refill(now)
+        self.left, self.refill_at = recorder.left, recorder.refill_at
+        self._look_at(recorder)
+        return self.left > 0
 
-    def take_late(self, timeline: Timeline) -> None:
-        """There is no such request; one would be as any other."""
-        self.take(timeline)
+    def _look_at(self, recorder: Takes) -> None:
+        wanted_s = recorder.slow_above_s if recorder.late_left > 0 else math.inf
+        self.slow_above_s = min(wanted_s, self._slower_than_s)
 
-    def begin(self, lines: Headers, what: str) -> Trace:
-        """The place of a request with these headers; without a `traceparent` they may be left out."""
-        if len(what) > MOST_CHARACTERS:
-            what = f"{what[:MOST_CHARACTERS]} "
+    def draw(self) -> bytes:
+        """The ids of a trace that begins here."""
+        if not self.ids:
+            self.ids = draw_ids(DRAWN_TOGETHER)
+        return self.ids.pop()
+
+    def begin(self, lines: Headers, what: str, ids: bytes = b"") -> Trace:
+        """The place of a request with these headers; without a `traceparent` they may be left out.
+
+        `ids` are drawn already for a trace that begins here.
+        """
         parent = find_parent(lines) if lines else None
         if parent is not None:
-            return new_trace(parent, what, self._flags)
-        # As `new_trace`, but without its calls: most requests come here.
-        if not self._ids:
-            self._ids = draw_ids(DRAWN_TOGETHER)
-        ids = self._ids.pop()
-        return Trace(ids, RANDOM | SAMPLED if ids[16:32] < self._below else RANDOM, "", False, "", what)
+            return new_trace(parent, _bounded(what), self._flags)
+        return self.of(ids or self.draw(), what)
+
+    def of(self, ids: bytes, what: str) -> Trace:
+        """The place of a request that began a trace of these ids."""
+        flags = RANDOM | SAMPLED if ids[8:16] < self.below else RANDOM
+        return Trace(ids.hex(), flags, "", False, "", _bounded(what))
 
     def take(self, timeline: Timeline) -> None:
-        """A request has ended: have its spans sent, or not, and give it to the recorder."""
+        """A request that has a timeline has ended: have its spans sent, or not, and give it to the recorder."""
         trace = timeline.trace
         # Most requests are quick and well: they are told from the others here, without a call.
         if trace is not None and (
@@ -119,12 +141,25 @@ class Tracing:
         recorder = self._recorder
         if recorder is not None and recorder.begins(timeline.written_at):
             recorder.take(timeline)
-            return
-        timeline.parts = None
+            self._look_at(recorder)
+        else:
+            self._hand_on_late(timeline)
+
+    def take_late(self, timeline: Timeline) -> None:
+        """A request that had no timeline was slow, or has failed."""
+        self._keep(timeline)
+        self._hand_on_late(timeline)
+
+    def _hand_on_late(self, timeline: Timeline) -> None:
+        recorder = self._recorder
         if recorder is None:
+            timeline.parts = None
             return
         if recorder.late_left > 0 and (timeline.error or timeline.wall_s > timeline.of.slow_above_s):
             recorder.take_late(timeline)
+        else:
+            timeline.parts = None
+        self._look_at(recorder)
 
     def _keep(self, timeline: Timeline) -> None:
         if self._keeps(timeline):
@@ -135,6 +170,10 @@ class Tracing:
         """Something else has happened; on any thread."""
         if happening.kind in SPANNED:
             self.exporter.take(happening)
+
+
+def _bounded(what: str) -> str:
+    return f"{what[:MOST_CHARACTERS]} " if len(what) > MOST_CHARACTERS else what
 
 
 def open_tracing(
