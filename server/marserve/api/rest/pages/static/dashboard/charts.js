@@ -79,7 +79,7 @@ function optionsOf(series, format, width, isStacked, setAt) {
       y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
     },
     axes: [
-      { ...axis, space: 90, values: (_, times) => times.map((at) => timeOf(at).slice(0, 5)), size: 28 },
+      { ...axis, space: 90, incrs: [60, 120, 300], values: (_, times) => times.map((at) => timeOf(at).slice(0, 5)), size: 28 },
       { ...axis, space: 40, values: (_, values) => values.map(format), size: 64 },
     ],
     series: [

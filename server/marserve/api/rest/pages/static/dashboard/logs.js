@@ -12,8 +12,10 @@ export function Logs({ name, onKeyWanted, keyRound }) {
   const [isPaused, setPaused] = useState(false);
   const [problem, setProblem] = useState("");
   const [level, setLevel] = useState("");
+  const [withAccess, setWithAccess] = useState(false); // this page's own requests are in that log
   const box = useRef(null);
   const isAtEnd = useRef(true);
+  const lastTop = useRef(0);
 
   useEffect(() => {
     if (isPaused) return undefined;
@@ -33,7 +35,7 @@ export function Logs({ name, onKeyWanted, keyRound }) {
         begun = true;
       };
       try {
-        await readEvents(`logs?model=${segment(name)}&tail=100&follow=true${level ? `&level=${level}` : ""}`, signal, () => setProblem(""), take);
+        await readEvents(`logs?model=${segment(name)}&tail=100&follow=true${withAccess ? "" : "&log=server,model"}${level ? `&level=${level}` : ""}`, signal, () => setProblem(""), take);
         if (!signal.aborted) setProblem("The server ended the stream of lines.");
       } catch (error) {
         if (signal.aborted) return;
@@ -51,16 +53,23 @@ export function Logs({ name, onKeyWanted, keyRound }) {
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", seen);
     };
-  }, [name, isPaused, level, keyRound]);
+  }, [name, isPaused, level, withAccess, keyRound]);
   useEffect(() => { if (isAtEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight; }, [lines]);
+  // Only a reader goes up; lines that have come since make no difference.
+  const scrolled = ({ currentTarget: place }) => {
+    const isEnd = place.scrollHeight - place.scrollTop - place.clientHeight < 30;
+    isAtEnd.current = isEnd || (isAtEnd.current && place.scrollTop >= lastTop.current);
+    lastTop.current = place.scrollTop;
+  };
 
   return html`
     <div class="head"><h3 id="logs">Log</h3>
-      <label class="end"><span class="hidden">Least level</span><select value=${level} onChange=${(event) => setLevel(event.currentTarget.value)}>
+      <label class="end tick"><input type="checkbox" checked=${withAccess} onChange=${(event) => setWithAccess(event.currentTarget.checked)} /> access log</label>
+      <label><span class="hidden">Least level</span><select value=${level} onChange=${(event) => setLevel(event.currentTarget.value)}>
         <option value="">All levels</option><option value="info">info</option><option value="warn">warn</option><option value="error">error</option></select></label>
       <button type="button" aria-pressed=${isPaused} onClick=${() => setPaused(!isPaused)}>${isPaused ? "Go on" : "Pause"}</button></div>
     ${problem && html`<p class="problem note" role="alert">${problem} It is asked again soon.</p>`}
-    <div class="lines" ref=${box} role="log" aria-live="off" aria-labelledby="logs" tabindex="0" onScroll=${(event) => { const place = event.currentTarget; isAtEnd.current = place.scrollHeight - place.scrollTop - place.clientHeight < 30; }}>
+    <div class="lines" ref=${box} role="log" aria-live="off" aria-labelledby="logs" tabindex="0" onScroll=${scrolled}>
       ${lines.length ? lines.map((each) => html`<p key=${each.number} class=${`level-${LEVELS.includes(each.level) ? each.level : "other"}`}>${each.text.slice(0, LONGEST)}</p>`) : html`<p class="muted">No line yet.</p>`}</div>`;
 }
 

@@ -87,11 +87,11 @@ export function Model({ route, onKeyWanted, keyRound }) {
       <div class="wide-chart"><${Chart} title="Stages of a request, on average" samples=${samples} series=${STAGE_SERIES} format=${milliseconds} isStacked=${true} /></div>
     </div>
     <section class="panels" aria-label="Versions and workers">
-      <div class="panel"><h3>Shares of requests</h3><${Weights} name=${name} versions=${versions.map((each) => each.modelVersion)} traffic=${data.traffic} rollout=${rollout} onKeyWanted=${onKeyWanted} onChanged=${again} /></div>
-      <div class="panel"><h3>Workers of ${version.modelVersion}</h3><${Workers} key=${version.modelVersion} version=${version} onKeyWanted=${onKeyWanted} onChanged=${again} /></div>
+      <div><div class="panel"><h3>Shares of requests</h3><${Weights} name=${name} versions=${versions.map((each) => each.modelVersion)} traffic=${data.traffic} rollout=${rollout} onKeyWanted=${onKeyWanted} onChanged=${again} /></div>
       ${rollout && html`<div class="panel"><h3>Roll-out</h3><${Rollout} name=${name} rollout=${rollout} onKeyWanted=${onKeyWanted} onChanged=${again} /></div>`}
-      <div class="panel"><h3>What failed</h3><${Failures} stats=${data.stats[version.modelVersion]} name=${name} /></div>
-      <div class="panel"><h3>Slowest requests</h3><${Slowest} further=${further} name=${name} /></div>
+      <div class="panel"><h3>Workers of ${version.modelVersion}</h3><${Workers} key=${version.modelVersion} version=${version} onKeyWanted=${onKeyWanted} onChanged=${again} /></div></div>
+      <div><div class="panel"><h3>What failed</h3><${Failures} stats=${data.stats[version.modelVersion]} name=${name} /></div>
+      <div class="panel"><h3>Slowest requests</h3><${Slowest} further=${further} name=${name} /></div></div>
     </section>
     <section class="panel" aria-labelledby="logs"><${Logs} name=${name} onKeyWanted=${onKeyWanted} keyRound=${keyRound} /></section>
     </div>`;

@@ -1,0 +1,434 @@
+"""The dashboard in a true browser: what a server does, a model's page, and changes that are asked about first.
+
+`make test-browser` runs these; what the browser showed is in `build/browser`, to be looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from support.browsing import DESK, NAMELESS, PHONE, Browsing, launched
+from support.server import Server, make_archive, poll
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[2]
+MOST_BYTES, MOST_MS = 200_000, 1000
+NO_KEY = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+
+ECHO = """
+def handle(data, context):
+    return [row.get("body") for row in data or []]
+"""
+HOSTILE = "<img src=x onerror=window.hit=1>"
+PRINTS = """
+def handle(data, context):
+    if data is None:
+        return None
+    print("<script>window.hit=2</script><img src=x onerror='window.hit=3'>", flush=True)
+    return ["ok"] * len(data)
+"""
+NEVER_LOADS = """
+class Handler:
+    def initialize(self, context):
+        raise ValueError("<img src=x onerror='window.hit=4'> no weights")
+    def handle(self, data, context):
+        return data
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; skips where Playwright or Chromium is missing."""
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with two versions of a model, one with a hostile name and log, one that never loads."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    make_archive(folder / "echo-1.mar", ECHO, name="echo")
+    make_archive(folder / "echo-2.mar", ECHO, name="echo", version="2.0")
+    make_archive(folder / "prints.mar", PRINTS, name=HOSTILE)
+    make_archive(folder / "broken.mar", NEVER_LOADS, name="broken")
+    settings = {"load_models": "all", "default_workers_per_model": "1", "default_response_timeout": "20"}
+    with Server(folder, entry="marserve", store=folder, settings=settings) as running:
+        for model in ("echo", HOSTILE):
+            for _ in poll(30, f"{model} is ready"):
+                if running.predict(httpx.URL(path=model).raw_path.decode(), b"x").status_code == 200:
+                    break
+        yield running
+
+
+class Asking:
+    """Asks a model until it is stopped, so that there is something to see."""
+
+    def __init__(self, server: Server, model: str) -> None:
+        self._url = f"{server.inference}/predictions/{model}"
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with httpx.Client() as client:
+            for number in itertools.count():
+                if self._has_ended.wait(0.02):
+                    return
+                client.post(self._url, content=b"x", headers={"x-request-id": f"asked-{number}"})
+
+
+def key_of(server: Server) -> str:
+    """The management key of a server with keys."""
+    return str(json.loads((server.folder / "key_file.json").read_text())["management"]["key"])
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_overview_shows_what_the_server_does(
+    browser: Any, server: Server, scheme: str, size: tuple[int, int]
+) -> None:
+    """Why it is not ready, each version, and rates that move; nothing wider than the window, no complaint."""
+    browsing = Browsing(browser, scheme, size)
+    with Asking(server, "echo"):
+        page = browsing.open(f"{server.management}/", ".models tbody tr")
+        browsing.until("parseFloat(document.querySelector('.legend b').textContent) > 5")
+        page.wait_for_timeout(5000)  # for the picture
+        browsing.picture(f"dashboard-{scheme}-{size[0]}-overview")
+
+    rows = page.locator(".models tbody tr:not(.why)").all_inner_texts()
+    why = page.locator(".models .why").all_inner_texts()
+    assert page.title() == "Overview · marserve"
+    assert page.inner_text(".head .pill") == "not ready"
+    assert 'no worker of model "broken" version 1.0' in page.inner_text(".reasons")
+    assert {row.split()[0] for row in rows} == {"echo", "broken", "<img"}
+    assert any("died: load_failed: ValueError: <img src=x onerror='window.hit=4'> no weights" in each for each in why)
+    browsing.check_calm(server.management)
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_model_s_page_shows_its_stages_workers_and_requests(
+    browser: Any, server: Server, scheme: str, size: tuple[int, int]
+) -> None:
+    """And its log, as it comes."""
+    browsing = Browsing(browser, scheme, size)
+    with Asking(server, "echo"):
+        page = browsing.open(f"{server.management}/#/models/echo", ".lines p")
+        browsing.until("/handle [0-9.]+ ms/.test(document.querySelector('.wide-chart [role=img]').ariaLabel)")
+        page.wait_for_selector("a.id")
+        page.wait_for_timeout(5000)  # for the picture
+        browsing.picture(f"dashboard-{scheme}-{size[0]}-model")
+
+    assert page.title() == "echo · marserve"
+    assert page.inner_text(".stack tbody tr td:nth-child(2)") == "ready"
+    assert page.locator("a.id").first.get_attribute("href").startswith("#/requests/asked-")
+    browsing.check_calm(server.management)
+
+
+def test_the_first_view_is_small_and_quickly_there(browser: Any, server: Server) -> None:
+    """Under 200 kB in all, uncompressed and with its data, and within a second."""
+    browsing = Browsing(browser)
+    page = browsing.open(f"{server.management}/", ".models tbody tr")
+    shown_ms = page.evaluate("performance.now()")
+    asked = [each for each in browsing.requests if each.timing["requestStart"] >= 0]
+    size = sum(each.sizes()["responseBodySize"] for each in asked)
+    warm = Browsing(browser)
+    warm.open(f"{server.management}/", ".models tbody tr")
+
+    assert size < MOST_BYTES
+    assert min(shown_ms, warm.page.evaluate("performance.now()")) < MOST_MS
+    browsing.check_calm(server.management)
+
+
+def test_it_is_found_at_dashboard_and_leads_to_docs(browser: Any, server: Server) -> None:
+    """With and without a slash."""
+    for path in ("/dashboard", "/dashboard/"):
+        browsing = Browsing(browser)
+        page = browsing.open(f"{server.management}{path}", ".models tbody tr")
+        assert page.url == f"{server.management}/dashboard"
+    page.click("footer >> text=API")
+    page.wait_for_selector(".route")
+    browsing.check_calm(server.management)
+
+
+def test_going_to_a_page_moves_the_focus_to_its_heading(browser: Any, server: Server) -> None:
+    """By the keyboard alone, from the link that skips the header on."""
+    browsing = Browsing(browser)
+    page = browsing.open(f"{server.management}/", ".models tbody tr")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.focus(".models a >> text=echo")
+    page.keyboard.press("Enter")
+    browsing.until("document.activeElement.id === 'page-heading'")
+
+    assert page.inner_text("#page-heading") == "echo"
+    page.wait_for_selector("dl.tiles")
+    assert page.evaluate("document.activeElement.id") == "page-heading"
+    page.go_back()
+    browsing.until("document.activeElement.textContent === 'Overview'")
+    browsing.check_calm(server.management)
+
+
+def test_each_control_has_a_name(browser: Any, server: Server) -> None:
+    """And each figure of a chart stands in a table, too."""
+    for place in ("#/", "#/models/echo", "#/models/broken"):
+        browsing = Browsing(browser)
+        page = browsing.open(f"{server.management}/{place}", "dl.tiles")
+        page.wait_for_timeout(2500)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+
+        assert not page.evaluate(NAMELESS)
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+        assert len(ids) == len(set(ids))
+        assert page.locator("figure").count() == page.locator("figure [role=img][aria-label]").count() > 0
+        assert page.locator("figure").count() == page.locator("figure table").count()
+        assert page.locator("main").count() == page.locator("header").count() == page.locator("h1").count() == 1
+        browsing.check_calm(server.management)
+
+
+def test_weights_are_asked_about_and_hold_only_then(browser: Any, server: Server) -> None:
+    """The sum stays 100, by the keyboard too; cancelling leaves all as it was, an error is told and changes nothing."""
+
+    def weights() -> Any:
+        return server.client.get(f"{server.management}/models/echo/traffic").json()
+
+    before = weights()
+    browsing = Browsing(browser, "light")
+    page = browsing.open(f"{server.management}/#/models/echo", ".weight")
+    first, second = page.locator(".weight input").all()
+    outputs = page.locator(".weight output")
+
+    first.focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowLeft")
+    assert outputs.all_inner_texts() == ["95 %", "5 %"]
+    second.fill("30")
+    assert outputs.all_inner_texts() == ["70 %", "30 %"]
+    page.wait_for_timeout(2500)  # figures that come meanwhile change nothing of what was drawn up
+    assert outputs.all_inner_texts() == ["70 %", "30 %"]
+    page.click("text=Apply…")
+    page.wait_for_selector("dialog button.primary:enabled")
+    browsing.picture("dashboard-light-1100-weights")
+    assert page.locator("dialog li").all_inner_texts() == ["version 1.0: 100 % → 70 %", "version 2.0: 0 % → 30 %"]
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    assert outputs.all_inner_texts() == ["100 %", "0 %"]
+    assert weights() == before
+
+    second.fill("25")
+    page.click("text=Apply…")
+    page.wait_for_selector("dialog button.primary:enabled")
+    page.route("**/traffic", lambda route: route.abort() if route.request.method == "PUT" else route.continue_())
+    page.click("dialog button.primary")
+    page.wait_for_selector("dialog .problem:has-text('Nothing was changed')")
+    page.unroute("**/traffic")
+    page.click("dialog >> text=Cancel")
+    assert outputs.all_inner_texts() == ["100 %", "0 %"]
+    assert weights() == before
+
+    second.fill("25")
+    page.click("text=Apply…")
+    page.click("dialog button.primary:enabled")
+    page.wait_for_selector("dialog", state="detached")
+    page.wait_for_selector("text=Without weights")
+    assert weights() == {"weights": {"1.0": 75, "2.0": 25}}
+    assert outputs.all_inner_texts() == ["75 %", "25 %"]
+    page.click("text=Without weights")
+    page.click("dialog button.primary:enabled")
+    page.wait_for_selector("text=No weights are set")
+    assert weights() == before
+    assert [each for each in browsing.complaints if "ERR_FAILED" not in each] == []
+
+
+def test_workers_are_scaled_after_a_question(browser: Any, server: Server) -> None:
+    """With what the server says that it would do; a number that is none is refused before it is sent."""
+    browsing = Browsing(browser, "dark", PHONE)
+    page = browsing.open(f"{server.management}/#/models/echo/2.0", ".scale")
+    least, most = page.locator(".scale input").all()
+
+    least.fill("3")
+    assert page.inner_text(".scale .problem") == "The least is more than the most."
+    least.fill("x")
+    assert "whole, from 0" in page.inner_text(".scale .problem")
+    least.fill("2")
+    most.fill("2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dialog button.primary:enabled")
+    browsing.picture("dashboard-dark-390-scale")
+    page.click("dialog >> text=Cancel")
+    assert server.describe("echo", "2.0")["minWorkers"] == 1
+    least.fill("2")
+    most.fill("2")
+    page.click("text=Scale…")
+    page.click("dialog button.primary:enabled")
+    page.wait_for_selector("dialog", state="detached")
+    browsing.until("document.querySelectorAll('.stack tbody .state.good').length === 2")
+
+    assert server.describe("echo", "2.0")["minWorkers"] == 2
+    browsing.check_calm(server.management)
+
+
+def test_names_log_lines_and_reasons_never_run(browser: Any, server: Server) -> None:
+    """They are shown as the text that they are."""
+    server.predict("%3Cimg%20src%3Dx%20onerror%3Dwindow.hit%3D1%3E", b"x")
+    browsing = Browsing(browser, "light", PHONE)
+    page = browsing.open(f"{server.management}/", ".models tbody tr")
+    page.click(f".models a >> text={HOSTILE}")
+    page.wait_for_selector(".lines p:has-text('window.hit=2')")
+    browsing.picture("dashboard-light-390-hostile")
+    assert page.inner_text("#page-heading") == HOSTILE
+    assert page.title() == f"{HOSTILE} · marserve"
+    page.goto(f"{server.management}/#/models/broken")
+    page.wait_for_selector(".death")
+    assert "<img src=x onerror='window.hit=4'> no weights" in page.locator(".death").first.inner_text()
+
+    assert page.evaluate("window.hit") is None
+    browsing.check_calm(server.management)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["#/models/nosuch", f"#/models/{'x' * 10_000}", "#/models/%E0%A4%A", "#/nosuch", "#/models/a/b/c/d", "#//", "#<b>"],
+    ids=lambda place: place[:20],
+)
+def test_an_address_that_leads_nowhere_is_answered(browser: Any, server: Server, place: str) -> None:
+    """With a sentence and a way back."""
+    browsing = Browsing(browser, "light", PHONE)
+    page = browsing.open(f"{server.management}/{place}", "main a[href='#/']")
+
+    shown = page.inner_text("main")
+    assert "There is no such page" in shown or "not found: nosuch" in shown
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.click("main a[href='#/'] >> nth=-1")
+    page.wait_for_selector(".models tbody tr")
+
+
+def test_a_key_is_asked_for_and_figures_come_with_it(browser: Any, tmp_path: Path) -> None:
+    """A wrong one is told; it stands in no address and no storage."""
+    make_archive(tmp_path / "echo.mar", ECHO)
+    settings = {"disable_token_authorization": "false", "load_models": "all"}
+    with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server:
+        key = key_of(server)
+        browsing = Browsing(browser, "dark")
+        page = browsing.open(f"{server.management}/", "#key-panel")
+        browsing.picture("dashboard-dark-1100-key")
+        page.fill("#key-panel input", "wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#key-panel :text('asks for a key')")
+        assert page.locator(".models").count() == 0
+        page.fill("#key-panel input", key)
+        page.keyboard.press("Enter")
+        page.click(".models a >> text=echo")
+        page.wait_for_selector(".lines p")
+
+        kept = "[document.cookie, JSON.stringify(localStorage), JSON.stringify(sessionStorage), location.href].join()"
+        assert key not in page.evaluate(kept) + page.content() + "".join(each.url for each in browsing.requests)
+        assert set(browsing.complaints) <= {NO_KEY, NO_KEY.replace("401 (Unauthorized)", "403 (Forbidden)")}
+
+
+def test_it_says_that_the_server_is_away_and_comes_back_by_itself(browser: Any, tmp_path: Path) -> None:
+    """The old figures stay, marked as such."""
+    make_archive(tmp_path / "echo.mar", ECHO)
+    with Server(tmp_path, entry="marserve", store=tmp_path, settings={"load_models": "all"}) as server:
+        browsing = Browsing(browser)
+        page = browsing.open(f"{server.management}/", ".models tbody tr")
+        server.stop()
+        page.wait_for_selector(".banner:has-text('does not answer')")
+        page.wait_for_selector(".old .models tbody tr")
+        browsing.picture("dashboard-light-1100-away")
+        asked = len(browsing.requests)
+        page.wait_for_timeout(6000)
+        assert len(browsing.requests) - asked <= 2  # more rarely than each two seconds
+        server.start()
+        page.wait_for_selector(".banner", state="detached")
+        page.wait_for_selector(".models tbody tr")
+
+
+def test_a_tab_that_is_not_seen_asks_nothing(browser: Any, server: Server) -> None:
+    """And asks at once when it is seen again."""
+    browsing = Browsing(browser)
+    page = browsing.open(f"{server.management}/", ".models tbody tr")
+    see = "Object.defineProperty(document, 'hidden', {get: () => %s, configurable: true});" + (
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.evaluate(see % "true")
+    page.wait_for_timeout(2500)
+    asked = len(browsing.requests)
+    page.wait_for_timeout(5000)
+    assert len(browsing.requests) == asked
+    with page.expect_request("**/stats?*", timeout=1000):
+        page.evaluate(see % "false")
+
+
+def test_many_versions_come_in_pages_and_are_searched_for(browser: Any, tmp_path: Path) -> None:
+    """With one call each two seconds, whatever there is."""
+    for number in range(60):
+        make_archive(tmp_path / f"m{number:02}.mar", ECHO)
+    settings = {"load_models": "all", "default_workers_per_model": "0"}
+    with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server:
+        browsing = Browsing(browser)
+        page = browsing.open(f"{server.management}/", ".models tbody tr")
+        page.wait_for_selector(".pages :text('1 to 50 of 60')")
+        page.click(".sort >> text=Model")
+        page.wait_for_selector("[aria-sort=ascending]")
+        page.click(".pages >> text=Next")
+        page.wait_for_selector(".models th[scope=row]:has-text('m59')")
+        assert page.locator(".models tbody tr").count() == 10
+        page.fill(".filter", "M4")
+        page.wait_for_selector(".pages", state="detached")
+        browsing.until("document.querySelectorAll('.models tbody tr').length === 10")
+        browsing.picture("dashboard-light-1100-many")
+        paths = {each.url.removeprefix(server.management).partition("?")[0] for each in browsing.requests}
+        assert not [path for path in paths if path.startswith("/models")]
+        browsing.check_calm(server.management)
+
+
+def test_open_pages_cost_the_server_nothing_that_stays(browser: Any, server: Server) -> None:
+    """200 clients make a model page's requests, and some tabs are open: memory and sockets are as before."""
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+
+    def visit(client: httpx.Client) -> None:
+        for path in ("/", "/stats", "/models/echo/all", "/models/echo/stats", "/models/echo/traffic", "/rollouts"):
+            assert client.get(f"{server.management}{path}", headers={"accept": "text/html"}).status_code == 200
+        follow = f"{server.management}/logs?model=echo&tail=100&follow=true"
+        with client.stream("GET", follow) as answer:
+            assert answer.status_code in (200, 503)  # 503 says that enough follow
+
+    def visits(count: int) -> None:
+        for _ in range(count):
+            with httpx.Client(timeout=60) as client:
+                visit(client)
+
+    visits(50)
+    sockets, resident = len(process.net_connections()), process.memory_info().rss
+    tabs = [Browsing(browser) for _ in range(4)]
+    for tab in tabs:
+        tab.open(f"{server.management}/#/models/echo", ".lines p")
+    visits(200)
+    for tab in tabs:
+        tab.context.close()
+
+    for _ in poll(30, "the sockets are closed"):
+        if len(process.net_connections()) <= sockets + 2:
+            break
+    assert process.memory_info().rss < resident + (24 << 20)
