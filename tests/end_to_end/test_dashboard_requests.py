@@ -106,12 +106,10 @@ def test_a_request_that_waited_is_explained_with_the_one_it_waited_for(browser: 
     assert page.locator(".waterfall th").all_inner_texts()[-len(names) - 2 :] == [
         *names[:at], "tokenise", "generate", *names[at:],
     ]  # fmt: skip
-    widths = page.evaluate(
-        "[...document.querySelectorAll('.waterfall .course i')].map(each => each.getBoundingClientRect().width)"
-    )
-    whole = page.evaluate("document.querySelector('.waterfall .course').getBoundingClientRect().width")
+    row = ".waterfall tr:has(th:text-is('queue')) .course"
+    width, whole = (page.locator(each).bounding_box()["width"] for each in (f"{row} i", row))
     queue_ms = next(each["ms"] for each in recorded["stages"] if each["name"] == "queue")
-    assert widths[names.index("queue")] / whole == pytest.approx(queue_ms / recorded["wall_ms"], abs=0.02)
+    assert width / whole == pytest.approx(queue_ms / recorded["wall_ms"], abs=0.02)
     assert "marserve explain order-17" in page.inner_text(".copied")
     page.click(".why-panel a:has-text('report-of-the-year')")
     page.wait_for_selector("#why:has-text('handler')")

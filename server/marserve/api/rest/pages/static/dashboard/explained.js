@@ -46,7 +46,7 @@ export function OneRequest({ route, onKeyWanted, keyRound }) {
 
   return html`
     <p class="crumb"><a href=${hashOf("requests")}>Requests</a></p>
-    <div class="head"><h2 id="page-heading" tabindex="-1">Request <span class="id">${shortOf(id)}</span></h2></div>
+    <div class="head"><h2 id="page-heading" tabindex="-1">Request <span class="id">${shortOf(id, LONGEST_ID)}</span></h2></div>
     ${problem && html`<div class="problem banner" role="alert"><span>${shortOf(problem, 600)}</span>${!faultOf(id) && html`<button type="button" onClick=${() => setRound(round + 1)}>Look again</button>`}</div>`}
     ${!request && !problem && html`<p class="muted">Reading what is recorded of it…</p>`}
     ${request && html`<${Explained} request=${request} />`}

@@ -18,6 +18,7 @@ const STAGES = {
   write: ["h", "until the last byte of the answer was given to the system"],
 };
 const MOST_SPANS = 50;
+const LONGEST_NAME = 24; // characters of an author's span; the rest is in the title
 
 // Rows `{ name, place, began, ms, what, isSpan }` of a request; spans of the author's follow `handle`.
 export function rowsOf({ stages, spans }) {
@@ -43,8 +44,8 @@ export function Waterfall({ request }) {
   return html`<table class="waterfall"><caption class="hidden">Stages in order, with how long each took</caption>
       <thead class="hidden"><tr><th scope="col">Stage</th><th scope="col">Course</th><th scope="col">Took</th></tr></thead>
       <tbody>${rows.map((row, index) => html`<tr key=${index} class=${[row.isSpan && "span", row.ms * 200 < whole && "little"].filter(Boolean).join(" ")} title=${row.what && `${row.name}: ${row.what}`}>
-        <th scope="row">${row.name}</th>
-        <td class="course" aria-hidden="true"><i class=${`line-${row.place}`} style=${{ marginLeft: part(row.began), width: part(row.ms) }}></i></td>
+        <th scope="row">${row.name.length > LONGEST_NAME ? `${row.name.slice(0, LONGEST_NAME)}…` : row.name}</th>
+        <td class="course" aria-hidden="true">${row.ms > 0 && html`<i class=${`line-${row.place}`} style=${{ marginLeft: part(row.began), width: part(row.ms) }}></i>`}</td>
         <td class="number">${milliseconds(row.ms)}</td></tr>`)}</tbody></table>
     <p class="legend note">${places.map(([place, name]) => html`<span key=${place}><i class=${`line-${place}`}></i>${name}</span>`)}
       ${request.spans && request.spans.length > MOST_SPANS && html`<span>${request.spans.length - MOST_SPANS} more parts that the author named</span>`}</p>`;
