@@ -1,7 +1,7 @@
 // Registers a model: an archive that is sent, an address, or a file of the model store; shows how far it is.
 
 import { html, useEffect, useReducer, useRef, useState } from "../vendored/htm-preact.module.js";
-import { urlOf, segment } from "../calls.js";
+import { ask, segment, urlOf } from "../calls.js";
 import { Copied } from "./copied.js";
 import { Lines } from "./explained.js";
 import { bytes } from "./figures.js";
@@ -61,11 +61,11 @@ export function Register({ onKeyWanted, keyRound }) {
 // The browser asks before the page is left during an upload: with it the upload would end.
 function guardLeaving(registration, isFile) {
   if (!isFile) return;
-  const ask = (event) => { if (registration.state === "running" && !registration.isSent) event.preventDefault(); };
-  addEventListener("beforeunload", ask);
+  const warn = (event) => { if (registration.state === "running" && !registration.isSent) event.preventDefault(); };
+  addEventListener("beforeunload", warn);
   const changed = registration.onChange;
   registration.onChange = () => {
-    if (registration.isSent || registration.state !== "running") removeEventListener("beforeunload", ask);
+    if (registration.isSent || registration.state !== "running") removeEventListener("beforeunload", warn);
     changed();
   };
 }
@@ -118,6 +118,8 @@ const WORDS = { waiting: "waits", now: "under way", done: "done", failed: "faile
 
 function Course({ registration, onAgain, onChangeForm, onReplace }) {
   const { state, steps, message, error, lines, notes, registered, order, isCancelling, isSent } = registration;
+  const [takesRequests, setTakesRequests] = useState(false); // whether models can be tried at this address
+  useEffect(() => { ask("").then((card) => setTakesRequests(!!card.links.predictions), () => {}); }, []);
   const box = useRef(null);
   useEffect(() => { box.current.focus({ preventScroll: true }); }, [registration, state]);
   const now = steps.find((each) => each.state === "now");
@@ -132,7 +134,8 @@ function Course({ registration, onAgain, onChangeForm, onReplace }) {
     <span class="hidden" role="status">${spoken}</span>
     ${state === "running" && html`<div class="buttons"><button type="button" disabled=${isCancelling} onClick=${() => registration.cancel()}>${isCancelling ? "Cancelling…" : "Cancel"}</button></div>`}
     ${state === "done" && html`<div role="status"><p><span class=${`pill ${registered.isWhole ? "good" : "fair"}`}>${registered.isWhole ? "ready" : "loading"}</span> ${message}</p>
-      <p class="buttons"><a class="button primary" href=${ofModel(registered.modelName, registered.modelVersion)}>Its page</a><a class="button" href=${`${urlOf("docs")}#${segment(registered.modelName)}`}>Try it</a></p></div>`}
+      <p class="buttons"><a class="button primary" href=${ofModel(registered.modelName, registered.modelVersion)}>Its page</a>${takesRequests && html`<a class="button" href=${`${urlOf("docs")}#${segment(registered.modelName)}`}>Try it</a>`}</p>
+      ${!takesRequests && html`<p class="muted note">It can be tried at <code>/docs</code> of the address that takes requests.</p>`}</div>`}
     ${state === "failed" && html`<div role="alert" class="problem banner"><span>${message}</span></div>`}
     ${state === "cancelled" && html`<p role="status">It is cancelled${registration.isOrdered ? ", and nothing is registered" : ""}.</p>`}
     ${notes.map((each) => html`<p key=${each} class="muted note">${each}</p>`)}
