@@ -57,12 +57,14 @@ def browser() -> Iterator[Any]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two versions of a model, one with a hostile name and log, one that never loads."""
     folder = tmp_path_factory.mktemp("dashboard")
-    make_archive(folder / "echo-1.mar", ECHO, name="echo")
-    make_archive(folder / "echo-2.mar", ECHO, name="echo", version="2.0")
-    make_archive(folder / "prints.mar", PRINTS, name=HOSTILE)
-    make_archive(folder / "broken.mar", NEVER_LOADS, name="broken")
+    store = folder / "store"
+    store.mkdir()
+    make_archive(store / "echo-1.mar", ECHO, name="echo")
+    make_archive(store / "echo-2.mar", ECHO, name="echo", version="2.0")
+    make_archive(store / "prints.mar", PRINTS, name=HOSTILE)
+    make_archive(store / "broken.mar", NEVER_LOADS, name="broken")
     settings = {"load_models": "all", "default_workers_per_model": "1", "default_response_timeout": "20"}
-    with Server(folder, entry="marserve", store=folder, settings=settings) as running:
+    with Server(folder, entry="marserve", store=store, settings=settings) as running:
         for model in ("echo", HOSTILE):
             for _ in poll(30, f"{model} is ready"):
                 if running.predict(httpx.URL(path=model).raw_path.decode(), b"x").status_code == 200:
@@ -259,6 +261,42 @@ def test_weights_are_asked_about_and_hold_only_then(browser: Any, server: Server
     assert [each for each in browsing.complaints if "ERR_FAILED" not in each] == []
 
 
+SHARES = """
+async () => {
+    const { percentsOf, withPercent } = await import("/docs/dashboard/samples.js");
+    const wrong = [];
+    let seed = 7;
+    const draw = (most) => { seed = (seed * 16807) % 2147483647; return seed % (most + 1); };
+    for (let round = 0; round < 2000; round++) {
+        const names = Array.from({ length: 1 + draw(6) }, (_, index) => `v${index}`);
+        let shares = percentsOf(Object.fromEntries(names.map((name) => [name, draw(1) && draw(1000)])));
+        for (let change = 0; change < 3; change++) {
+            const name = names[draw(names.length - 1)];
+            const value = draw(100);
+            shares = withPercent(shares, name, value);
+            const all = Object.values(shares);
+            const isRight = all.every((each) => Number.isInteger(each) && each >= 0)
+                && all.reduce((sum, each) => sum + each, 0) === 100 && (names.length === 1 || shares[name] === value);
+            if (!isRight) wrong.push(JSON.stringify(shares));
+        }
+    }
+    return [wrong, percentsOf({ a: 1, b: 1, c: 1 }), withPercent({ a: 100, b: 0, c: 0 }, "a", 0)];
+}
+"""
+
+
+def test_shares_are_whole_percents_of_sum_100(browser: Any, server: Server) -> None:
+    """Whatever is drawn from whatever; what the others had decides what they share."""
+    browsing = Browsing(browser)
+    page = browsing.open(f"{server.management}/", ".models tbody tr")
+
+    wrong, thirds, evenly = page.evaluate(SHARES)
+
+    assert wrong == []
+    assert thirds == {"a": 34, "b": 33, "c": 33}
+    assert evenly == {"a": 0, "b": 50, "c": 50}
+
+
 def test_workers_are_scaled_after_a_question(browser: Any, server: Server) -> None:
     """With what the server says that it would do; a number that is none is refused before it is sent."""
     browsing = Browsing(browser, "dark", PHONE)
@@ -284,6 +322,28 @@ def test_workers_are_scaled_after_a_question(browser: Any, server: Server) -> No
     browsing.until("document.querySelectorAll('.stack tbody .state.good').length === 2")
 
     assert server.describe("echo", "2.0")["minWorkers"] == 2
+    browsing.check_calm(server.management)
+
+
+def test_a_roll_out_shows_its_steps_and_evidence_and_takes_orders(browser: Any, server: Server) -> None:
+    """Paused and aborted from its panel, each after a question."""
+    url = f"{server.management}/models/echo/rollout"
+    spec = {"version": "2.0", "steps": [20, 100], "hold": 4, "min_requests": 20}
+    with Asking(server, "echo"):
+        assert server.client.post(url, json=spec).status_code == 202
+        browsing = Browsing(browser)
+        page = browsing.open(f"{server.management}/#/models/echo", "[role=progressbar]")
+        page.wait_for_selector("text=What its judge found")
+        page.wait_for_selector(".panel:has(h3:text-is('Roll-out')) th:text-is('errors')")
+        page.click("text=Pause…")
+        page.click("dialog button.primary:enabled")
+        page.wait_for_selector(".pill:has-text('paused')")
+        browsing.picture("dashboard-light-1100-rollout")
+        page.click("text=Abort…")
+        page.click("dialog button.primary:enabled")
+        page.wait_for_selector(".pill:has-text('aborted')")
+
+    assert server.client.get(url).json()["state"] == "aborted"
     browsing.check_calm(server.management)
 
 
@@ -382,9 +442,8 @@ def test_a_tab_that_is_not_seen_asks_nothing(browser: Any, server: Server) -> No
 def test_many_versions_come_in_pages_and_are_searched_for(browser: Any, tmp_path: Path) -> None:
     """With one call each two seconds, whatever there is."""
     for number in range(60):
-        make_archive(tmp_path / f"m{number:02}.mar", ECHO)
-    settings = {"load_models": "all", "default_workers_per_model": "0"}
-    with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server:
+        make_archive(tmp_path / f"m{number:02}.mar", ECHO, config="minWorkers: 0\nmaxWorkers: 0\n")
+    with Server(tmp_path, entry="marserve", store=tmp_path, settings={"load_models": "all"}) as server:
         browsing = Browsing(browser)
         page = browsing.open(f"{server.management}/", ".models tbody tr")
         page.wait_for_selector(".pages :text('1 to 50 of 60')")
@@ -392,10 +451,10 @@ def test_many_versions_come_in_pages_and_are_searched_for(browser: Any, tmp_path
         page.wait_for_selector("[aria-sort=ascending]")
         page.click(".pages >> text=Next")
         page.wait_for_selector(".models th[scope=row]:has-text('m59')")
-        assert page.locator(".models tbody tr").count() == 10
+        assert page.locator(".models tbody tr:not(.why)").count() == 10
         page.fill(".filter", "M4")
         page.wait_for_selector(".pages", state="detached")
-        browsing.until("document.querySelectorAll('.models tbody tr').length === 10")
+        browsing.until("document.querySelectorAll('.models tbody tr:not(.why)').length === 10")
         browsing.picture("dashboard-light-1100-many")
         paths = {each.url.removeprefix(server.management).partition("?")[0] for each in browsing.requests}
         assert not [path for path in paths if path.startswith("/models")]

@@ -744,6 +744,7 @@ class ModelStatistics(Document):
     """What the versions of a model did."""
 
     modelName: str
+    at: Annotated[float, Meta(description="when, in seconds; of two answers of one server, the time between them")]
     versions: list[VersionStatistics]
 
 
@@ -803,8 +804,9 @@ class EventLoopActivity(Document):
 class ServerActivity(Document, kw_only=True):
     """What a server does now: the versions that were asked for, and sums over all of them."""
 
+    at: Annotated[float, Meta(description="when, in seconds; of two answers of one server, the time between them")]
     ready: Annotated[bool, Meta(description="as `/readyz`")]
-    reasons: Annotated[list[str], Meta(description="why it is not ready, and what is remarkable")]
+    reasons: Annotated[list[str], Meta(description="why it is not ready, and what is remarkable; the first ones")]
     versions: list[VersionActivity]
     versionsInAll: int
     versionsFound: Annotated[int, Meta(description="those of models whose names have what was searched for")]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from marserve.answers.management import DeviceActivity, ModelStatistics, ServerActivity, VersionActivity
+from marserve.answers.management import DeviceActivity, ModelStatistics, ServerActivity, TimesSoFar, VersionActivity
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
-from marserve.api.rest.models.statistics import Board, statistics_router
+from marserve.api.rest.models.statistics import Around, Board, Made, statistics_router
 from marserve.telemetry.loop_lag import Interval, LoopLag
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.documents import document_of
@@ -21,6 +21,8 @@ from support.management_house import client_of
 from support.registry_house import House
 
 pytestmark = pytest.mark.anyio
+
+NOTHING_AROUND = Around(at=0.0, is_ready=True, reasons=[], times=TimesSoFar([], [0], 0.0), event_loop=None)
 
 
 class Stand:
@@ -229,7 +231,8 @@ async def test_what_two_answers_differ_by_fell_between_them(stand: Stand) -> Non
     """Times of all versions together, and each stage of one version's requests."""
     first, second = await stand.add("a"), await stand.add("b")
     serve(first, 2, 0.2)
-    before = (await stand.get("/stats"))[1]["times"]
+    earlier = (await stand.get("/stats"))[1]
+    before = earlier["times"]
     serve(first, 3, 0.2)
     serve(second, 1, 0.002)
     second.errors["handler"] += 1
@@ -245,6 +248,7 @@ async def test_what_two_answers_differ_by_fell_between_them(stand: Stand) -> Non
     by_bound = dict(zip([*body["times"]["upTo"], None], grown, strict=True))
     assert {bound: count for bound, count in by_bound.items() if count} == {2.5: 1, 250.0: 3}
     assert body["times"]["sum"] - before["sum"] == pytest.approx(602)
+    assert body["at"] - earlier["at"] == 10
     assert (body["errors"], body["refused"]) == (1, 0)
     assert sum(version["times"]["counts"]) == 5
     assert version["stages"] == [
@@ -268,6 +272,18 @@ async def test_the_server_says_whether_it_is_ready_and_keeps_up(stand: Stand) ->
     assert (body["ready"], body["reasons"]) == (readiness.is_ready, [*readiness.reasons, *readiness.remarks])
     assert sum(body["eventLoop"]["lag"]["counts"]) == 1
     assert (body["eventLoop"]["stalls"], body["eventLoop"]["longestStallSeconds"]) == (1, 2.25)
+
+
+async def test_of_many_reasons_the_first_are_told(stand: Stand) -> None:
+    """And how many more there are."""
+    stand.house.registry.remarks_of_readiness.append(lambda: [f"remark {number}" for number in range(25)])
+
+    reasons = (await stand.get("/stats"))[1]["reasons"]
+
+    whole = stand.house.registry.readiness()
+    more = len(whole.reasons) + len(whole.remarks) - 20
+    assert len(reasons) == 21
+    assert reasons[-1] == f"and {more} more reasons, which /readyz tells"
 
 
 async def test_a_row_says_why_a_worker_is_not_there(stand: Stand) -> None:
@@ -296,16 +312,16 @@ async def test_clients_that_ask_at_once_share_the_rows() -> None:
         made[0] += 1
         return iter(())
 
-    board = Board(make, lambda: now[0])
-    asking = [asyncio.ensure_future(board.rows()) for _ in range(200)]
+    board = Board(make, lambda: now[0], lambda: NOTHING_AROUND)
+    asking = [asyncio.ensure_future(board.made()) for _ in range(200)]
     await asyncio.sleep(0)
     asking[0].cancel()
-    assert await asyncio.gather(*asking[1:]) == [[]] * 199
-    await board.rows()
+    assert await asyncio.gather(*asking[1:]) == [Made([], NOTHING_AROUND)] * 199
+    await board.made()
     assert made == [1]
 
     now[0] += 0.6
-    await board.rows()
+    await board.made()
     assert made == [2]
 
 
@@ -318,9 +334,9 @@ async def test_rows_that_cannot_be_made_are_tried_again() -> None:
             raise OSError("no /proc")
         return iter(())
 
-    board = Board(make, lambda: 0.0)
+    board = Board(make, lambda: 0.0, lambda: NOTHING_AROUND)
     with pytest.raises(OSError, match="no /proc"):
-        await board.rows()
+        await board.made()
     fails[0] = False
 
-    assert await board.rows() == []
+    assert await board.made() == Made([], NOTHING_AROUND)

@@ -46,6 +46,7 @@ from marserve.telemetry.timeline import STAGES
 DEFAULT_LIMIT: Final = 50
 MOST_LISTED: Final = 1000
 LONGEST_SEARCH: Final = 200
+MOST_REASONS: Final = 20
 # The rows of all versions are made once for all clients that ask within this time, or within so many times as long as
 # making them took.
 SHARED_S: Final = 0.5
@@ -93,7 +94,18 @@ def statistics_router(
 ) -> APIRouter:
     """The routes, which must come before those of versions. `devices` reads the accelerators."""
     router = new_router(PrettyJson)
-    board = Board(lambda: registry.activities(clock()), clock)
+
+    def look_around() -> Around:
+        readiness = registry.readiness()
+        return Around(
+            at=clock(),
+            is_ready=readiness.is_ready,
+            reasons=_first_of([*readiness.reasons, *readiness.remarks]),
+            times=_times_so_far(registry.answer_times()),
+            event_loop=None if loop_lag is None else _event_loop(loop_lag),
+        )
+
+    board = Board(lambda: registry.activities(clock()), clock, look_around)
 
     @router.get(
         "/stats",
@@ -105,16 +117,9 @@ def statistics_router(
         request: Request, sort: _Sort = None, limit: _Limit = None, offset: _Offset = None, search: _Search = None
     ) -> Response:
         wanted = read_wanted(request.query_params)
-        rows = await board.rows()
-        readiness = registry.readiness()
-        around = _Around(
-            is_ready=readiness.is_ready,
-            reasons=[*readiness.reasons, *readiness.remarks],
-            times=_times_so_far(registry.answer_times()),
-            event_loop=None if loop_lag is None else _event_loop(loop_lag),
-            devices=list(devices()),
-        )
-        return PrettyJson(await asyncio.to_thread(_activity, rows, around, wanted))
+        made = await board.made()
+        found = list(devices())
+        return PrettyJson(await asyncio.to_thread(_activity, made, found, wanted))
 
     async def statistics(request: Request, model: str, version: str | None) -> Response:
         read_strictly(request.query_params, ())
@@ -122,6 +127,7 @@ def statistics_router(
         return PrettyJson(
             ModelStatistics(
                 modelName=model,
+                at=round(now, 3),
                 versions=[
                     statistics_of(each, now, is_default=each.version == default)
                     for each in registry.version_metrics(model, version)
@@ -175,24 +181,47 @@ def read_wanted(values: Mapping[str, str]) -> Wanted:
     return Wanted(sort, limit, offset, search)
 
 
+class Around(NamedTuple):
+    """What the server's activity says beside its versions. `at` is monotonic."""
+
+    at: float
+    is_ready: bool
+    reasons: list[str]
+    times: TimesSoFar
+    event_loop: EventLoopActivity | None
+
+
+class Made(NamedTuple):
+    """What the board has: rows of all versions, and what was around them when the last was made."""
+
+    rows: list[VersionActivity]
+    around: Around
+
+
 class Board:
     """The rows of all versions, made in short steps and shared by clients that ask at about the same time."""
 
-    def __init__(self, make: Callable[[], Iterable[VersionActivity]], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Iterable[VersionActivity]],
+        clock: Callable[[], float],
+        look_around: Callable[[], Around],
+    ) -> None:
         self._make = make
         self._clock = clock
-        self._making: asyncio.Future[list[VersionActivity]] | None = None
+        self._look_around = look_around
+        self._making: asyncio.Future[Made] | None = None
         self._good_until = -1.0
 
-    async def rows(self) -> list[VersionActivity]:
-        """The rows; they are not to be changed."""
+    async def made(self) -> Made:
+        """The rows, and what is around them; they are not to be changed."""
         making = self._making
         if making is None or (making.done() and (self._clock() >= self._good_until or making.exception() is not None)):
             making = self._making = asyncio.ensure_future(self._made())
         # Shielded: other clients wait for the same rows when this one goes.
         return await asyncio.shield(making)
 
-    async def _made(self) -> list[VersionActivity]:
+    async def _made(self) -> Made:
         rows: list[VersionActivity] = []
         began = step = time.perf_counter()
         worked_s = 0.0
@@ -202,27 +231,20 @@ class Board:
                 worked_s += now - step
                 await asyncio.sleep(0)
                 step = time.perf_counter()
+        around = self._look_around()
         worked_s += time.perf_counter() - step if rows else time.perf_counter() - began
         self._good_until = self._clock() + max(SHARED_S, REST * worked_s)
-        return rows
+        return Made(rows, around)
 
 
-class _Around(NamedTuple):
-    """What the server's activity says beside its versions."""
-
-    is_ready: bool
-    reasons: list[str]
-    times: TimesSoFar
-    event_loop: EventLoopActivity | None
-    devices: list[DeviceActivity]
-
-
-def _activity(rows: Sequence[VersionActivity], around: _Around, wanted: Wanted) -> ServerActivity:
+def _activity(made: Made, devices: list[DeviceActivity], wanted: Wanted) -> ServerActivity:
+    rows, around = made
     by, sought = _SORTS[wanted.sort], wanted.search.casefold()
     found = [row for row in rows if sought in row.modelName.casefold()] if sought else rows
     most = min(wanted.offset + wanted.limit, len(found))
     first = heapq.nsmallest(most, found, key=lambda row: (by(row), row.modelName, row.modelVersion))
     return ServerActivity(
+        at=round(around.at, 3),
         ready=around.is_ready,
         reasons=around.reasons,
         versions=first[wanted.offset :],
@@ -236,8 +258,14 @@ def _activity(rows: Sequence[VersionActivity], around: _Around, wanted: Wanted) 
         memoryBytes=sum(row.memoryBytes for row in rows),
         times=around.times,
         eventLoop=around.event_loop,
-        devices=around.devices,
+        devices=devices,
     )
+
+
+def _first_of(reasons: list[str]) -> list[str]:
+    """Of a thousand models each may be a reason, and this is asked for every two seconds."""
+    more = len(reasons) - MOST_REASONS
+    return reasons if more <= 0 else [*reasons[:MOST_REASONS], f"and {more} more reasons, which /readyz tells"]
 
 
 def _event_loop(loop_lag: LoopLag) -> EventLoopActivity:

@@ -46,13 +46,12 @@ export function Model({ route, onKeyWanted, keyRound }) {
     const described = await ask(`${path}/all`, { signal });
     const stats = await ask(`${path}/stats`, { signal });
     const traffic = await ask(`${path}/traffic`, { signal });
-    const at = Date.now() / 1000;
     const old = histories.current;
     histories.current = {};
     for (const { modelVersion, times, stages } of stats.versions) {
       const history = old[modelVersion] || new Samples(4 * (EVERY_MS / 1000));
       const before = history.last;
-      history.add({ ...rowOf(before, times, at), stages: stagesBetween(before && before.sofar, stages), sofar: stages });
+      history.add({ ...rowOf(before, times, stats.at), stages: stagesBetween(before && before.sofar, stages), sofar: stages });
       histories.current[modelVersion] = history;
     }
     return { described, stats: Object.fromEntries(stats.versions.map((each) => [each.modelVersion, each])), traffic };
@@ -86,9 +85,9 @@ export function Model({ route, onKeyWanted, keyRound }) {
       <${Chart} title="From arrival to answer" samples=${samples} series=${LATENCY} format=${milliseconds} />
       <div class="wide-chart"><${Chart} title="Stages of a request, on average" samples=${samples} series=${STAGE_SERIES} format=${milliseconds} isStacked=${true} /></div>
     </div>
+    ${rollout && html`<section class="panel" aria-labelledby="rollout"><h3 id="rollout">Roll-out</h3><${Rollout} name=${name} rollout=${rollout} onKeyWanted=${onKeyWanted} onChanged=${again} /></section>`}
     <section class="panels" aria-label="Versions and workers">
       <div><div class="panel"><h3>Shares of requests</h3><${Weights} name=${name} versions=${versions.map((each) => each.modelVersion)} traffic=${data.traffic} rollout=${rollout} onKeyWanted=${onKeyWanted} onChanged=${again} /></div>
-      ${rollout && html`<div class="panel"><h3>Roll-out</h3><${Rollout} name=${name} rollout=${rollout} onKeyWanted=${onKeyWanted} onChanged=${again} /></div>`}
       <div class="panel"><h3>Workers of ${version.modelVersion}</h3><${Workers} key=${version.modelVersion} version=${version} onKeyWanted=${onKeyWanted} onChanged=${again} /></div></div>
       <div><div class="panel"><h3>What failed</h3><${Failures} stats=${data.stats[version.modelVersion]} name=${name} /></div>
       <div class="panel"><h3>Slowest requests</h3><${Slowest} further=${further} name=${name} /></div></div>

@@ -11,6 +11,7 @@ import { hashOf, ofModel } from "./routes.js";
 const EVERY_MS = 2000;
 const PAGE_ROWS = 50;
 const MOST_WORKERS = 4; // of a version that are told of below its row
+const SHOWN_REASONS = 4;
 const SEARCH_AFTER_MS = 250;
 
 // Kept while other pages are looked at.
@@ -27,7 +28,7 @@ export function Overview({ onKeyWanted, keyRound }) {
   }, [typed]);
   const poll = usePoll(async (signal) => {
     const found = await ask(`stats?sort=${sort}&limit=${PAGE_ROWS}&offset=${offset}&search=${segment(search)}`, { signal });
-    const row = rowOf(history.last, found.times, Date.now() / 1000);
+    const row = rowOf(history.last, found.times, found.at);
     history.add({ ...row, lag: found.eventLoop && found.eventLoop.lag });
     return found;
   }, { everyMs: EVERY_MS, keys: [sort, offset, search], onKeyWanted, keyRound });
@@ -40,13 +41,20 @@ export function Overview({ onKeyWanted, keyRound }) {
     <${Trouble} poll=${poll} />
     ${!data && !poll.problem && html`<p class="muted">Reading what the server does…</p>`}
     ${data && html`<div class=${poll.isOld ? "old" : ""}>
-      ${data.reasons.length > 0 && html`<ul class="reasons">${data.reasons.map((each) => html`<li key=${each}>${each}</li>`)}</ul>`}
+      <${Reasons} reasons=${data.reasons} />
       <${Tiles} data=${data} />
       <div class="charts"><${Chart} title="Rate" samples=${history} series=${RATE} format=${(value) => rate(value)} />
         <${Chart} title="From arrival to answer" samples=${history} series=${LATENCY} format=${milliseconds} /></div>
       <${Devices} devices=${data.devices} />
       <${Models} data=${data} sort=${sort} onSort=${(next) => { setSort(next); setOffset(0); }} typed=${typed} onTyped=${setTyped} search=${search} offset=${offset} onOffset=${setOffset} />
     </div>`}`;
+}
+
+function Reasons({ reasons }) {
+  if (!reasons.length) return null;
+  const items = (some) => some.map((each) => html`<li key=${each}>${each}</li>`);
+  return html`<div class="reasons"><ul>${items(reasons.slice(0, SHOWN_REASONS))}</ul>
+    ${reasons.length > SHOWN_REASONS && html`<details class="more"><summary>${reasons.length - SHOWN_REASONS} more</summary><ul>${items(reasons.slice(SHOWN_REASONS))}</ul></details>`}</div>`;
 }
 
 function Tiles({ data }) {
@@ -65,7 +73,7 @@ function Tiles({ data }) {
   ];
   if (data.eventLoop)
     tiles.push(["Loop lag, p99", lag && lag.count ? milliseconds(lag.quantile(0.99)) : DASH, data.eventLoop.stalls ? `${counted(data.eventLoop.stalls, "stall")}, ${rounded(data.eventLoop.longestStallSeconds)} s at most` : "no stall", data.eventLoop.stalls > 0 && "fair"]);
-  return html`<dl class="tiles">${tiles.map(([name, value, more, tone]) => html`<div key=${name} class="card"><dt>${name}</dt><dd class=${tone || ""}>${value}</dd><dd class="muted">${more}</dd></div>`)}</dl>`;
+  return html`<dl class="tiles eight">${tiles.map(([name, value, more, tone]) => html`<div key=${name} class="card"><dt>${name}</dt><dd class=${tone || ""}>${value}</dd><dd class="muted">${more}</dd></div>`)}</dl>`;
 }
 
 function Devices({ devices }) {

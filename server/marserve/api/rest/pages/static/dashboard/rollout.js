@@ -3,7 +3,7 @@
 import { html, useState } from "../vendored/htm-preact.module.js";
 import { ask, segment } from "../calls.js";
 import { Confirm } from "./confirm.js";
-import { DASH, isNumber, percent, rounded } from "./figures.js";
+import { DASH, isNumber, milliseconds, percent, rounded } from "./figures.js";
 
 const MOST_EVENTS = 30;
 const ORDERS = {
@@ -13,7 +13,7 @@ const ORDERS = {
   promote: "The new version answers everything from now on, whatever the judge has found.",
 };
 const TONES = { promoted: "good", "rolled back": "bad", aborted: "bad" };
-const STANDINGS = { worse: "bad", "no worse": "good" };
+const STANDINGS = { worse: "bad", "not worse": "good" };
 
 export function Rollout({ name, rollout, onKeyWanted, onChanged }) {
   const [order, setOrder] = useState("");
@@ -21,7 +21,7 @@ export function Rollout({ name, rollout, onKeyWanted, onChanged }) {
   const isRunning = ["preparing", "running", "paused"].includes(state);
   const orders = !isRunning ? [] : [state === "paused" ? "resume" : "pause", "promote", "abort"];
   const events = [...rollout.events].reverse().slice(0, MOST_EVENTS);
-  const reached = isNumber(rollout.share) ? Math.min(100, Math.max(0, rollout.share <= 1 ? rollout.share * 100 : rollout.share)) : 0;
+  const reached = isNumber(rollout.share) ? Math.min(100, Math.max(0, rollout.share)) : 0;
   return html`
     <p><strong>${rollout.modelVersion}</strong> in the place of <strong>${rollout.baseline}</strong>: <span class=${`pill ${TONES[state] || ""}`}>${state}</span> ${rollout.reason}</p>
     <span class="hidden" role="status">Roll-out: ${state}</span>
@@ -33,7 +33,7 @@ export function Rollout({ name, rollout, onKeyWanted, onChanged }) {
     ${verdict && html`<h4>What its judge found: ${verdict.decision}</h4><p class="muted note">${verdict.reason}</p>
       <${Findings} findings=${verdict.findings || []} />`}
     ${orders.length > 0 && html`<div class="buttons">${orders.map((each) => html`<button key=${each} type="button" class=${each === "abort" ? "danger" : ""} onClick=${() => setOrder(each)}>${each[0].toUpperCase()}${each.slice(1)}…</button>`)}</div>`}
-    <details class="more"><summary>What happened: ${rollout.events.length}</summary><ol class="changes">${events.map((each, index) => html`<li key=${index}><time class="muted">${new Date(each.at * 1000).toLocaleString("en", { hour12: false })}</time> ${each.event}${each.reason ? `: ${each.reason}` : ""}</li>`)}</ol></details>
+    <details class="more"><summary>What happened: ${rollout.events.length}</summary><ol class="changes">${events.map((each, index) => html`<li key=${index}><time class="muted">${new Date(each.at * 1000).toLocaleString("en", { hour12: false })}</time> ${each.event}${each.reason ? `: ${each.reason}` : ""}${each.verdict && html`<details class="more"><summary>Evidence</summary><${Findings} findings=${each.verdict.findings || []} /></details>`}</li>`)}</ol></details>
     ${order && html`<${Confirm} key=${order} title=${`${order[0].toUpperCase()}${order.slice(1)} the roll-out of ${name}`} label=${`${order[0].toUpperCase()}${order.slice(1)} it`} changes=${[ORDERS[order]]} onKeyWanted=${onKeyWanted}
       carryOut=${() => ask(`models/${segment(name)}/rollout/${order}`, { method: "PUT" })} onEnd=${(isDone) => { setOrder(""); if (isDone) onChanged(); }} />`}`;
 }
@@ -42,7 +42,7 @@ function Findings({ findings }) {
   if (!findings.length) return null;
   const share = (value) => (isNumber(value) ? percent(value) : DASH);
   return html`<table class="figures stack"><caption class="hidden">Evidence by measure</caption><thead><tr><th scope="col">Measure</th><th scope="col">Standing</th><th scope="col" class="number">New</th><th scope="col" class="number">Before</th><th scope="col" class="number wide">New, at least</th><th scope="col" class="number wide">Before, at most</th><th scope="col" class="number wide">Allowed more</th></tr></thead>
-    <tbody>${findings.map((each) => html`<tr key=${each.measure}><th scope="row">${each.measure}</th><td><span class=${`state ${STANDINGS[each.standing] || ""}`}>${each.standing}</span></td>
+    <tbody>${findings.map((each) => html`<tr key=${each.measure}><th scope="row">${each.measure}${isNumber(each.limitSeconds) ? ` (slower than ${milliseconds(1000 * each.limitSeconds)})` : ""}</th><td><span class=${`state ${STANDINGS[each.standing] || ""}`}>${each.standing}</span></td>
       <td class="number">${share(each.candidate)}</td><td class="number">${share(each.baseline)}</td><td class="number wide">${share(each.candidateAtLeast)}</td><td class="number wide">${share(each.baselineAtMost)}</td><td class="number wide">${share(each.limit)}</td></tr>
       ${each.reason && html`<tr class="why"><td colspan="7">${each.reason}</td></tr>`}`)}</tbody></table>`;
 }

@@ -57,12 +57,13 @@ export function quantile(part, bounds, counts) {
   return bounds[bounds.length - 1];
 }
 
-// One row of a chart: what requests did between the row before and now. `times` is kept for the next one.
-export function rowOf(before, times, at) {
-  const grown = before && before.times ? between(before.times, times) : null;
-  if (!grown) return { at, times };
-  const seconds = at - before.at;
-  return { at, times, rate: grown.count / seconds, p50: grown.quantile(0.5), p95: grown.quantile(0.95), p99: grown.quantile(0.99) };
+// One row of a chart: what requests did since the row before. `times` are counted until `serverAt`, by the server's clock;
+// both are kept for the next row.
+export function rowOf(before, times, serverAt) {
+  const row = { at: Date.now() / 1000, times, serverAt };
+  const grown = before && before.serverAt < serverAt ? between(before.times, times) : null;
+  if (!grown) return row;
+  return { ...row, rate: grown.count / (serverAt - before.serverAt), p50: grown.quantile(0.5), p95: grown.quantile(0.95), p99: grown.quantile(0.99) };
 }
 
 // Whole percents of sum 100 in the place of weights, by the largest remainders.
