@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from support.browsing import DESK, NAMELESS, PHONE, Browsing, launched
-from support.server import Server, make_archive, poll
+from support.fault_proxy import Fault, fault_proxy
+from support.range_origin import range_origin
+from support.server import Server, free_ports, make_archive, poll
 
 pytestmark = pytest.mark.browser
 
@@ -269,6 +271,46 @@ def test_a_name_of_the_store_and_an_address_are_registered(browser: Any, server:
     page.wait_for_selector(".pill.good")
 
     assert server.predict("m", b"here").content == b"here"
+
+
+def test_a_download_shows_how_far_it_is_and_can_be_cancelled(browser: Any, tmp_path: Path) -> None:
+    """Nothing is registered then, and nothing is left."""
+    browsing = Browsing(browser, "light", PHONE)
+    (tmp_path / "server").mkdir()
+    with range_origin() as origin, fault_proxy(origin.url) as proxy:
+        origin.put("/echo.mar", archive(tmp_path / "echo.mar", 6 * MB).read_bytes())
+        proxy.on(Fault(stall_at=3 * MB), times=50)
+        with Server(tmp_path / "server", entry="marserve", settings={"allowed_urls": proxy.pattern}) as server:
+            page = open_page(browsing, server)
+            page.click("text=An address, or the store")
+            page.fill(".register > label input", f"{proxy.url}/echo.mar?Signature=secret")
+            page.click("button[type=submit]")
+            page.wait_for_selector(".steps .now .what:text-matches('[1-9][0-9.]* MiB of 5.72 MiB')")
+            browsing.picture("register-light-390-download")
+            page.click("button:has-text('Cancel')")
+            page.wait_for_selector("[role=status]:has-text('It is cancelled, and nothing is registered.')")
+
+            assert (models(server), left(server)) == ([], [])
+            assert "secret" not in page.inner_text("main")
+
+
+def test_it_can_be_tried_where_one_address_has_all(browser: Any, tmp_path: Path) -> None:
+    """The form at /docs is open."""
+    [port] = free_ports(1)
+    names = ("inference_address", "management_address", "metrics_address")
+    server = Server(tmp_path, entry="marserve", settings=dict.fromkeys(names, f"http://127.0.0.1:{port}"))
+    server.inference = server.management = server.metrics = f"http://127.0.0.1:{port}"
+    with server:
+        archive(server.store / "m.mar")
+        browsing = Browsing(browser)
+        page = open_page(browsing, server)
+        page.click("text=An address, or the store")
+        page.fill(".register > label input", "m.mar")
+        page.click("button[type=submit]")
+        page.click("a:has-text('Try it')")
+        page.wait_for_selector("[id='model-m'][open] form")
+
+        browsing.check_calm(server.management)
 
 
 def test_a_key_is_asked_for_before_anything_is_kept(browser: Any, tmp_path: Path) -> None:

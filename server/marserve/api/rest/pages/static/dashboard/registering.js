@@ -121,7 +121,7 @@ export class Registration {
     const now = await this.look();
     const plain = url.split(/[?#]/)[0];
     const earlier = new Set(this.before.downloads.map((each) => each.id));
-    const download = now.downloads.find((each) => !earlier.has(each.id) && each.url === plain && ["waiting", "downloading"].includes(each.state));
+    const download = now.downloads.find((each) => !earlier.has(each.id) && each.url.split("?")[0] === plain && ["waiting", "downloading"].includes(each.state));
     if (download) {
       const size = download.size;
       this.step("Download", download.state === "waiting" ? { text: "waiting for its origin" } : { text: `${bytes(download.bytes)}${size ? ` of ${bytes(size)}` : ""}`, part: size ? download.bytes / size : null });
