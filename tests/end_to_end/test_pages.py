@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from marserve.api.rest.pages.files import DASHBOARD_FILES, FILES
-from support.server import Server, make_archive
+from support.server import Server, free_ports, make_archive
 from support.workplace import ECHO
 
 
@@ -66,3 +66,23 @@ def test_torchserve_answers_as_recorded_unless_the_setting_says_otherwise(tmp_pa
     assert recorded == [405, 404, 404]
     assert switched_on == [200, 200, 200]
     assert dashboard == 404
+
+
+def test_one_address_for_all_apis_has_the_dashboard_at_its_root(tmp_path: Path) -> None:
+    """For browsers; the page of all routes is beside it, and so is what each of them gets of models."""
+    [port] = free_ports(1)
+    address = f"http://127.0.0.1:{port}"
+    settings = dict.fromkeys(("inference_address", "management_address", "metrics_address"), address)
+    server = Server(tmp_path, entry="marserve", settings=settings)
+    server.inference = address
+    with server:
+        root, dashboard, docs = (
+            server.client.get(f"{address}{path}", headers={"accept": "text/html"})
+            for path in ("/", "/dashboard", "/docs")
+        )
+        links = server.client.get(address).json()["links"]
+        data = [server.client.get(f"{address}{path}").status_code for path in ("/stats", "/docs/models")]
+
+    assert root.content == dashboard.content != docs.content
+    assert {"dashboard", "docs", "metrics", "predictions", "models"} <= set(links)
+    assert data == [200, 200]

@@ -152,9 +152,16 @@ def worker_activity(**changes: Any) -> dict[str, Any]:
 def server_activity(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """What `/stats` answers."""
     return {
+        "at": 1000.0,
+        "ready": True,
+        "reasons": [],
         "versions": list(rows),
         "versionsInAll": len(rows),
+        "versionsFound": len(rows),
         "answersPerSecond": 12.5,
+        "errors": 0,
+        "refused": 0,
+        "times": {"upTo": [1.0], "counts": [0, 0], "sum": 0.0},
         "queued": 7,
         "running": 3,
         "memoryBytes": 412 << 20,

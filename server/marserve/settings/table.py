@@ -281,7 +281,8 @@ class Addresses:
         BOOL,
         False,
         "Answer / with what the server is, /openapi.json with the API description, and /docs with a page that shows "
-        "the routes and tries models, on each HTTP port. The inference port then lists its models' names.",
+        "the routes and tries models, on each HTTP port. The inference port then lists its models' names, and "
+        "marserve's management port has the dashboard.",
         marserve=True,
     )
     sagemaker_endpoints: bool = _own(

@@ -231,8 +231,11 @@ class Board:
                 worked_s += now - step
                 await asyncio.sleep(0)
                 step = time.perf_counter()
-        around = self._look_around()
         worked_s += time.perf_counter() - step if rows else time.perf_counter() - began
+        await asyncio.sleep(0)
+        step = time.perf_counter()
+        around = self._look_around()
+        worked_s += time.perf_counter() - step
         self._good_until = self._clock() + max(SHARED_S, REST * worked_s)
         return Made(rows, around)
 

@@ -6,6 +6,7 @@ import { sentenceOf } from "./poll.js";
 // `foresee()` gives sentences, from a dry run; `carryOut()` makes the change. `onEnd(isDone)` is called once it is closed.
 export function Confirm({ title, changes, label, foresee, carryOut, onKeyWanted, onEnd }) {
   const dialog = useRef(null);
+  const isDone = useRef(false);
   const [foreseen, setForeseen] = useState(null);
   const [problem, setProblem] = useState("");
   const [isBusy, setBusy] = useState(false);
@@ -24,14 +25,15 @@ export function Confirm({ title, changes, label, foresee, carryOut, onKeyWanted,
     setProblem("");
     try {
       await carryOut();
-      onEnd(true);
+      isDone.current = true;
+      dialog.current.close(); // which gives the focus back
     } catch (error) {
       setBusy(false);
       fail(error);
     }
   };
   const waits = !!foresee && foreseen === null;
-  return html`<dialog ref=${dialog} aria-labelledby="confirm-title" onClose=${() => onEnd(false)} onCancel=${(event) => { if (isBusy) event.preventDefault(); }}>
+  return html`<dialog ref=${dialog} aria-labelledby="confirm-title" onClose=${() => onEnd(isDone.current)} onCancel=${(event) => { if (isBusy) event.preventDefault(); }}>
     <h3 id="confirm-title">${title}</h3>
     <ul class="changes">${changes.map((each) => html`<li key=${each}>${each}</li>`)}</ul>
     <div aria-live="polite">${waits && !problem && html`<p class="muted">Asking the server what this would do…</p>`}

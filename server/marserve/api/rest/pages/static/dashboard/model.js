@@ -59,8 +59,13 @@ export function Model({ route, onKeyWanted, keyRound }) {
   const further = usePoll(async (signal) => {
     const { rollouts } = await ask("rollouts", { signal });
     const rollout = rollouts.some((each) => each.modelName === name) ? await ask(`${path}/rollout`, { signal }) : null;
-    const slow = await ask(`requests?model=${segment(name)}&limit=${SLOWEST}`, { signal });
-    return { rollout, slow: slow.requests };
+    let slow = null; // where the server has no recorder
+    try {
+      slow = (await ask(`requests?model=${segment(name)}&limit=${SLOWEST}`, { signal })).requests;
+    } catch (error) {
+      if (error.status !== 404) throw error;
+    }
+    return { rollout, slow };
   }, { everyMs: SELDOM_MS, keys: [name], keyRound });
   const { data } = poll;
   const again = () => { poll.again(); further.again(); };
@@ -135,6 +140,7 @@ function Failures({ stats, name }) {
 function Slowest({ further, name }) {
   if (!further.data) return html`<p class="muted">${further.problem || "Reading the recorder…"}</p>`;
   const { slow } = further.data;
+  if (!slow) return html`<p class="muted">This server records no requests.</p>`;
   if (!slow.length) return html`<p class="muted">No request of it is recorded.</p>`;
   return html`<table class="figures stack"><caption class="hidden">Slowest recorded requests</caption><thead><tr><th scope="col">Request</th><th scope="col" class="number">Took</th><th scope="col">Cause</th><th scope="col" class="number wide">Status</th></tr></thead>
     <tbody>${slow.map((each, index) => html`<tr key=${`${each.id} ${index}`}><th scope="row"><a class="id" href=${ofRequest(each.id)}>${each.id}</a></th><td class="number">${milliseconds(each.wall_ms)}</td><td title=${each.why}>${each.cause}</td><td class="number wide">${each.status}</td></tr>`)}</tbody></table>

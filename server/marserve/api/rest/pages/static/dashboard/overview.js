@@ -36,8 +36,8 @@ export function Overview({ onKeyWanted, keyRound }) {
 
   return html`
     <div class="head"><h2 id="page-heading" tabindex="-1">Overview</h2>
-      ${data && html`<span class=${`pill ${data.ready ? "good" : "bad"}`}>${data.ready ? "ready" : "not ready"}</span>`}</div>
-    <span class="hidden" role="status">${data ? (data.ready ? "The server is ready." : "The server is not ready.") : ""}</span>
+      ${data && !poll.isOld && html`<span class=${`pill ${data.ready ? "good" : "bad"}`}>${data.ready ? "ready" : "not ready"}</span>`}</div>
+    <span class="hidden" role="status">${data && !poll.isOld ? (data.ready ? "The server is ready." : "The server is not ready.") : ""}</span>
     <${Trouble} poll=${poll} />
     ${!data && !poll.problem && html`<p class="muted">Reading what the server does…</p>`}
     ${data && html`<div class=${poll.isOld ? "old" : ""}>
@@ -80,10 +80,11 @@ function Devices({ devices }) {
   if (!devices.length) return null;
   return html`<section aria-labelledby="devices"><div class="head"><h3 id="devices">Devices</h3></div>
     <div class="list"><table class="figures"><thead><tr><th scope="col">GPU</th><th scope="col" class="number">Busy</th><th scope="col" class="number">Memory</th><th scope="col" class="number">Temperature</th></tr></thead>
-      <tbody>${devices.map((each) => html`<tr key=${each.gpuId}><th scope="row">${each.gpuId}${each.trouble && html` <span class="problem">${each.trouble}</span>`}</th>
+      <tbody>${devices.map((each) => html`<tr key=${each.gpuId}><th scope="row">${each.gpuId}</th>
         <td class="number">${each.busyPercent === undefined ? DASH : `${rounded(each.busyPercent)} %`}</td>
-        <td class="number">${bytes(each.usedBytes)} of ${bytes(each.totalBytes)}</td>
-        <td class="number">${each.celsius === undefined ? DASH : `${rounded(each.celsius)} °C`}</td></tr>`)}</tbody></table></div></section>`;
+        <td class="number">${each.totalBytes === undefined ? DASH : `${bytes(each.usedBytes)} of ${bytes(each.totalBytes)}`}</td>
+        <td class="number">${each.celsius === undefined ? DASH : `${rounded(each.celsius)} °C`}</td></tr>
+        ${each.trouble && html`<tr class="why"><td colspan="4" class="problem">${each.trouble}</td></tr>`}`)}</tbody></table></div></section>`;
 }
 
 const TONES = { ready: "good", degraded: "fair", loading: "fair", failed: "bad", idle: "" };
@@ -128,8 +129,8 @@ function Models({ data, sort, onSort, typed, onTyped, search, offset, onOffset }
 }
 
 function Version({ row }) {
-  const troubled = row.workers.filter((each) => each.status !== "READY" || each.why);
+  const troubled = row.workers.filter((each) => each.why);
   return html`<tr role="row">${COLUMNS.map(([title, kind, , cell], index) => (index ? html`<td role="cell" class=${kind} data-title=${title}>${cell(row)}</td>` : html`<th scope="row" role="rowheader">${cell(row)}</th>`))}</tr>
-    ${troubled.length > 0 && html`<tr class="why" role="row"><td role="cell" colspan=${COLUMNS.length}><ul>${troubled.slice(0, MOST_WORKERS).map((each) => html`<li key=${each.id}>worker ${each.id}: ${each.status.toLowerCase()}${each.why ? `, ${each.why}` : ""}</li>`)}
+    ${troubled.length > 0 && html`<tr class="why" role="row"><td role="cell" colspan=${COLUMNS.length}><ul>${troubled.slice(0, MOST_WORKERS).map((each) => html`<li key=${each.id}>worker ${each.id}: ${each.status.toLowerCase()}, ${each.why}</li>`)}
       ${troubled.length > MOST_WORKERS && html`<li><a href=${ofModel(row.modelName)}>${troubled.length - MOST_WORKERS} more</a></li>`}</ul></td></tr>`}`;
 }

@@ -12,24 +12,25 @@ export function usePoll(read, { everyMs, keys = [], onKeyWanted, keyRound = 0 })
   const [seen, setSeen] = useState({ data: null, problem: "", isGone: false });
   const now = useRef(null);
   useEffect(() => {
-    const stop = new AbortController();
+    let isOver = false;
+    let asking = null;
     let timer = 0;
     let failures = 0;
-    let isAsking = false;
     let isWanted = false;
     const look = async () => {
       clearTimeout(timer);
-      if (stop.signal.aborted) return;
-      if (isAsking || document.hidden) { isWanted = isAsking; return; }
-      isAsking = true;
+      if (isOver) return;
+      if (asking || document.hidden) { isWanted = !!asking; return; }
+      const stop = asking = new AbortController();
+      const late = setTimeout(() => stop.abort(new DOMException("late", "TimeoutError")), MOST_ANSWER_MS);
       isWanted = false;
       let waitMs = everyMs;
       try {
-        const data = await read(AbortSignal.any([stop.signal, AbortSignal.timeout(MOST_ANSWER_MS)]));
+        const data = await read(stop.signal);
         failures = 0;
-        if (!stop.signal.aborted) setSeen({ data, problem: "", isGone: false });
+        if (!isOver) setSeen({ data, problem: "", isGone: false });
       } catch (error) {
-        if (stop.signal.aborted) return;
+        if (isOver) return;
         failures += 1;
         waitMs = Math.min(MOST_WAIT_MS, everyMs * 2 ** Math.min(failures, 4));
         if (error.wantsKey && onKeyWanted) onKeyWanted();
@@ -37,7 +38,8 @@ export function usePoll(read, { everyMs, keys = [], onKeyWanted, keyRound = 0 })
         setSeen((before) => ({ data: before.data, problem, isGone: error.status === 404, wantsKey: !!error.wantsKey, waitMs }));
         if (error.wantsKey) return; // another key begins anew
       } finally {
-        isAsking = false;
+        clearTimeout(late);
+        asking = null;
       }
       if (isWanted) look();
       else timer = setTimeout(look, waitMs);
@@ -47,7 +49,8 @@ export function usePoll(read, { everyMs, keys = [], onKeyWanted, keyRound = 0 })
     document.addEventListener("visibilitychange", seenAgain);
     look();
     return () => {
-      stop.abort();
+      isOver = true;
+      if (asking) asking.abort();
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", seenAgain);
     };

@@ -44,5 +44,5 @@ function Findings({ findings }) {
   return html`<table class="figures stack"><caption class="hidden">Evidence by measure</caption><thead><tr><th scope="col">Measure</th><th scope="col">Standing</th><th scope="col" class="number">New</th><th scope="col" class="number">Before</th><th scope="col" class="number wide">New, at least</th><th scope="col" class="number wide">Before, at most</th><th scope="col" class="number wide">Allowed more</th></tr></thead>
     <tbody>${findings.map((each) => html`<tr key=${each.measure}><th scope="row">${each.measure}${isNumber(each.limitSeconds) ? ` (slower than ${milliseconds(1000 * each.limitSeconds)})` : ""}</th><td><span class=${`state ${STANDINGS[each.standing] || ""}`}>${each.standing}</span></td>
       <td class="number">${share(each.candidate)}</td><td class="number">${share(each.baseline)}</td><td class="number wide">${share(each.candidateAtLeast)}</td><td class="number wide">${share(each.baselineAtMost)}</td><td class="number wide">${share(each.limit)}</td></tr>
-      ${each.reason && html`<tr class="why"><td colspan="7">${each.reason}</td></tr>`}`)}</tbody></table>`;
+      ${each.reason && html`<tr class="why said"><td colspan="7">${each.reason}</td></tr>`}`)}</tbody></table>`;
 }

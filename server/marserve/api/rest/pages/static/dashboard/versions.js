@@ -1,6 +1,6 @@
 // How requests that name no version are shared out: sliders whose sum stays 100, and a question before they hold.
 
-import { html, useState } from "../vendored/htm-preact.module.js";
+import { html, useEffect, useState } from "../vendored/htm-preact.module.js";
 import { ask, segment } from "../calls.js";
 import { Confirm } from "./confirm.js";
 import { percentsOf, withPercent } from "./samples.js";
@@ -21,7 +21,9 @@ export function Weights({ name, versions, traffic, rollout, onKeyWanted, onChang
   });
   const isRolling = rollout && ["preparing", "running", "paused"].includes(rollout.state);
   const warning = isRolling ? ["The roll-out that is under way ends with this: what is set by hand stays."] : [];
-  const end = (isDone) => { setQuestion(null); setDraft(null); if (isDone) onChanged(); };
+  const end = (isDone) => { setQuestion(null); if (!isDone || question === "reset") setDraft(null); if (isDone) onChanged(); };
+  // What was applied is shown until the server says it, too.
+  useEffect(() => { if (draft && !changed.length) setDraft(null); }, [draft, changed.length]);
 
   if (versions.length < 2 && traffic.isDefault) return html`<p class="muted">There is one version, and it answers everything.</p>`;
   return html`
@@ -32,8 +34,8 @@ export function Weights({ name, versions, traffic, rollout, onKeyWanted, onChang
       <output for=${`weight-${each}`}>${shown[each]} %</output>
       <span class="muted">${shown[each] !== now[each] ? `now ${now[each]} %` : (traffic.pending || []).includes(each) ? "not ready" : ""}</span>
     </div>`)}
-    <div class="buttons">
-      <button type="button" class="primary" disabled=${!changed.length} onClick=${() => setQuestion("put")}>Apply…</button>
+    <div class="buttons">${/* not `disabled`: that would lose the focus that comes back from the question */ ""}
+      <button type="button" class="primary" aria-disabled=${!changed.length} onClick=${() => changed.length && setQuestion("put")}>Apply…</button>
       <button type="button" disabled=${!changed.length} onClick=${() => setDraft(null)}>Back</button>
       ${!traffic.isDefault && html`<button type="button" class="quiet end" onClick=${() => setQuestion("reset")}>Without weights…</button>`}
     </div>

@@ -1,6 +1,6 @@
 // A version's workers: how many, what each does, why one is not up; and the question before there are more or fewer.
 
-import { html, useState } from "../vendored/htm-preact.module.js";
+import { html, useEffect, useState } from "../vendored/htm-preact.module.js";
 import { ask, segment } from "../calls.js";
 import { Confirm } from "./confirm.js";
 import { bytes, DASH } from "./figures.js";
@@ -49,11 +49,12 @@ function Scale({ version, onKeyWanted, onChanged }) {
   const isChanged = !problem && (least !== minWorkers || most !== maxWorkers);
   const change = (member) => (event) => setDraft({ ...shown, [member]: event.currentTarget.value });
   const put = (extra) => ask(`models/${segment(modelName)}/${segment(modelVersion)}?min_worker=${least}&max_worker=${most}${extra}`, { method: "PUT" });
-  const end = (isDone) => { setAsked(false); setDraft(null); if (isDone) onChanged(); };
+  const end = (isDone) => { setAsked(false); if (isDone) onChanged(); else setDraft(null); };
+  useEffect(() => { if (draft && least === minWorkers && most === maxWorkers) setDraft(null); }, [minWorkers, maxWorkers]);
   return html`<form class="scale" onSubmit=${(event) => { event.preventDefault(); if (isChanged) setAsked(true); }}>
     <label class="field"><span class="label">At least</span><input inputmode="numeric" value=${shown.least} onInput=${change("least")} /></label>
     <label class="field"><span class="label">At most</span><input inputmode="numeric" value=${shown.most} onInput=${change("most")} /></label>
-    <button type="submit" disabled=${!isChanged}>Scale…</button>
+    <button type="submit" aria-disabled=${!isChanged}>Scale…</button>
     ${draft && problem && html`<p class="problem" role="alert">${problem}</p>`}
     </form>
     ${isAsked && html`<${Confirm} title=${`Scale version ${modelVersion} of ${modelName}`} label="Scale" onKeyWanted=${onKeyWanted} onEnd=${end}
