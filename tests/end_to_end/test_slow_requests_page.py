@@ -74,7 +74,7 @@ def test_the_case_of_the_page_is_as_it_says(tmp_path: Path) -> None:
     assert {each["cause"] for each in listed} == {"queue", "handler"}
     assert "request contract-3" in why
     for name, picture in pictures.items():
-        image = pillow.open(io.BytesIO(picture)).convert("RGB").quantize(64)
+        image = pillow.open(io.BytesIO(picture)).convert("RGB").quantize(160)
         small = io.BytesIO()
         image.save(small, "PNG", optimize=True)
         assert small.tell() < MOST_BYTES

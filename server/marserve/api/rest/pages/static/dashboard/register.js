@@ -87,7 +87,7 @@ function Form({ form, onForm, problem, onBegin }) {
     <fieldset class="ways"><legend class="hidden">Where the archive is</legend>${way("file", "A file of this machine")}${way("address", "An address, or the store")}</fieldset>
     ${form.way === "file" ? html`<${Drop} form=${form} onForm=${onForm} />` : html`
       <label class="field"><span class="label">Archive <span class="muted">an address that <code>allowed_urls</code> allows, or a file's name in the model store</span></span>
-        <input value=${form.address} spellcheck=${false} autocomplete="off" placeholder="https://models.example.org/digits.mar" onInput=${change("address")} /></label>`}
+        <input value=${form.address} spellcheck=${false} autocomplete="off" placeholder="digits.mar" onInput=${change("address")} /></label>`}
     <div class="grid">
       <label class="field"><span class="label">Model's name <span class="muted">else the archive's</span></span><input value=${form.modelName} spellcheck=${false} autocomplete="off" onInput=${change("modelName")} /></label>
       <label class="field"><span class="label">Workers <span class="muted">0 loads nothing yet</span></span><input inputmode="numeric" value=${form.workers} onInput=${change("workers")} /></label>
