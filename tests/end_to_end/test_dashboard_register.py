@@ -123,6 +123,7 @@ def test_an_archive_is_sent_with_progress_and_its_model_answers(
     page.click("a:has-text('Its page')")
     page.wait_for_selector("h2:has-text('mirror')")
     browsing.check_calm(server.management)
+    browsing.context.close()  # that page follows the log, which would begin while the server stops
 
 
 def test_a_file_that_is_no_archive_is_refused_and_nothing_of_it_is_left(
