@@ -59,7 +59,8 @@ test-system: $(STAMPS)/test  ## run what `make test` has a shorter case of: roll
 
 .PHONY: test-browser
 test-browser: $(STAMPS)/browser  ## open /docs and the dashboard in a headless Chromium (apt-get install chromium); pictures in build/browser
-	$(PYTEST) -m browser tests/end_to_end/test_docs_page.py tests/end_to_end/test_dashboard.py -rs
+	$(PYTEST) -m browser tests/end_to_end/test_docs_page.py tests/end_to_end/test_dashboard*.py \
+	    tests/end_to_end/test_slow_requests_page.py -rs
 
 .PHONY: test-prometheus
 test-prometheus: $(STAMPS)/test  ## put rules, alerts and dashboards to a real Prometheus (apt-get install prometheus)

@@ -22,6 +22,13 @@ class StatusMessage(Document):
     status: str
 
 
+class RegisteredStatus(StatusMessage):
+    """What was registered, under `marserve`; as `torchserve` the server answers only `status`."""
+
+    modelName: str | None = None
+    modelVersion: str | None = None
+
+
 class DryRunStatus(StatusMessage):
     """What was done, or with `dry_run` what would be: then `isDryRun` is there, and nothing was changed."""
 
@@ -586,6 +593,10 @@ class RecordedBatch(Document):
     runs: Annotated[int, Meta(description="how many batches it was in: more than one if it was run again")]
     first_of_worker: Annotated[bool, Meta(description="whether it was its worker's first")]
     handler_ms: float
+    padding: Annotated[
+        float | None,
+        Meta(description="share of the batch that is padding if inputs are padded to the largest, by their bytes"),
+    ] = None
 
 
 class RecordedPart(Document, kw_only=True):
@@ -720,7 +731,7 @@ class ListedRequest(Document, kw_only=True):
 
 
 class RecordedRequests(Document):
-    """The slowest of the recorded requests that were asked for."""
+    """The recorded requests that were asked for, in the order asked for."""
 
     requests: list[ListedRequest]
     recorded: Annotated[int, Meta(description="how many requests are known at present")]

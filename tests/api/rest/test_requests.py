@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -40,15 +41,24 @@ class House:
         self.recorder.previous = lambda: list(other.recorder)  # type: ignore[method-assign]
         self.recorder.may_have_previous = names.__contains__  # type: ignore[method-assign]
 
-    def take(self, *names: str, wall_s: float = 0.1, status: int = 200, error: str = "", model: str = "m") -> None:
+    def take(
+        self,
+        *names: str,
+        wall_s: float = 0.1,
+        status: int = 200,
+        error: str = "",
+        model: str = "m",
+        sizes: Sequence[int] = (),
+        began: float = 100.0,
+    ) -> None:
         """A batch of requests."""
         of = StageSeconds(model, "1", (0.1,))
-        batch = BatchTimes("9000/0", len(names), 100.0, is_first=True)
-        batch.land(100.0 + wall_s, wall_s, Work(100.0, 0.0, 0.0, spans=[Span("tokenise", 0.001, 0.002)]))
-        for name in names:
-            timeline = Timeline(name, 100.0, 7, admitted_at=100.0, of=of)
+        batch = BatchTimes("9000/0", len(names), began, is_first=True)
+        batch.land(began + wall_s, wall_s, Work(began, 0.0, 0.0, spans=[Span("tokenise", 0.001, 0.002)]))
+        for name, size in zip_longest(names, sizes, fillvalue=7):
+            timeline = Timeline(str(name), began, int(size), admitted_at=began, of=of)
             timeline.left_in(batch)
-            timeline.end(100.0 + wall_s, status, 5, error)
+            timeline.end(began + wall_s, status, 5, error)
             self.recorder.take(timeline)
 
     async def get(self, target: str) -> tuple[int, Any]:
@@ -83,6 +93,7 @@ async def test_a_request_is_explained_from_its_first_byte_to_its_last(house: Hou
         "runs": 1,
         "first_of_worker": True,
         "handler_ms": 100.0,
+        "padding": 0.0,
     }
     assert body["cause"] == "cold_worker"
     assert body["why"] == "100.0 ms: it was its worker's first batch"
@@ -100,6 +111,15 @@ async def test_what_else_the_server_did_is_told(house: House) -> None:
         "100 ms before its first byte: other W-9001-other_1 was started and loaded the model",
         "after 250 ms: the event loop stood still",
     ]
+
+
+async def test_how_much_of_a_batch_is_padding_is_known_from_the_largest_input(house: House) -> None:
+    """If all of it are recorded, and it has several."""
+    house.take("a", "b", "c", "d", sizes=(400, 100, 100, 200))
+    house.take("alone", sizes=(400,))
+
+    assert (await house.get("/requests/b"))[1]["batch"]["padding"] == 0.5
+    assert "padding" not in (await house.get("/requests/alone"))[1]["batch"]
 
 
 async def test_of_several_requests_of_one_id_the_newest_is_explained(house: House) -> None:
@@ -194,6 +214,9 @@ async def test_the_slowest_are_listed_first(house: House) -> None:
         ("failed=true", ["failed"]),
         ("cause=cold_worker&limit=1", ["slow"]),
         ("cause=queue", []),
+        ("order=newest", ["later", "slow", "quick", "failed"]),
+        ("order=newest&limit=1", ["later"]),
+        ("order=slowest&limit=1", ["slow"]),
     ],
 )
 async def test_a_list_has_what_was_asked_for(house: House, query: str, found: list[str]) -> None:
@@ -201,6 +224,7 @@ async def test_a_list_has_what_was_asked_for(house: House, query: str, found: li
     house.take("quick", wall_s=0.1)
     house.take("slow", wall_s=0.9)
     house.take("failed", wall_s=0.05, status=500, error="handler", model="other")
+    house.take("later", wall_s=0.01, model="third", began=100.5)
 
     assert [each["id"] for each in (await house.get(f"/requests?{query}"))[1]["requests"]] == found
 
@@ -216,6 +240,7 @@ async def test_a_list_has_what_was_asked_for(house: House, query: str, found: li
         ("previous=1", "previous is '1'; it must be true or false."),
         ("limit=0", "limit is 0; it must be a whole number from 1 to 1000."),
         ("limit=many", "limit"),
+        ("order=oldest", "order is 'oldest'; it is one of slowest, newest."),
         ("modle=m", "modle"),
     ],
 )

@@ -61,6 +61,28 @@ def test_a_list_has_a_line_for_each() -> None:
     assert ran.out.split() == ["12.3", "ms", "200", "queue", "m", "1", "r-1"]
 
 
+def test_the_newest_are_listed_if_asked_for() -> None:
+    """They have an order only in a list."""
+    with fake_apis() as apis:
+        apis.answer("GET /requests", {"requests": [], "recorded": 0})
+        marserve("explain", "--list", "--newest", "--management", apis.url)
+
+        ran = marserve("explain", "--newest", "--slowest", "--management", apis.url)
+
+        assert [each.parameters for each in apis.asked] == [{"limit": "50", "order": "newest"}]
+    assert ran.status == 2
+    assert "say --list, too" in ran.err
+
+
+def test_padding_is_said() -> None:
+    """As a share of the batch."""
+    padded = {**EXPLAINED, "batch": {**EXPLAINED["batch"], "padding": 0.4}}
+    with fake_apis() as apis:
+        apis.answer("GET /requests/r-1", padded)
+
+        assert "  40% of it are padding if" in marserve("explain", "r-1", "--management", apis.url).out
+
+
 def test_scripts_get_the_document() -> None:
     """With `--json`."""
     with fake_apis() as apis:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import WithJsonSchema
@@ -37,6 +37,8 @@ from marserve.telemetry.recorder import Recorder, of_id
 from marserve.telemetry.timeline import STAGES, Timeline, parts_of, seconds_by_stage
 
 DEFAULT_LIMIT: Final = 50
+Order = Literal["slowest", "newest"]
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 MOST_LISTED: Final = 1000
 # Of a batch and of a repeated id at most so many others are named.
 MOST_NAMED: Final = 100
@@ -50,7 +52,11 @@ _OfCause = Annotated[
 ]
 _Limit = Annotated[
     Annotated[str | None, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 50})],
-    Query(description="how many requests at most, the slowest ones"),
+    Query(description="how many requests at most, the first of the order"),
+]
+_Ordered = Annotated[
+    Annotated[str | None, WithJsonSchema({"enum": list(ORDERS), "default": "slowest"})],
+    Query(description="which come first, and are listed if there are more than `limit`"),
 ]
 
 
@@ -63,7 +69,7 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
     @router.get(
         "/requests",
         operation_id="listRequests",
-        summary="The slowest of the requests that are recorded, each with the cause of most of its time",
+        summary="The slowest, or the newest, of the recorded requests, each with the cause of most of its time",
         responses={200: {"model": RecordedRequests}, **error_answers(400)},
     )
     async def list_requests(
@@ -77,6 +83,7 @@ def requests_router(recorder: Recorder, happenings: Happenings) -> APIRouter:
         previous: Annotated[
             Flag, Query(description="those of the server before, from its `flight_recorder_file`")
         ] = None,
+        order: _Ordered = None,
         limit: _Limit = None,
     ) -> Response:
         wanted = read_wanted(request.query_params)
@@ -116,17 +123,22 @@ class Wanted(NamedTuple):
     cause: Cause | None
     only_failed: bool
     previous: bool
+    order: Order
     limit: int
 
 
 def read_wanted(values: Mapping[str, str]) -> Wanted:
     """Read the query of a list. Raises BadInput."""
-    given = read_strictly(values, ("model", "slower_than", "cause", "failed", "previous", "limit"))
+    given = read_strictly(values, ("model", "slower_than", "cause", "failed", "previous", "order", "limit"))
     limit = given.up_to("limit", DEFAULT_LIMIT, MOST_LISTED)
     word = given.text("cause")
     cause = next((each for each in CAUSES if each == word), None)
     if word and cause is None:
         raise BadInput(f"cause is {word[:100]!r}; it is one of {', '.join(CAUSES)}.")
+    word = given.text("order") or "slowest"
+    order = next((each for each in ORDERS if each == word), None)
+    if order is None:
+        raise BadInput(f"order is {word[:100]!r}; it is one of {', '.join(ORDERS)}.")
     slower = given.text("slower_than")
     return Wanted(
         given.text("model") or None,
@@ -134,6 +146,7 @@ def read_wanted(values: Mapping[str, str]) -> Wanted:
         cause,
         given.flag("failed", default=False),
         given.flag("previous", default=False),
+        order,
         limit,
     )
 
@@ -155,9 +168,9 @@ def _listed(known: Sequence[Timeline], meanwhile: Sequence[Happening], wanted: W
         and (wanted.model is None or each.model == wanted.model)
         and (each.has_failed or not wanted.only_failed)
     ]
-    fit.sort(key=lambda each: -each.wall_s)
+    fit.sort(key=lambda each: -each.began if wanted.order == "newest" else -each.wall_s)
     listed: list[ListedRequest] = []
-    # Explaining takes time: of very many the slowest are looked at.
+    # Explaining takes time: of very many only the first are looked at.
     for timeline in fit[: 10 * MOST_LISTED]:
         explanation = explain(timeline, evidence)
         if wanted.cause is not None and explanation.cause != wanted.cause:
@@ -194,6 +207,7 @@ def _explained(found: Sequence[Timeline], known: Sequence[Timeline], meanwhile: 
             runs=timeline.runs,
             first_of_worker=last.is_first,
             handler_ms=_ms(last.handler_s),
+            padding=_padding([timeline.bytes_in, *(each.bytes_in for each in members)], last.size),
         )
         if last.work is not None and last.work.spans:
             spans = [
@@ -260,6 +274,13 @@ def _part(part: Timeline, depth: int, began: float) -> RecordedPart:
 def _worker(timeline: Timeline) -> str:
     key = "" if timeline.last is None else timeline.last.worker
     return f"W-{key.partition('/')[0]}-{timeline.model}_{timeline.version}" if key else ""
+
+
+def _padding(sizes: Sequence[int], batch_size: int) -> float | None:
+    """The share that is padding if all inputs are padded to the largest; None if not all of the batch are known."""
+    if batch_size < 2 or len(sizes) != batch_size or not max(sizes):
+        return None
+    return round(1 - sum(sizes) / (max(sizes) * batch_size), 3)
 
 
 def _started(timeline: Timeline) -> str:

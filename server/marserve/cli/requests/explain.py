@@ -34,6 +34,9 @@ def explain(
         bool, typer.Option("--previous", help="Of the server before, from its flight_recorder_file.")
     ] = False,
     as_list: Annotated[bool, typer.Option("--list", help="A line for each of the slowest requests.")] = False,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="With --list: the newest requests, not the slowest.")
+    ] = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -46,8 +49,11 @@ def explain(
                 "Name one request by its id, or say --slowest, --failed or --list.",
                 "`x-request-id` of an answer is its id.",
             )
+    if newest and not as_list:
+        with Output(as_json):
+            raise WrongArguments("--newest orders a list; say --list, too.")
     asked = {"model": model, "cause": cause, "slower_than": slower_than, "failed": "true" if failed else None}
-    asked["previous"] = "true" if previous else None
+    asked |= {"previous": "true" if previous else None, "order": "newest" if newest else None}
     given = {name: value for name, value in asked.items() if value is not None}
     with Output(as_json) as output, Management(find_address("management", management, config)) as server:
         if request_id is None:
@@ -123,6 +129,8 @@ def _of_batch(batch: Mapping[str, Any]) -> list[str]:
     first = ", its worker's first" if batch["first_of_worker"] else ""
     again = f"; it was in {batch['runs']} batches" if batch["runs"] > 1 else ""
     lines = [f"Its batch had {batch['size']}{first}, {batch['handler_ms']:.2f} ms in the handler{again}"]
+    if batch.get("padding"):
+        lines.append(f"  {batch['padding']:.0%} of it are padding if inputs are padded to the largest, by their bytes")
     if batch["mates"]:
         lines.append("  with " + ", ".join(batch["mates"]))
     return lines

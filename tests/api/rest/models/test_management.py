@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from marserve.answers.management import CheckReport, ErrorBody, KServeReady, ModelDescription, ModelList, StatusMessage
+from marserve.api.rest.application import build_app
+from marserve.api.rest.models.management import management_router
 from marserve.messages import Answer
 from marserve.names import name_fault
 from marserve.settings import ModelToLoad
@@ -79,6 +81,19 @@ async def test_bodies_are_laid_out_as_torchserve_lays_them_out(client: httpx.Asy
     assert (await client.get("/models/x")).content == (
         b'{\n  "code": 404,\n  "type": "ModelNotFoundException",\n  "message": "Model not found: x"\n}\n'
     )
+
+
+async def test_a_registration_says_what_it_registered_except_as_torchserve(house: House) -> None:
+    """The archive's manifest may have named it."""
+    archive = house.put()
+    routes = management_router(house.registry, enable_model_api=True, as_recorded=False)
+    async with client_of(build_app([routes], title="t")) as client:
+        own = (await client.post(f"/models?url={archive}&model_name=own")).json()
+    async with client_of(build_app([management_router(house.registry, enable_model_api=True)], title="t")) as client:
+        recorded = (await client.post(f"/models?url={archive}&model_name=recorded")).json()
+
+    assert (own["modelName"], own["modelVersion"]) == ("own", "1.0")
+    assert list(recorded) == ["status"]
 
 
 async def test_a_model_is_registered_from_the_query(house: House, client: httpx.AsyncClient) -> None:

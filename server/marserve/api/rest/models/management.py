@@ -21,6 +21,7 @@ from marserve.answers.management import (
     ModelDescription,
     ModelList,
     NotThere,
+    RegisteredStatus,
     StatusMessage,
 )
 from marserve.api.decoding import SHORT_BYTES
@@ -326,7 +327,11 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns, *, as_
         "/models",
         operation_id="registerModel",
         summary="Register an archive as a version of a model",
-        responses={**said(200, 202, 206), **error_answers(400, 404, 409, 500, 503, 507)},
+        responses={
+            **said(200),
+            **{status: {"model": RegisteredStatus} for status in (202, 206)},
+            **error_answers(400, 404, 409, 500, 503, 507),
+        },
         openapi_extra=takes(REGISTER_PARAMETERS, in_body=True),
     )
     async def register(request: Request) -> Response:
@@ -334,8 +339,10 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns, *, as_
         if is_dry(request, parameters):
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
         registered = await changes.register(read_registration(parameters))
-        status = registered.message if as_recorded else registered.own_message
-        return PrettyJson({"status": status}, status_code=_STATUS[registered.progress])
+        document = RegisteredStatus(registered.message)
+        if not as_recorded:
+            document = RegisteredStatus(registered.own_message, registered.model, registered.version)
+        return PrettyJson(document, status_code=_STATUS[registered.progress])
 
 
 def _add_unregister(router: APIRouter, changes: Changes, dry_runs: DryRuns) -> None:

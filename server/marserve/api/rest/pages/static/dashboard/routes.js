@@ -6,6 +6,8 @@ export const PAGES = [["overview", "#/", "Overview"], ["requests", "#/requests",
 
 export function routeOf(hash) {
   const [path, query] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  // The page of a request says itself what is wrong with an id.
+  if (/^requests\/./s.test(path)) return { page: "request", id: decoded(path.slice("requests/".length)) };
   if (hash.length > LONGEST) return { page: "unknown" };
   let words;
   try { words = path.split("/").map(decodeURIComponent); } catch { return { page: "unknown" }; }
@@ -14,9 +16,14 @@ export function routeOf(hash) {
   if (words.length > 3) return { page: "unknown" };
   if (first === "" && words.length === 1) return { page: "overview", parameters };
   if (first === "models" && second) return { page: "model", name: second, version: third, parameters };
-  if (first === "requests" && words.length <= 2) return second ? { page: "request", id: second, parameters } : { page: "requests", parameters };
+  if (first === "requests" && words.length <= 2) return { page: "requests", parameters };
   if (first === "register" && words.length === 1) return { page: "register", parameters };
   return { page: "unknown" };
+}
+
+// A part of an address; one that is no UTF-8 stays as it is written.
+function decoded(word) {
+  try { return decodeURIComponent(word); } catch { return word; }
 }
 
 export const hashOf = (...words) => `#/${words.map(encodeURIComponent).join("/")}`;
