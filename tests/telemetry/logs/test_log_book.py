@@ -117,7 +117,10 @@ def test_followers_are_bounded_and_end_with_the_server() -> None:
                 pass
             book.end_following()
             assert await first.next() is None
-            for way in ways[1:]:
+            await ways[1].__aexit__(None, None, None)
+            async with book.follow(Wanted(), 0) as late:
+                assert await asyncio.wait_for(late.next(), 10) is None
+            for way in ways[2:]:
                 await way.__aexit__(None, None, None)
 
     asyncio.run(play())

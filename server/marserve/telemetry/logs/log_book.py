@@ -33,6 +33,7 @@ class LogBook:
         self._outlets = outlets
         self._followers: set[Follower] = set()
         self._searches = 0
+        self._is_over = False
         self._turns = asyncio.Semaphore(MOST_SEARCHES)
 
     async def search(self, wanted: Wanted, tail: int) -> Found:
@@ -61,6 +62,8 @@ class LogBook:
         follower = Follower(wanted.needles())
         self._followers.add(follower)
         self._pass_on()
+        if self._is_over:
+            follower.close()  # it gets what there is, and the server stops
         try:
             yield Following(follower, wanted, await self.search(wanted, tail) if tail else Found([], True))
         finally:
@@ -69,7 +72,8 @@ class LogBook:
             self._pass_on()
 
     def end_following(self) -> None:
-        """End all followers: the server stops."""
+        """End all followers, and those that come from now on: the server stops."""
+        self._is_over = True
         for follower in self._followers:
             follower.close()
 
