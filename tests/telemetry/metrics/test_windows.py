@@ -187,7 +187,7 @@ def test_a_version_keeps_a_bounded_number_of_samples() -> None:
 
 
 def test_a_version_that_is_asked_all_the_time_keeps_little() -> None:
-    """Some 40 KiB."""
+    """Some 30 KiB, with one kind of times."""
     metrics = VersionMetrics("m", "1")
     serve(metrics, 10_000, 0.3)
     tracemalloc.start()
@@ -288,6 +288,37 @@ def test_the_page_counts_times_as_a_histogram_of_its_bounds_would(values: list[f
 
     assert fine.buckets == plain.buckets
     assert sum(fine.fine) == len(values)
+
+
+def test_counts_of_more_than_four_bytes_are_kept_whole() -> None:
+    """A busy server has them after some months."""
+    metrics = VersionMetrics("m", "1")
+    for number in range(3):
+        serve(metrics, 2**32, 0.05)
+        metrics.sample(number * 5.0)
+    serve(metrics, 7, 0.05)
+
+    figures = metrics.windows.figures(11.0, metrics)
+
+    assert figures is not None
+    assert figures.total_seconds.count == 2**33 + 7
+
+
+@pytest.mark.parametrize(("spread", "most_kib"), [(0.1, 80), (0.5, 120), (3.0, 240)])
+def test_a_version_keeps_bounded_memory_however_its_times_spread(spread: float, most_kib: int) -> None:
+    """All three kinds of times, in samples of more than an hour."""
+    metrics, draw = VersionMetrics("m", "1"), random.Random(1)
+    tracemalloc.start()
+    try:
+        for number in range(1500):
+            for times in (metrics.queue_seconds, metrics.handler_seconds, metrics.total_seconds):
+                times.observe(draw.lognormvariate(-4, spread), times=50)
+            metrics.sample(number * 5.0)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < most_kib * 1024
 
 
 def test_a_time_of_11_ms_is_said_to_be_11_ms() -> None:

@@ -43,6 +43,7 @@ _times = attrgetter(*_TIMES)
 _by_word = attrgetter(*_BY_WORD)
 
 Words = Mapping[Any, int]
+_FOUR_BYTES: Final = 2**32
 _NOTHING: Final = (0,) * (len(FINE_BOUNDS) + 1)
 
 
@@ -162,8 +163,8 @@ class Windows:
             return
         self._last_mark = mark
         if any(mark):
-            before = self._samples[-1].words if self._samples else ()
-            self._samples.append(_Sample(now, _numbers_of(of), _fine_of(of), _words_of(of, before)))
+            last = self._samples[-1] if self._samples else _Sample(now, None, (), ())
+            self._samples.append(_Sample(now, _numbers_of(of), _fine_of(of, last.fine), _words_of(of, last.words)))
         else:
             self._samples.append(_Sample(now, None, (), ()))
         self._drop_oldest(now)
@@ -249,12 +250,15 @@ def _numbers_of(of: Counted) -> array[float]:
     return numbers
 
 
-def _fine_of(of: Counted) -> tuple[Fine, ...]:
-    """The fine counts of times; most are 0, as the times of one model are much alike."""
+def _fine_of(of: Counted, before: tuple[Fine, ...]) -> tuple[Fine, ...]:
+    """The fine counts of times: most are 0, as the times of one model are much alike. Places as `before` are shared."""
     kept = []
-    for histogram in _times(of):
-        places = [place for place, count in enumerate(histogram.fine) if count]
-        kept.append(Fine(array("H", places), array("Q", [histogram.fine[place] for place in places])))
+    for number, histogram in enumerate(_times(of)):
+        places = array("H", [place for place, count in enumerate(histogram.fine) if count])
+        if before and before[number].places == places:
+            places = before[number].places
+        counts = [histogram.fine[place] for place in places]
+        kept.append(Fine(places, array("I" if max(counts, default=0) < _FOUR_BYTES else "Q", counts)))
     return tuple(kept)
 
 
