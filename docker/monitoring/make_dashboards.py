@@ -194,6 +194,11 @@ DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
             Panel("Time to the answer, p99", "s", ((stage(0.99, "total"), MV),)),
             Panel("Errors", "reqps", ((rate("marserve_errors_total", "version, cause"), "{{version}} {{cause}}"),)),
             Panel(
+                "Roll-outs that ended",
+                "short",
+                ((gauge("marserve_rollouts_ended_total", "outcome, reason", S), "{{outcome}} {{reason}}"),),
+            ),
+            Panel(
                 "Shadow: compared and differing",
                 "reqps",
                 (

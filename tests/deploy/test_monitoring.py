@@ -280,6 +280,10 @@ FIRES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             f"marserve_shadow_compared_total{{{OF_A_VERSION}}}": "0+100x30",
         },
     ),
+    "MarserveRolloutTurnedBack": (
+        {f'marserve_rollouts_ended_total{{{OF_A_SERVER},outcome="rolled_back",reason="p99"}}': "0x20 1x10"},
+        {f'marserve_rollouts_ended_total{{{OF_A_SERVER},outcome="promoted",reason="judge"}}': "0x20 1x10"},
+    ),
     "MarserveLogLinesLost": (
         {f'marserve_dropped_log_lines_total{{{OF_A_SERVER},log="access"}}': "0+5x30"},
         {f'marserve_dropped_log_lines_total{{{OF_A_SERVER},log="access"}}': "5x30"},

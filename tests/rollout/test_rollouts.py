@@ -52,6 +52,7 @@ async def test_a_version_that_loads_too_late_for_its_roll_out_does_not_stay(
     rollouts.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
     await until(lambda: rollouts.describe("m")["state"] == "rolled back")
     assert "not ready within" in rollouts.describe("m")["reason"]
+    assert {ended for ended, count in rollouts.rows() if count} == {("rolled_back", "not_ready")}
     await until(lambda: any(pool.options.version == "2.0" for pool in house.pools.made))
 
     house.pools.of("m", "2.0").finish_load()
@@ -100,6 +101,7 @@ async def test_a_version_that_was_being_registered_when_the_server_stopped_is_th
     await until(lambda: second.describe("m")["state"] == "running")
     assert second.describe("m")["registered"] is True
     second.order("m", "abort")
+    assert {ended: count for ended, count in second.rows() if count} == {("aborted", "call"): 1}
     await until(lambda: house.pools.of("m", "2.0").is_stopped)
 
     assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]

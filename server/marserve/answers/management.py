@@ -738,7 +738,7 @@ class RecordedRequests(Document):
 
 
 class Times(Document):
-    """How long requests took, in milliseconds. A percentile is read off between two bounds of a histogram."""
+    """How long requests took, in milliseconds. A percentile is at most 5 % off the true one."""
 
     count: int
     mean: float | None = None

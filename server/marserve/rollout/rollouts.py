@@ -11,8 +11,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, get_args
 
 from marserve.errors import (
     BadInput,
@@ -33,7 +33,7 @@ from marserve.registry.models import Registry
 from marserve.registry.observing.arms import Arm, Seen
 from marserve.registry.observing.shadow import Shadow
 from marserve.rollout.course import Course, RolloutSpec, State, forecast, read_rollout
-from marserve.rollout.judge import Answers
+from marserve.rollout.judge import Answers, Measure
 from marserve.rollout.records import KEPT_ENDED, Records
 
 log = logging.getLogger("marserve.rollout")
@@ -50,6 +50,13 @@ MOST_EVENTS = 200
 
 Order = Literal["pause", "resume", "abort", "promote"]
 ORDERS: tuple[Order, ...] = ("pause", "resume", "abort", "promote")
+_ENDS: Final[tuple[tuple[str, str], ...]] = (
+    *[("promoted", reason) for reason in ("judge", "call")],
+    *[("rolled back", measure) for measure in get_args(Measure)],
+    *[("rolled back", reason) for reason in ("too_few", "workers", "batching", "not_ready", "error", "judge")],
+    *[("aborted", reason) for reason in ("call", "changed")],
+)
+"""How roll-outs end, and by what."""
 _AFTER: dict[Order, State] = {"pause": "paused", "resume": "running", "abort": "aborted", "promote": "promoted"}
 
 
@@ -66,6 +73,7 @@ class Rollouts:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: dict[str, asyncio.Task[None]] = {}
         self._unwritten: set[str] = set()
+        self._ends: dict[tuple[str, str], int] = dict.fromkeys(_ENDS, 0)
         self._is_stopped = False
         self._is_read = records is None
 
@@ -246,6 +254,15 @@ class Rollouts:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def rows(self) -> Iterator[tuple[tuple[str, str], float]]:
+        """How many roll-outs ended, by outcome and reason; with those of 0, so that a first one is a growth."""
+        for (state, reason), count in self._ends.items():
+            yield (state.replace(" ", "_"), reason), count
+
+    def count_end(self, state: State, reason: str) -> None:
+        """Count a roll-out that has ended."""
+        self._ends[state, reason] += 1
+
     def ended(self, rollout: _Rollout) -> None:
         """Note that a roll-out has ended; its leftovers may still be cleared away."""
         if self._running.get(rollout.model) is rollout:
@@ -388,11 +405,11 @@ class _Rollout:
         course, now = self.course, self._rollouts.now()
         self._check_order(order)
         if order == "abort":
-            self._end("aborted", "aborted by a call")
+            self._end("aborted", "aborted by a call", "call")
         elif order == "promote":
             if self._notice_hands():
                 return
-            self._end("promoted", "promoted by a call")
+            self._end("promoted", "promoted by a call", "call")
         elif order == "pause":
             course.pause(now)
             self.note("paused")
@@ -446,11 +463,11 @@ class _Rollout:
         except asyncio.CancelledError:
             raise
         except MarserveError as error:
-            self._end("rolled back", f"{type(error).__name__}: {error}")
+            self._end("rolled back", f"{type(error).__name__}: {error}", "error")
         except Exception:
             # Catches everything: after any error here, the version that served before must serve again.
             log.exception("The roll-out of model %s failed", self.model)
-            self._end("rolled back", "an unexpected error; the server's log says more")
+            self._end("rolled back", "an unexpected error; the server's log says more", "error")
         finally:
             if self.course.has_ended:
                 await self._clear_away()
@@ -473,7 +490,7 @@ class _Rollout:
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._end("rolled back", f"its versions were not ready within {READY_LIMIT_S:g} s")
+            self._end("rolled back", f"its versions were not ready within {READY_LIMIT_S:g} s", "not_ready")
             return False
         if self.course.has_ended:
             return False
@@ -482,7 +499,8 @@ class _Rollout:
         state = str(certificate.get("certificate", "not checked"))
         self.note("ready", certificate=state)
         if state == "failed":
-            self._end("rolled back", f"it does not answer batches as single requests: {certificate.get('reason', '')}")
+            why = f"it does not answer batches as single requests: {certificate.get('reason', '')}"
+            self._end("rolled back", why, "batching")
         return not self.course.has_ended
 
     async def _register(self, spec: RolloutSpec) -> None:
@@ -576,7 +594,7 @@ class _Rollout:
         dead = self._find_dead(now)
         self._read_counts()
         if dead is not None:
-            self._end("rolled back", dead)
+            self._end("rolled back", dead, "workers")
             return
         step, was_paused = self.course.step, self.course.state == "paused"
         verdict = self.course.look(now, *self._seen, self._answers)
@@ -628,7 +646,7 @@ class _Rollout:
         why = self._find_hands()
         if not why:
             return False
-        self._end("aborted", why)
+        self._end("aborted", why, "changed")
         return True
 
     def _find_hands(self) -> str:
@@ -650,13 +668,14 @@ class _Rollout:
 
     # ------------------------------------------------------------------------------------------- its end
 
-    def _end(self, state: State, reason: str) -> None:
+    def _end(self, state: State, reason: str, word: str) -> None:
         if not self.course.has_ended:
             self.course.end(state, reason)
-            self._conclude()
+            self._conclude(word)
 
-    def _conclude(self) -> None:
-        """Set the traffic for after the course. Awaits nothing."""
+    def _conclude(self, word: str = "") -> None:
+        """Set the traffic for after the course, and count it. Awaits nothing. Without a `word` the judge ended it."""
+        self._rollouts.count_end(self.course.state, word or self._judged_by())
         registry, version = self._rollouts.registry, self.spec.version
         state = self.course.state
         has_traffic = self._has_traffic()
@@ -680,6 +699,15 @@ class _Rollout:
         self.note(state, reason=self.course.reason, **more)
         self._rollouts.ended(self)
         self._is_ordered.set()
+
+    def _judged_by(self) -> str:
+        """What the judge's verdict stands on: a measure that was worse, or too few requests."""
+        verdict = self.course.verdict
+        if verdict is None or self.course.state == "promoted":
+            return "judge"
+        if verdict.decision == "hold":
+            return "too_few"
+        return next((finding.measure for finding in verdict.findings if finding.standing == "worse"), "judge")
 
     def _has_traffic(self) -> bool:
         """Whether the traffic in force was set by this roll-out, also if before a restart of the server."""

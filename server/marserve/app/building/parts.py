@@ -202,6 +202,7 @@ async def build_parts(
     declare_families(metrics, DESIRED_STATE_FAMILIES, reconciler)
     rollouts = build_rollouts(settings, registry)
     stack.push_async_callback(rollouts.stop)
+    metrics.declare_rows("marserve_rollouts_ended_total", rollouts.rows)
     watches = build_watches(settings, registry, fetcher, scratch.path, rollouts, metrics, archives)
     workflows = build_workflows(settings, registry, fetcher, scratch.path, archives)
     stack.push_async_callback(workflows.stop)

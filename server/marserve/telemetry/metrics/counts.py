@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from marserve.telemetry.happenings import Happenings, Kind
-from marserve.telemetry.metrics.histogram import Histogram
+from marserve.telemetry.metrics.histogram import SECONDS_BOUNDS, Histogram, SecondsHistogram
 from marserve.telemetry.metrics.measurements import Tap
 from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.metrics.windows import Windows
 
-SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STAGES_FAMILY = "marserve_request_seconds"
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -76,7 +75,7 @@ def _histogram(family: str, bounds: Sequence[float], *words: str) -> Any:
 
 def _stage(stage: str) -> Any:
     """A field for the seconds that requests spend in a stage."""
-    return _histogram(STAGES_FAMILY, SECONDS_BOUNDS, stage)
+    return field(default_factory=SecondsHistogram, metadata={"histogram": STAGES_FAMILY, "words": (stage,)})
 
 
 @dataclass(slots=True, eq=False)
@@ -126,9 +125,9 @@ class VersionMetrics:
     model: str
     version: str
     read_gauges: Callable[[], Gauges] = Gauges
-    queue_seconds: Histogram = _stage("queue")
-    handler_seconds: Histogram = _stage("handler")
-    total_seconds: Histogram = _stage("total")
+    queue_seconds: SecondsHistogram = _stage("queue")
+    handler_seconds: SecondsHistogram = _stage("handler")
+    total_seconds: SecondsHistogram = _stage("total")
     stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = _histogram("marserve_batch_size", BATCH_BOUNDS)
     windows: Windows = field(default_factory=Windows)

@@ -2,21 +2,23 @@
 
 A sample keeps the counts as they stood. The figures of a window are the counts now, less those of the sample at the
 window's begin. Samples are kept every 5 s for a minute, every 30 s for five minutes, and every 5 minutes for an hour:
-at most `MOST_KEPT`, some 1 KiB each. A sample without a change only prolongs the one before, so a version without
-requests keeps one sample without numbers. Times are seconds on the monotonic clock.
+at most `MOST_KEPT`, some 1 to 3 KiB each, as of the fine counts of times it has those that are not 0.
+A sample without a change only prolongs the one before, so a version without requests keeps one sample without numbers.
+Times are seconds on the monotonic clock.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
-from marserve.telemetry.metrics.histogram import Histogram
+from marserve.telemetry.metrics.histogram import FINE_BOUNDS, Histogram, SecondsHistogram
 
 SAMPLE_EVERY_S: Final = 5.0
 MINUTE_S: Final = 60.0
@@ -32,23 +34,33 @@ _PLAIN: Final = (
     *("worker_starts", "worker_restarts", "busy_seconds"),
 )
 _BUSY: Final = len(_PLAIN) - 1
-_HISTOGRAMS: Final = ("queue_seconds", "handler_seconds", "total_seconds", "batch_sizes")
+_TIMES: Final = ("queue_seconds", "handler_seconds", "total_seconds")
+_HISTOGRAMS: Final = (*_TIMES, "batch_sizes")
 _BY_WORD: Final = ("answers", "errors", "refused", "worker_deaths")
 _mark = attrgetter(*_PLAIN, *[f"{name}.sum" for name in _HISTOGRAMS])
 _plain = attrgetter(*_PLAIN)
-_histograms = attrgetter(*_HISTOGRAMS)
+_times = attrgetter(*_TIMES)
 _by_word = attrgetter(*_BY_WORD)
 
 Words = Mapping[Any, int]
+_FOUR_BYTES: Final = 2**32
+_NOTHING: Final = (0,) * (len(FINE_BOUNDS) + 1)
+
+
+class Fine(NamedTuple):
+    """Of one histogram: at which places its fine counts are not 0, and what they are there."""
+
+    places: array[int]
+    counts: array[int]
 
 
 # A protocol: `VersionMetrics` has windows.
 class Counted(Protocol):
     """What is read of a version's counts."""
 
-    queue_seconds: Histogram
-    handler_seconds: Histogram
-    total_seconds: Histogram
+    queue_seconds: SecondsHistogram
+    handler_seconds: SecondsHistogram
+    total_seconds: SecondsHistogram
     batch_sizes: Histogram
 
 
@@ -111,13 +123,16 @@ class Figures(NamedTuple):
 
 
 class _Sample:
-    """The counts as they stood from `at` to `until`. `numbers` is None, and `words` empty, for counts of zero."""
+    """The counts as they stood from `at` to `until`. `numbers` is None, others empty, for counts of zero."""
 
-    __slots__ = ("at", "numbers", "until", "words")
+    __slots__ = ("at", "fine", "numbers", "until", "words")
 
-    def __init__(self, at: float, numbers: array[float] | None, words: tuple[Words, ...]) -> None:
+    def __init__(
+        self, at: float, numbers: array[float] | None, fine: tuple[Fine, ...], words: tuple[Words, ...]
+    ) -> None:
         self.at = self.until = at
         self.numbers = numbers
+        self.fine = fine
         self.words = words
 
 
@@ -148,10 +163,10 @@ class Windows:
             return
         self._last_mark = mark
         if any(mark):
-            before = self._samples[-1].words if self._samples else ()
-            self._samples.append(_Sample(now, _numbers_of(of), _words_of(of, before)))
+            last = self._samples[-1] if self._samples else _Sample(now, None, (), ())
+            self._samples.append(_Sample(now, _numbers_of(of), _fine_of(of, last.fine), _words_of(of, last.words)))
         else:
-            self._samples.append(_Sample(now, None, ()))
+            self._samples.append(_Sample(now, None, (), ()))
         self._drop_oldest(now)
         if now >= self._thin_at:
             self._thin_at = now + _THIN_EVERY_S
@@ -164,11 +179,11 @@ class Windows:
         that was ever counted. None for a window before the first sample.
         """
         if within_s == SINCE_START:
-            return _figures(now - self._began if self._began is not None else 0.0, of, None, ())
+            return _figures(now - self._began if self._began is not None else 0.0, of, None, (), ())
         if (found := self._first(now, within_s)) is None:
             return None
         first, seconds = found
-        return _figures(seconds, of, first.numbers, first.words)
+        return _figures(seconds, of, first.numbers, first.fine, first.words)
 
     def busy_workers(self, now: float, busy_s: float) -> float | None:
         """`Figures.busy_workers` of the last minute alone, for each scrape; None before the first sample."""
@@ -209,15 +224,16 @@ def quantile(part: float, bounds: Sequence[float], counts: Sequence[int]) -> flo
     `counts` has one more entry than `bounds`, for larger values, of which only the last bound is known. The true value
     lies between the same two bounds.
     """
-    wanted = part * sum(counts)
+    sums = list(accumulate(counts))
+    wanted = part * sums[-1]
     if not wanted:
         return None
-    below = 0
-    for (low, high), count in zip(pairwise((0.0, *bounds)), counts, strict=False):
-        if below + count >= wanted:
-            return low + (high - low) * (wanted - below) / count
-        below += count
-    return bounds[-1]
+    place = bisect_left(sums, wanted)
+    if place >= len(bounds):
+        return bounds[-1]
+    low = bounds[place - 1] if place else 0.0
+    below = sums[place - 1] if place else 0
+    return low + (bounds[place] - low) * (wanted - below) / counts[place]
 
 
 def _mark_of(of: Counted) -> tuple[Any, ...]:
@@ -226,12 +242,24 @@ def _mark_of(of: Counted) -> tuple[Any, ...]:
 
 
 def _numbers_of(of: Counted) -> array[float]:
-    """Plain counts, then the buckets and the sum of each histogram."""
+    """Plain counts, the sums of times, then the buckets and the sum of the sizes of batches."""
     numbers = array("d", _plain(of))
-    for histogram in _histograms(of):
-        numbers.extend(histogram.buckets)
-        numbers.append(histogram.sum)
+    numbers.extend([histogram.sum for histogram in _times(of)])
+    numbers.extend(of.batch_sizes.buckets)
+    numbers.append(of.batch_sizes.sum)
     return numbers
+
+
+def _fine_of(of: Counted, before: tuple[Fine, ...]) -> tuple[Fine, ...]:
+    """The fine counts of times: most are 0, as the times of one model are much alike. Places as `before` are shared."""
+    kept = []
+    for number, histogram in enumerate(_times(of)):
+        places = array("H", [place for place, count in enumerate(histogram.fine) if count])
+        if before and before[number].places == places:
+            places = before[number].places
+        counts = [histogram.fine[place] for place in places]
+        kept.append(Fine(places, array("I" if max(counts, default=0) < _FOUR_BYTES else "Q", counts)))
+    return tuple(kept)
 
 
 def _words_of(of: Counted, before: tuple[Words, ...]) -> tuple[Words, ...]:
@@ -242,19 +270,34 @@ def _words_of(of: Counted, before: tuple[Words, ...]) -> tuple[Words, ...]:
     return tuple([old if old == each else dict(each) for each, old in zip(words, before, strict=True)])
 
 
-def _figures(seconds: float, of: Counted, numbers: array[float] | None, words: tuple[Words, ...]) -> Figures:
+def _figures(
+    seconds: float, of: Counted, numbers: array[float] | None, fine: tuple[Fine, ...], words: tuple[Words, ...]
+) -> Figures:
     now = _numbers_of(of)
     grown = iter(now if numbers is None else [after - before for after, before in zip(now, numbers, strict=True)])
     plain = [next(grown) for _ in _PLAIN]
+    before = fine or (None,) * len(_TIMES)
+    times = [_fine_growth(each, old, next(grown)) for each, old in zip(_times(of), before, strict=True)]
     return Figures._make(
         (
             seconds,
             *map(int, plain[:-1]),
             plain[-1],
-            *[_growth(histogram.bounds, grown) for histogram in _histograms(of)],
+            *times,
+            _growth(of.batch_sizes.bounds, grown),
             *[_grown(each, before) for each, before in zip(_by_word(of), words or ({},) * len(_BY_WORD), strict=True)],
         )
     )
+
+
+def _fine_growth(of: SecondsHistogram, before: Fine | None, grown_sum: float) -> Growth:
+    if not of.fine:
+        return Growth(FINE_BOUNDS, _NOTHING, grown_sum)
+    counts = of.fine.copy()
+    if before is not None:
+        for place, count in zip(*before, strict=True):
+            counts[place] -= count
+    return Growth(FINE_BOUNDS, counts, grown_sum)
 
 
 def _growth(bounds: Sequence[float], grown: Iterator[float]) -> Growth:

@@ -33,6 +33,7 @@ DECLARED = (
 # By `app/building/` and `scrapes.py`.
 DECLARED_BY_ROWS = {
     "marserve_rollout_arm_requests",
+    "marserve_rollouts_ended_total",
     "marserve_collector_failures_total",
     "marserve_loop_lag_seconds",
 }

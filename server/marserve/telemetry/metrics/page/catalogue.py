@@ -171,6 +171,14 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             "when a request ends; a new step of the roll-out begins at 0",
         ),
         Meaning(
+            "marserve_rollouts_ended_total",
+            _C,
+            ("outcome", "reason"),
+            "roll-outs",
+            "Roll-outs that ended since the start, by how and by what.",
+            "when a roll-out ends",
+        ),
+        Meaning(
             "marserve_shadow_mirrored_total",
             _C,
             _V,

@@ -31,7 +31,8 @@ LABELS: Final[Mapping[str, str]] = {
     "cause": "a word of [the table of causes](#causes)",
     "reason": "why: of traffic `path`, `override`, `sticky`, `weight`, `default`; of copies `busy`, `memory`; of "
     "replaced workers `requests`, `age`, `growth`, `template`, `device`, `unhealthy`; of stalls `held`, `paused`; of "
-    "spans `queue_full`, `not_taken`, `stopped`",
+    "spans `queue_full`, `not_taken`, `stopped`; of roll-outs `judge`, a measure that was worse (`errors`, "
+    "`rejections`, `p99`, `answers`), `too_few`, `workers`, `batching`, `not_ready`, `error`, `call`, `changed`",
     "state": "`ready`, `loading`, `failed` (given up), `stopping`",
     "arm": "`baseline` or `candidate` of a roll-out",
     "result": "what became of it: of arms `answered`, `rejected`, `failed`; of downloads `fetched`, `cached`, "
@@ -50,7 +51,7 @@ LABELS: Final[Mapping[str, str]] = {
     "what": "`duration` or `at`",
     "watch": "the watch's name",
     "outcome": "what became of it: of archives `loaded`, `swapped`, `refused`, `ignored`, `unloaded`, `retried`; of "
-    "events `look`, `ignored`, `bad`, `unauthorized`",
+    "events `look`, `ignored`, `bad`, `unauthorized`; of roll-outs `promoted`, `rolled_back`, `aborted`",
 }
 
 # When TorchServe's metrics move.
