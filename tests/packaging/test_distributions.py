@@ -84,8 +84,8 @@ def test_the_wheel_is_for_every_machine(wheel: Path) -> None:
 
 
 def test_the_wheel_is_small_and_holds_no_file_that_a_build_makes(wheel: Path) -> None:
-    """Sources and a manual page: no caches, and less than 2 MB."""
-    assert wheel.stat().st_size < 2_000_000
+    """Sources, pages and a manual page: no caches, and less than 2.5 MB."""
+    assert wheel.stat().st_size < 2_500_000
     assert not [name for name in wheel_members(wheel) if "__pycache__" in name or name.endswith((".pyc", ".so"))]
 
 

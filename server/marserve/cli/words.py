@@ -36,7 +36,6 @@ CALLED_OTHERWISE = {
     "delete": "`marserve unregister NAME` takes a model out.",
     "package": "`marserve archive FILE` makes an archive.",
     "pack": "`marserve archive FILE` makes an archive.",
-    "export": "`marserve archive FILE` makes an archive.",
     "download": "`marserve fetch ADDRESS` brings an archive into a folder.",
     "pull": "`marserve fetch ADDRESS` brings an archive into a folder.",
     "rollback": "`marserve undo` is for desired states, `marserve rollout NAME --abort` for a roll-out.",

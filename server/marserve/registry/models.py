@@ -61,8 +61,8 @@ from marserve.settings.values import LoadModels
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.telemetry.body_samples import BodySamples
 from marserve.telemetry.kept_requests import KeptRequests, Replayed
-from marserve.telemetry.metrics.counts import SECONDS_BOUNDS, VersionMetrics
-from marserve.telemetry.metrics.histogram import Histogram
+from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.histogram import SECONDS_BOUNDS, Histogram
 from marserve.telemetry.metrics.server_metrics import Metrics
 
 log = logging.getLogger("marserve.registry")
