@@ -29,6 +29,7 @@ from marserve.errors import (
 from marserve.messages import Answer, Part, Raised, Request, Result
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job, JobState
+from marserve.pool.dispatch.modes.steps_and_sequences import STREAM_HEADER
 from marserve.pool.dispatch.queue import GivenUp
 from marserve.pool.options import PoolOptions
 from marserve.telemetry.metrics.counts import VersionMetrics
@@ -1093,6 +1094,38 @@ def test_pieces_go_out_in_order_and_the_answer_is_the_last_one() -> None:
     assert running == []
     assert [piece.body for piece in client.pieces] == [b"first", b"second", b"last"]
     assert client.body == b"last"
+
+
+def test_the_first_piece_is_timed_from_the_arrival_and_each_further_one_from_the_piece_before() -> None:
+    """The end of the stream is its last piece; an answer in one has none."""
+    stage = Stage()
+    stage.open("w")
+    stage.submit(b"streamed")
+    for now in (0.25, 0.5):
+        stage.dispatcher.piece("w", 1, [OK], [b"x"], now)
+    stage.answer("w", 2.5)
+    stage.submit(b"whole", 3.0)
+    stage.answer("w", 3.5)
+
+    stages = stage.dispatcher.metrics.stages.by_stage
+    assert (sum(stages["first_chunk"].buckets), stages["first_chunk"].sum) == (1, 0.25)
+    assert (sum(stages["next_chunk"].buckets), stages["next_chunk"].sum) == (2, 2.25)
+
+
+def test_the_steps_of_continuous_batching_are_timed_as_pieces() -> None:
+    """Each step that goes on is one, and so is the last."""
+    stage = Stage(continuous_batching=True)
+    stage.open("w")
+    stage.submit(b"streamed")
+    goes_on = Result(200, "OK", [(STREAM_HEADER, "true")])
+
+    stage.answer("w", 0.25, results=[goes_on])
+    stage.answer("w", 0.75, results=[goes_on])
+    stage.answer("w", 1.75)
+
+    stages = stage.dispatcher.metrics.stages.by_stage
+    assert (sum(stages["first_chunk"].buckets), stages["first_chunk"].sum) == (1, 0.25)
+    assert (sum(stages["next_chunk"].buckets), stages["next_chunk"].sum) == (2, 1.5)
 
 
 def test_a_stream_is_never_run_again_after_a_death() -> None:

@@ -423,6 +423,10 @@ class Dispatcher:
         flight = self.lanes.flight(key, number)
         if not len(results) == len(bodies) == len(flight.jobs):
             raise BadFrame(f"batch {number} has {len(flight.jobs)} items, its answer {len(results)}")
+        if self.options.continuous_batching:
+            for job, result in zip(flight.jobs, results, strict=True):
+                if goes_on(result):
+                    job.note_piece(self.metrics.stages, now)
         self._mode.land(flight, handler_s, results, now)
         self._keep_times(flight, handler_s, work, now)
         if self.goal is not None and flight.jobs:
@@ -442,10 +446,10 @@ class Dispatcher:
 
     def tell(self, landed: Landed, now: float) -> None:
         """Pass the answer, or the next piece, of each job of a landed batch to its receiver."""
+        metrics, goal = self.metrics, self.goal
         if self.options.continuous_batching:
             landed = tell_pieces(landed)
         flight = landed.flight
-        metrics, goal = self.metrics, self.goal
         totals_s: list[float] = []
         named_s: list[float] = []
         for job, result, body in zip(flight.jobs, landed.results, landed.bodies, strict=True):
@@ -470,7 +474,8 @@ class Dispatcher:
             else:
                 metrics.answers[result.status] += 1
             answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
-            if job.has_sent_pieces:
+            if job.piece_at is not None:
+                job.note_piece(metrics.stages, now)
                 job.receiver.on_piece(answer, True)
             else:
                 job.receiver.on_answer(answer)
@@ -499,7 +504,7 @@ class Dispatcher:
             if job.state is JobState.DONE:
                 continue
             if result.error is None:
-                job.has_sent_pieces = True
+                job.note_piece(self.metrics.stages, now)
                 job.has_failed = job.has_failed or result.thrown is not None
                 answer = Answer(body, result.status, result.reason, result.headers, result.thrown)
                 job.receiver.on_piece(answer, False)

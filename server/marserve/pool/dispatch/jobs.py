@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from marserve.messages import Receiver, Request, Result
+from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.timeline import BatchTimes
 
 DEFAULT_PRIORITY = 5
@@ -59,13 +60,13 @@ class Job:
         "deaths",
         "flight",
         "has_failed",
-        "has_sent_pieces",
         "held_by",
         "left_in",
         "length",
         "length_digest",
         "losses",
         "owner",
+        "piece_at",
         "priority",
         "receiver",
         "request",
@@ -93,7 +94,8 @@ class Job:
         self.losses = 0
         self.length = 0  # of its input, where batches are formed by length
         self.length_digest = b""  # of its input, while `length` is an estimate and the handler may be asked
-        self.has_sent_pieces = False
+        self.piece_at: float | None = None
+        """When the last piece of its stream went out; None before any did."""
         self.has_failed = False
         self.state = JobState.WAITING
         self.flight: Flight | None = None
@@ -104,6 +106,19 @@ class Job:
         """The last batch in which it went to a worker, for a timeline that is made at its end."""
         self.suspicion: object | None = None
         """Shared by the jobs of a concurrent worker that one of them ended: each of these jobs runs alone."""
+
+    @property
+    def has_sent_pieces(self) -> bool:
+        """Whether bytes of an answer have gone out."""
+        return self.piece_at is not None
+
+    def note_piece(self, stages: StageSeconds, now: float) -> None:
+        """A piece of its stream goes out: count how long it took since its arrival, or since the piece before."""
+        if self.piece_at is None:
+            stages.observe("first_chunk", now - self.arrived)
+        else:
+            stages.observe("next_chunk", now - self.piece_at)
+        self.piece_at = now
 
     def lost_worker(self, *, is_suspect: bool) -> None:
         """Its worker died. Without `is_suspect` the machine was lost, which is no request's fault."""

@@ -186,8 +186,6 @@ class StepsAndSequences:
         carried: list[Job] = []
         if self._options.continuous_batching:
             carried = [job for job, result in zip(jobs, results, strict=False) if goes_on(result)]
-        for job in carried:
-            job.has_sent_pieces = True
         if carried:
             self._carried[key] = carried
         if sequences is not None:
