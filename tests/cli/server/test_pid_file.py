@@ -55,6 +55,22 @@ def test_a_claimed_file_names_the_process_and_leaves_nothing_beside_it(pid_file:
     assert list(pid_file.path.parent.iterdir()) == [pid_file.path]
 
 
+def test_what_a_killed_server_left_of_its_file_goes_with_the_next_claim_and_what_is_being_written_stays(
+    pid_file: PidFile, server: int
+) -> None:
+    """The folder is everybody's: only files of this kind that nobody holds."""
+    left = pid_file.path.parent / ".0123456789abcdef.part"
+    left.write_text("1")
+    foreign = pid_file.path.parent / ".other.part"
+    foreign.write_text("2")
+    with Part(pid_file.path.parent) as writing:
+        pid_file.claim(server)
+
+        assert writing.path.exists()
+    assert not left.exists()
+    assert foreign.exists()
+
+
 def test_a_full_disk_is_told_with_the_files_name(pid_file: PidFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """And half a file is not left."""
 

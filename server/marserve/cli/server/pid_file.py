@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from marserve.errors import BadSettings
-from marserve.files.atomic import Part
+from marserve.files.atomic import Part, sweep
 from marserve.files.locks import is_at, lock
 
 TORCHSERVE_WORD = "org.pytorch.serve.ModelServer"
@@ -71,6 +71,7 @@ class PidFile:
 
     def _claim(self, pid: int) -> bool:
         removed_orphan = False
+        sweep(self.path.parent)  # of servers that were killed while they wrote theirs
         with Part(self.path.parent) as part:
             with part.open() as file:
                 file.write(f"{pid}\n".encode("ascii"))
