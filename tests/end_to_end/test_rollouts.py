@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -61,12 +61,10 @@ def with_leaves(value: Any, leaves: Mapping[str, Any], path: str = "") -> Any:
 
 def as_numpy(leaf: Any) -> np.ndarray[Any, Any]:
     """A leaf as an array of its own memory. bfloat16, which numpy does not know, becomes float32."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy()
-    tensor = leaf.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.float()
-    array: np.ndarray[Any, Any] = tensor.numpy().copy()
+    if not isinstance(leaf, np.ndarray):
+        tensor = leaf.detach().cpu()
+        leaf = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    array: np.ndarray[Any, Any] = leaf.copy()
     return array
 
 

@@ -10,7 +10,8 @@ import pytest
 from marserve.errors import BadInput, DeadlinePassed, HandlerFailed, MarserveError, NoWorker, WorkerDied
 from marserve.messages import Answer, Load, Request, Thrown
 from marserve.pool.options import PoolOptions
-from marserve.registry.observing.arms import LATENCY_BOUNDS, Arm
+from marserve.registry.observing.arms import LATENCY_BOUNDS, Arm, ArmReceiver
+from marserve.telemetry.timeline import timed
 from support.fake_pool import Behaviour, FakePool
 from support.receivers import Told
 
@@ -193,3 +194,14 @@ async def test_a_stream_that_has_begun_is_not_begun_again_elsewhere() -> None:
     dies.held[0].fail(WorkerDied("crash"))
 
     assert isinstance(client.end, WorkerDied)
+
+
+def test_who_receives_for_an_arm_is_timed_as_the_job_it_stands_for() -> None:
+    """A request that is slow, or fails, gets its timeline from these."""
+    request = Request("r", [])
+    receiver = ArmReceiver(request, Told(), Arm(Clock()), 0.5)
+
+    accepted = timed(receiver)
+
+    assert accepted is not None
+    assert (accepted.request, accepted.arrived, accepted.times) == (request, 0.5, None)

@@ -141,14 +141,14 @@ class ArmReceiver:
 
     __slots__ = (
         *("__weakref__", "_arm", "_has_failed", "_is_cancelled", "_is_streaming"),
-        *("_request", "began", "job", "receiver"),
+        *("began", "job", "receiver", "request"),
     )
 
     def __init__(self, request: Request, receiver: Receiver, arm: Arm, began: float) -> None:
         self.receiver = receiver
         self.began = began
         self.job: Accepted | None = None
-        self._request = request
+        self.request = request
         self._arm = arm
         self._is_streaming = False
         self._has_failed = False
@@ -171,7 +171,7 @@ class ArmReceiver:
         """Rescue the request, or pass on the error that ends it."""
         self._arm._end(self, _status_of(error))
         if not self._is_streaming and not self._is_cancelled:
-            rescued = self._arm._try_rescue(self._request, self.receiver, error)
+            rescued = self._arm._try_rescue(self.request, self.receiver, error)
             if rescued is not None:
                 self.job = rescued
                 return
