@@ -6,6 +6,7 @@ optimise try faster builds, and archive the best that is equal
 export   the model in another format, in an archive of its own
 compare  whether two archives answer alike, and how fast each is
 fetch    bring archives into a folder
+compared_words  what `compare`, `optimise` and `export` check before anything runs
 hub      the model of a hub, for `archive` and `marserve run`
 version  versions of this program and its runtimes
 """

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
+from marserve.cli.local.compared_words import check_archive, read_inputs
+from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
 from marserve.errors import MarserveError
 
 if TYPE_CHECKING:
@@ -51,13 +52,9 @@ def compare(
     from marserve.optimise.compare import Wish
     from marserve.optimise.compare import compare as compare_both
     from marserve.optimise.comparison import Bounds
-    from marserve.optimise.inputs import BadInputs, find_inputs
 
     with Output(as_json) as output:
-        try:
-            found = find_inputs(inputs)
-        except BadInputs as error:
-            raise WrongArguments(error.message, "Name another folder with --inputs.") from error
+        found = read_inputs(inputs)
         wish = Wish(Bounds(max_error, min_agreement), batch_size, tuple(scores or ()), within, pairs)
         try:
             with (
@@ -78,10 +75,7 @@ def compare(
 def _open(archive: Path, threads: int, is_trusted: bool) -> Subject:
     from marserve.optimise.subject import Subject  # here, for the time of other commands
 
-    if not archive.exists():
-        raise WrongArguments(
-            f"There is no archive {archive}.", "Name a .mar file, or the folder of an unpacked archive."
-        )
+    check_archive(archive)
     return Subject(archive, threads=threads, trusted=[archive.name] if is_trusted else [])
 
 

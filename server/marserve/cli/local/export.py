@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments
+from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs
+from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.errors import MarserveError
 
 
@@ -42,17 +43,11 @@ def export(
     from marserve.optimise.compare import describe_outputs
     from marserve.optimise.comparison import shown
     from marserve.optimise.export import export as export_model
-    from marserve.optimise.inputs import BadInputs, find_inputs
 
     with Output(as_json) as output:
-        try:
-            found = find_inputs(inputs)
-        except BadInputs as error:
-            raise WrongArguments(error.message, "Name another folder with --inputs.") from error
-        if not archive.exists():
-            raise WrongArguments(f"There is no archive {archive}.", "Name a .mar file, or the folder of an archive.")
-        if not export_path.is_dir():
-            raise WrongArguments(f"The export path {export_path} is no folder.", "Name one that is there.")
+        found = read_inputs(inputs)
+        check_archive(archive)
+        check_export_path(export_path)
         try:
             with output.progress() as bar:
                 task = bar.add_task("")

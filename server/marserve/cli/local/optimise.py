@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -82,19 +83,13 @@ def optimise(
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
     from marserve.optimise.comparison import Bounds
-    from marserve.optimise.inputs import BadInputs, find_inputs
     from marserve.optimise.optimise import GIB, Wish
     from marserve.optimise.optimise import optimise as search
 
     with Output(as_json) as output:
-        try:
-            found = find_inputs(inputs)
-        except BadInputs as error:
-            raise WrongArguments(error.message, "Name another folder with --inputs.") from error
-        if not archive.exists():
-            raise WrongArguments(f"There is no archive {archive}.", "Name a .mar file, or the folder of an archive.")
-        if not export_path.is_dir():
-            raise WrongArguments(f"The export path {export_path} is no folder.", "Name one that is there.")
+        found = read_inputs(inputs)
+        check_archive(archive)
+        check_export_path(export_path)
         wish = Wish(
             goal.value,
             Bounds(max_error, min_agreement),

@@ -1,0 +1,33 @@
+"""What `compare`, `optimise` and `export` check of the words they are given, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marserve.cli.output import WrongArguments
+
+if TYPE_CHECKING:
+    from marserve.optimise.inputs import Input
+
+
+def read_inputs(folder: Path) -> list[Input]:
+    """The request bodies of `--inputs`. Raises WrongArguments."""
+    from marserve.optimise.inputs import BadInputs, find_inputs  # here, for the time of other commands
+
+    try:
+        return find_inputs(folder)
+    except BadInputs as error:
+        raise WrongArguments(error.message, "Name another folder with --inputs.") from error
+
+
+def check_archive(archive: Path) -> None:
+    """Raise WrongArguments for an archive that is not there."""
+    if not archive.exists():
+        raise WrongArguments(f"There is no archive {archive}.", "Name a .mar file, or the folder of an archive.")
+
+
+def check_export_path(folder: Path) -> None:
+    """Raise WrongArguments for an export path that is no folder."""
+    if not folder.is_dir():
+        raise WrongArguments(f"The export path {folder} is no folder.", "Name one that is there.")
