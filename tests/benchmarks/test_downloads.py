@@ -12,6 +12,7 @@ import pytest
 from support.nginx import program
 
 
+@pytest.mark.system
 def test_it_measures_with_real_servers_and_nginx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four figures; of a folder that is served in place the server writes no copy (a promise, whatever the machine)."""
     if not shutil.which(program()):

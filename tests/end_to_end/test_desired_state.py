@@ -139,6 +139,7 @@ def server(tmp_path: Path) -> Iterator[Declared]:
         yield server  # type: ignore[misc]
 
 
+@pytest.mark.system
 def test_calls_that_would_change_models_are_refused_with_what_to_do(server: Declared) -> None:
     """Over REST and gRPC alike; what asks is answered."""
     management, client = server.management, server.client
@@ -323,6 +324,7 @@ def test_what_undo_would_need_is_gone_after_its_window_and_with_the_server(tmp_p
         assert [each["version"] for each in server.state()["keeps"]] == ["1.0"]
 
 
+@pytest.mark.system
 def test_a_document_that_fails_changes_nothing(server: Declared) -> None:
     """One broken archive among right ones: an error that names it, and everything as before, also on disk."""
     before = server.document.read_bytes()

@@ -166,6 +166,7 @@ def test_models_that_nobody_asks_for_make_room_on_a_device(tmp_path: Path, tool:
         assert [len(server.describe(name)["workers"]) for name in names] == [len(awake[name]) for name in names]
 
 
+@pytest.mark.system
 def test_a_lost_device_takes_no_worker_until_it_answers_again(tmp_path: Path, tool: FakeNvidiaSmi) -> None:
     """Workers move to another; of a model that may have no other they wait, and say so. Then all goes on."""
     with serve(tmp_path, tool) as server:

@@ -46,6 +46,7 @@ def metric(server: Server, name: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.system
 def test_a_download_is_seen_on_its_way_over_nginx_and_served(tmp_path: Path) -> None:
     """In ranges, with its bytes counting up, in the list and on the metrics page; then it answers."""
     root = tmp_path / "root"
@@ -222,6 +223,7 @@ def test_a_digest_decides(tmp_path: Path) -> None:
             assert [model["modelName"] for model in described] == ["echo", "fourth", "second"]
 
 
+@pytest.mark.system
 def test_a_folder_below_a_further_root_is_served_where_it_is(tmp_path: Path) -> None:
     """Nothing of it is copied or deleted; links that lead out and other paths are refused."""
     roots = tmp_path / "roots"

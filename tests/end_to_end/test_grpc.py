@@ -264,6 +264,7 @@ def test_a_taken_port_keeps_the_server_from_starting(tmp_path: Path) -> None:
     assert "Set grpc_inference_port" in done.stderr
 
 
+@pytest.mark.system
 def test_broken_packages_close_what_needs_them_and_the_server_starts(tmp_path: Path) -> None:
     """The first ones on the path, whose import raises: a line of each that the server asks for, with what is needed."""
     for name in ("h2", "uvloop", "obstore", "cryptography", "pynvml"):

@@ -360,6 +360,7 @@ def test_a_worker_is_replaced_in_its_place_where_there_is_no_room_for_two(tmp_pa
     assert "there is no memory for its replacement beside it" in output
 
 
+@pytest.mark.system
 def test_the_setting_has_all_models_loaded_on_demand(tmp_path: Path) -> None:
     """A model's own word comes first."""
     store = tmp_path / "store"
@@ -384,6 +385,7 @@ def test_the_setting_has_all_models_loaded_on_demand(tmp_path: Path) -> None:
     assert len(after["workers"]) == 2
 
 
+@pytest.mark.system
 def test_a_swap_where_two_do_not_fit_loads_in_the_memory_of_the_version_before(tmp_path: Path) -> None:
     """Dry runs say in which order it can be; one that cannot load has the version before come back."""
     store = tmp_path / "store"

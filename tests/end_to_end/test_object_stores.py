@@ -82,6 +82,7 @@ def wait_for_model(server: Server) -> None:
             return
 
 
+@pytest.mark.system
 def test_a_server_starts_with_models_of_a_bucket(s3: S3Server, bucket: Bucket, tmp_path: Path) -> None:
     """`load_models` names their addresses; a second start has what the first one fetched."""
     url = f"s3://{bucket.name}/models/echo.mar"
@@ -170,6 +171,7 @@ def test_what_went_wrong_is_told_to_who_registers(s3: S3Server, bucket: Bucket, 
         assert SECRET not in server.output()
 
 
+@pytest.mark.system
 def test_a_workflow_of_a_bucket_is_registered(s3: S3Server, bucket: Bucket, made: Path, tmp_path: Path) -> None:
     """Its archive, and those of its nodes."""
     spec = f"models:\n  echo:\n    url: s3://{bucket.name}/models/echo.mar\ndag:\n  echo: [finish]\n"

@@ -125,6 +125,7 @@ def test_a_killed_server_comes_back_with_its_models(server: Restarted) -> None:
     assert server.kinds()[-1] == "shutdown"
 
 
+@pytest.mark.system
 def test_the_values_of_a_snapshot_go_before_the_archives(server: Restarted) -> None:
     """Three workers by its YAML, one after it was scaled, one after the restart."""
     with server:

@@ -163,6 +163,7 @@ def test_a_bad_version_never_takes_the_place_of_a_good_one(server: Server, order
         assert len(server.family()) == family, (name, server.family())
 
 
+@pytest.mark.system
 def test_a_failed_swap_costs_no_request(server: Server) -> None:
     """A version that cannot load beside the one that serves."""
     server.register(telling(server.store, 7, "1.0")).raise_for_status()
@@ -201,6 +202,7 @@ def test_unloading_first_holds_or_refuses_and_then_goes_on(server: Server) -> No
 # ------------------------------------------------------------------------------------------- weights
 
 
+@pytest.mark.system
 def test_shares_and_keys_hold_over_two_thousand_requests(server: Server) -> None:
     """90 to 10 within three standard deviations, with and without keys; the same key always has the same version."""
     shares_and_keys_hold(server, 2_000)
@@ -357,6 +359,7 @@ class Restarted(Server):
         return command
 
 
+@pytest.mark.system
 def test_a_restarted_server_has_weights_keys_and_labels_back(tmp_path: Path) -> None:
     """As they were; the same users get the same versions."""
     with Restarted(tmp_path) as server:

@@ -20,6 +20,8 @@ onnxruntime: Any = pytest.importorskip("onnxruntime")
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
+pytestmark = pytest.mark.system
+
 PAGE = "docs/migrating.md"
 NEGATIVE = """
 name: "negative"
@@ -193,7 +195,6 @@ def test_what_triton_refuses_is_refused_by_name(imported: tuple[Server, Path]) -
     assert answers[0].json()["error"] == "in.1: expected int64 [in_1_size_1], got [1, 2]"
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_the_pages_example_works_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model, its configuration, the import with its report, and the request."""

@@ -117,6 +117,7 @@ def test_a_version_that_makes_itself_the_default_fails_no_request(tmp_path: Path
     assert {text for _, text in seen} == {"v1", "v2", "v3", "v4"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("uploads", [8, pytest.param(50, marks=pytest.mark.long)])
 def test_uploads_cut_at_random_points_load_no_half_model(tmp_path: Path, uploads: int) -> None:
     """Cut, renamed, replaced in place, deleted in use: what is whole is loaded, what is in use answers on."""
@@ -249,6 +250,7 @@ def test_versions_lie_in_folders_as_other_servers_have_them(tmp_path: Path) -> N
                 break
 
 
+@pytest.mark.system
 def test_a_removed_archive_unloads_its_version_where_asked_for(tmp_path: Path) -> None:
     """And only what this watch loaded."""
     watches = json.dumps([{"name": "s", "place": "model_store", "policy": "load", "removed": "unload"}])

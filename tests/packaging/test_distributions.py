@@ -123,6 +123,7 @@ def test_the_wheel_brings_the_four_commands(wheel: Path) -> None:
     }
 
 
+@pytest.mark.system
 def test_the_source_distribution_holds_what_building_needs(sdist: Path) -> None:
     """The two folders of sources, what watches a server, what stands in the metadata, and the changelog."""
     members = sdist_members(sdist)

@@ -124,6 +124,7 @@ def test_what_run_refuses_is_one_sentence_and_status_2_before_anything_is_fetche
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.system
 def test_an_archive_in_the_cache_is_refused_while_the_hub_is_away(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_folder_of_another_library_leaves_nothing(hub: HubServer, tmp_path: Pa
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("arguments", [["--name", "no/name"], ["--version", "a\nb"], ["-c", "gone.yaml"]])
 def test_what_cannot_be_in_an_archive_leaves_nothing(hub: HubServer, tmp_path: Path, arguments: list[str]) -> None:
     """By the rules of any source."""
@@ -163,6 +165,7 @@ def test_what_cannot_be_in_an_archive_leaves_nothing(hub: HubServer, tmp_path: P
     assert not left_behind(tmp_path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_a_hub_that_is_not_reached_is_status_1_unless_the_cache_has_the_model(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]

@@ -75,6 +75,7 @@ def test_a_start_waits_while_a_vendors_tool_takes_its_time(place: Workplace, tmp
     place.marserve("stop")
 
 
+@pytest.mark.system
 def test_every_command_finds_the_server_of_its_folder(place: Workplace) -> None:
     """Addresses come from the same settings; no flag is needed."""
     place.add_echo()
@@ -183,6 +184,7 @@ def test_stop_without_a_server_is_fine(place: Workplace) -> None:
     assert json.loads(stopped.stdout) == {"stopped": False, "pid": None}
 
 
+@pytest.mark.system
 def test_a_server_that_somebody_else_started_is_not_stopped(place: Workplace) -> None:
     """Another temporary folder, another container: its process is not known here."""
     elsewhere = place.folder / "elsewhere"
@@ -244,6 +246,7 @@ def test_what_is_odd_about_the_settings_is_said_by_the_command(place: Workplace)
     assert stopped.returncode == 0
 
 
+@pytest.mark.system
 def test_a_start_that_is_not_waited_for_goes_on(place: Workplace) -> None:
     """Ctrl-C ends the command, and it says which process goes on."""
     place.add_echo("slow", handler="import time\ntime.sleep(60)\n")

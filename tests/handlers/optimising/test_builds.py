@@ -120,6 +120,7 @@ def test_a_build_of_pictures_gives_what_its_parent_gives(name: str, bound: float
     assert largest_error(model, parent, pictures()) <= bound
 
 
+@pytest.mark.system
 @pytest.mark.onnx
 @pytest.mark.parametrize("name", ["onnx", "bf16"])
 def test_a_build_of_sentences_takes_any_length_and_gives_nested_outputs(name: str, tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def test_the_only_archive_of_a_repository_is_what_is_meant(hub: HubServer, tmp_p
     assert place.gather("hf://org/two@main/b.mar").path.read_bytes() == b"PK"
 
 
+@pytest.mark.system
 def test_what_was_fetched_serves_without_the_hub(hub: HubServer, tmp_path: Path) -> None:
     """With HF_HUB_OFFLINE, and when it is down; what was not fetched is told."""
     place = Place(hub, tmp_path)
@@ -169,6 +170,7 @@ def test_a_branch_is_refused_where_only_commits_count(hub: HubServer, tmp_path: 
     assert place.gather(f"hf://org/strict@{commit}").path.is_dir()
 
 
+@pytest.mark.system
 def test_the_token_is_sent_and_never_told(hub: HubServer, tmp_path: Path) -> None:
     """The setting's goes before the variable's; anonymous sends none."""
     hub.commit("org/private", FOLDER)
@@ -225,6 +227,7 @@ def test_more_bytes_than_an_archive_may_have_are_refused(hub: HubServer, tmp_pat
 SELECTION = Selection(("*.json", "*.safetensors"), ("*/*.safetensors",), {"*.safetensors": "has no safetensors"})
 
 
+@pytest.mark.system
 def test_of_a_selection_no_other_file_is_fetched(hub: HubServer, tmp_path: Path) -> None:
     """Nor counted; the snapshot is then complete for the selection and not for all; an archive comes whole."""
     place = Place(hub, tmp_path)
