@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -156,3 +159,13 @@ def test_a_table_in_a_narrow_terminal_breaks_between_words_alone(
         ["a-rather-long-model-name", "first.mar"],
         ["second.mar"],
     ]
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"]])
+def test_an_output_that_takes_no_more_is_one_sentence_and_status_1(arguments: list[str]) -> None:
+    """A full disk behind `>`, whether lines or tables are written."""
+    command = [Path(sys.executable).with_name("marserve"), *arguments]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert (ran.returncode, ran.stderr) == (1, "marserve: the output could not be written: No space left on device.\n")

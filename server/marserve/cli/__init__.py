@@ -21,6 +21,7 @@ and without a traceback. This file sets that up before other imports, so it impo
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 INTERRUPTED_STATUS = 130
+# What writing to a file or a device fails with that takes no more; a closed pipe is no error of a command.
+_OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 # The first word of `sys.argv` while a command is imported: the script's name, or `-m` for `python -m marserve.cli…`.
 PROGRAMS = ("-m", "marserve", "torchserve", "torch-model-archiver", "torch-workflow-archiver")
 
@@ -76,8 +79,16 @@ def main() -> None:
     command = build_commands(asked or COMMANDS, are_listed_only=is_list)
     gc.freeze()
     gc.enable()
-    with Interruptible():
-        command()
+    try:
+        with Interruptible():
+            command()
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            raise
+        # What is still in the stream would fail once more when Python flushes it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stderr.write(f"marserve: the output could not be written: {error.strerror}.\n")
+        sys.exit(1)
 
 
 def _words_to_complete() -> list[str]:
