@@ -393,8 +393,9 @@ def _what_is_there(error: ModelNotFound | VersionNotFound) -> str:
 def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open_inference: bool = False) -> bytes:
     """The error object, `code`, `type` and `message`, indented by two, with a line end (contract §1.5).
 
-    With `rules.exposes` it has `exception` as well, if a handler raised one. On routes of the Open Inference Protocol
-    and of KServe's V1 it has `error`, which their clients read; not in the answers of TorchServe.
+    With `rules.exposes` it has `exception` as well, if a handler raised one. Beyond TorchServe's answers it has
+    `reason`, where an archive or a version could not be taken, and on routes of the Open Inference Protocol and of
+    KServe's V1 `error`, which their clients read.
     """
     document: dict[str, Any] = {
         "code": error_status(error, rules),
@@ -403,9 +404,22 @@ def error_body(error: BaseException, rules: ErrorRules = AS_RECORDED, *, is_open
     }
     if is_open_inference and not rules.as_recorded:
         document["error"] = document["message"]
+    reason = "" if rules.as_recorded else reason_of(error)
+    if without_stop(reason) not in document["message"]:
+        document["reason"] = reason.encode("utf-8", "replace").decode()
     if rules.exposes != "off" and isinstance(error, HandlerFailed) and error.thrown is not None:
         document["exception"] = exposed(error.thrown, rules)
     return msgspec.json.format(_encoder.encode(document), indent=2) + b"\n"
+
+
+def reason_of(error: BaseException) -> str:
+    """Why an archive, a workflow or a version could not be taken, if its sentence does not say so; else empty.
+
+    Only the management API raises these; its clients may see the reason.
+    """
+    if not isinstance(error, LoadFailed | BadWorkflow | WorkflowFailed | DownloadFailed):
+        return ""
+    return "" if error.reason in error.message else error.reason
 
 
 def exposed(thrown: Thrown, rules: ErrorRules) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 
 from marserve.api.errors import ErrorRules
 from marserve.api.rest.application import PrettyJson, build_app, split_path
-from marserve.errors import DigestMismatch, DownloadFailed, NoWorker, QueueFull
+from marserve.errors import DigestMismatch, DownloadFailed, HandlerNotFound, LoadFailed, NoWorker, QueueFull
 from support.management_house import client_of
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +103,18 @@ async def test_a_download_that_failed_says_why_beside_torchserves_sentence() -> 
     assert plain.json()["message"] == "Failed to download archive from: https://h/m.mar"
     assert plain.headers["x-marserve-reason"] == "its answer was 403"
     assert "x-marserve-reason" not in {**told.headers, **digest.headers}
+
+
+async def test_why_a_version_was_not_loaded_stands_in_the_body_but_not_in_a_recorded_one() -> None:
+    """A user of curl sees no headers. What the sentence says is not said twice."""
+    failed, missing = LoadFailed("m", "1", reason="ValueError: no weights"), HandlerNotFound("m", "1", "h.py is away.")
+    own = ErrorRules(as_recorded=False)
+    ours = await get(app_that(failed, error_rules=own), "/fail")
+    recorded = await get(app_that(failed), "/fail")
+    told = await get(app_that(missing, error_rules=own), "/fail")
+
+    assert ours.json()["reason"] == "ValueError: no weights"
+    assert (recorded.json().keys(), told.json().keys()) == ({"code", "type", "message"},) * 2
 
 
 async def test_a_client_that_hangs_up_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

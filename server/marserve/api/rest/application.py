@@ -23,19 +23,15 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marserve import __version__
-from marserve.api.errors import AS_RECORDED, ErrorRules, error_answer
+from marserve.api.errors import AS_RECORDED, ErrorRules, error_answer, reason_of
 from marserve.api.http.inference import MAX_SEGMENTS
 from marserve.api.rest.head_requests import HeadAsGet
 from marserve.api.rest.no_route import Routes
 from marserve.errors import (
     BadInput,
-    BadWorkflow,
-    DownloadFailed,
-    LoadFailed,
     MarserveError,
     MethodNotAllowed,
     RouteNotFound,
-    WorkflowFailed,
     without_stop,
 )
 from marserve.names import json_escaped
@@ -163,10 +159,8 @@ def error_response(error: Exception, rules: ErrorRules = AS_RECORDED, *, is_open
     """An error as the contract's error object, with the key that clients of the Open Inference Protocol read."""
     answer = error_answer(error, rules, is_open_inference=is_open_inference)
     headers = dict(answer.headers)
-    # Only the management API raises these; its clients may see the reason.
-    tells = LoadFailed | BadWorkflow | WorkflowFailed | DownloadFailed
-    if isinstance(error, tells) and error.reason and error.reason not in error.message:
-        headers["x-marserve-reason"] = _header_text(error.reason)
+    if reason := reason_of(error):
+        headers["x-marserve-reason"] = _header_text(reason)
     return Response(answer.body, status_code=answer.status, headers=headers)
 
 
