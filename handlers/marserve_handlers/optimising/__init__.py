@@ -5,6 +5,7 @@ capture      keeps what goes into a handler's model, and runs it again
 builds       the ways in which a model is built anew
 material     what a build is made from
 onnx_export  a model of torch as an ONNX file
+traps        what exporters bake or refuse, with the author's file and line
 sample_calls calls with what a build gave, in one file
 machine      what a build depends on: instructions, versions
 batches      the batches in which captured rows are run: alone, in twos, in full batches, beside a loud mate

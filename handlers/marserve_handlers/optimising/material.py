@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,15 @@ from marserve_handlers.support.comparing.held_models import is_session
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """`calls` are calls of `model` with one row each or a few; `most_rows` is the largest batch it will get."""
+    """`calls` are calls of `model` with one row each or a few; `most_rows` is the largest batch it will get.
+
+    `notes` gets sentences about what a build bakes, see `traps`.
+    """
 
     model: Any
     calls: Sequence[Call]
     most_rows: int
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_session(self) -> bool:

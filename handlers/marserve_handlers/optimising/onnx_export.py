@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from marserve_handlers.optimising.material import (
     structure_with,
     value_of_shape,
 )
+from marserve_handlers.optimising.traps import Traps, watching
 
 MODEL, SHAPE = "model.onnx", "output.json"
 _OPSET = 17
@@ -47,11 +47,11 @@ def write_onnx(material: Material, folder: Path) -> Path:
     names = input_names(material)
     if material.is_script:
         two, varying = _example_of(material)
-        with _exporting():
+        with _exporting(material):
             _export_script(material, two, names, list(leaves_of(output)), varying, path)
     else:
         program = export_program(material)
-        with _exporting():
+        with _exporting(material):
             torch.onnx.export(
                 program, (), str(path), input_names=names, dynamo=True, verbose=False, external_data=False
             )
@@ -86,10 +86,15 @@ def _example_of(material: Material) -> tuple[Call, Mapping[str, set[int]]]:
 
 
 @contextlib.contextmanager
-def _exporting() -> Iterator[None]:
-    with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad(), _without_fast_path():
-        warnings.simplefilter("ignore")
-        yield
+def _exporting(material: Material) -> Iterator[Traps]:
+    """As exporters like it; what they bake becomes notes of the material, also where they fail."""
+    with torch.inference_mode(mode=False), torch.no_grad(), _without_fast_path():
+        traps = Traps()
+        try:
+            with watching(material.model) as traps:
+                yield traps
+        finally:
+            material.notes.extend(note for note in traps.notes() if note not in material.notes)
 
 
 def export_program(material: Material) -> Any:
@@ -100,11 +105,11 @@ def export_program(material: Material) -> Any:
     if material.is_script:
         raise CannotBuild("torch.export refuses TorchScript: export the module that it was made of")
     call, varying = _example_of(material)
-    with _exporting():
-        return _export_module(material, call, varying)
+    with _exporting(material) as traps:
+        return _export_module(material, call, varying, traps)
 
 
-def _export_module(material: Material, call: Call, varying: Mapping[str, set[int]]) -> Any:
+def _export_module(material: Material, call: Call, varying: Mapping[str, set[int]], traps: Traps) -> Any:
     batch = torch.export.Dim("batch", min=1, max=max(material.most_rows, call.rows))
     sizes = {name: {0: batch, **dict.fromkeys(sorted(varying[name]), torch.export.Dim.DYNAMIC)} for name in call.leaves}
     args, kwargs = structure_with(call, sizes)
@@ -118,7 +123,7 @@ def _export_module(material: Material, call: Call, varying: Mapping[str, set[int
             material.model, cloned.args, dict(cloned.kwargs), dynamic_shapes=dynamic, strict=True
         )
     except Exception as error:
-        raise CannotBuild(f"torch.export refuses it: {_first_lines(error)}") from None
+        raise CannotBuild(f"torch.export refuses it: {traps.refusal(error)}") from None
 
 
 def _export_script(
@@ -186,10 +191,3 @@ def _names(shape: Any) -> list[str]:
         return []
     below = shape["dict"].values() if "dict" in shape else shape.get("list", shape.get("tuple"))
     return [name for each in below for name in _names(each)]
-
-
-def _first_lines(error: Exception) -> str:
-    """The message's first line, and the author's line where it names one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    where = [line for line in lines if line.startswith('File "') and "site-packages" not in line]
-    return "; ".join([*(lines[:1] or [type(error).__name__]), *where[-1:]])

@@ -14,7 +14,7 @@ from marserve.archive.reading.reader import unpack
 from marserve.archive.writing.writer import Packing, output_path, refuse_existing, walk, write_packing
 from marserve.errors import BadArchive
 from marserve.optimise.compare import Report, Wish, compare
-from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
+from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, Verdict
 from marserve.optimise.inputs import Input
 from marserve.optimise.optimised_archive import MOST_MANIFEST
 from marserve.optimise.proof import FOLDER, PROOF_PATH
@@ -69,7 +69,8 @@ def export(
             on_step(f"exporting {parent.name}")
             made = parent.export(to, file, inputs[:MOST_EXAMPLES], max(size, 2), within_s)
             if made.refused:
-                raise CannotExport(f"{parent.name} cannot be exported as {to}: {made.refused}.")
+                faults = "; ".join([made.refused, *made.notes])
+                raise CannotExport(f"{parent.name} cannot be exported as {to}: {faults}.")
         ready = Path(scratch, output.name)
         _write(archive, file, version, ready)
         trusted_both = [*trusted, ready.name] if is_trusted else []
@@ -80,9 +81,9 @@ def export(
             wish = Wish(Bounds(MAX_ERROR_FLOAT32), size, within_s=within_s)
             report = compare(parent, other, inputs, wish, on_step)
         if not report.verdict.has_passed:
-            raise CannotExport(
-                f"{model} does not answer as {to} as it does now: {'; '.join(report.verdict.faults[:3])}."
-            )
+            faults = "; ".join([*report.verdict.faults[:3], *made.notes])
+            raise CannotExport(f"{model} does not answer as {to} as it does now: {faults}.")
+        report.verdict = Verdict(report.verdict.faults, (*made.notes, *report.verdict.notes))
         _write(archive, file, version, output, force=force)
     return Exported(output, version, report)
 

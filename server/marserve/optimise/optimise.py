@@ -230,7 +230,7 @@ class _Search:
             subject.loaded()
             built = subject.build(candidate.name, build, self.calibrating, self.size, left)
             if built.refused:
-                row.why_not = built.refused
+                row.why_not = "; ".join([built.refused, *built.notes])
                 return
             row.seconds, row.size = built.seconds, built.bytes or self.facts.weight_bytes
             if candidate.name == "bf16":
@@ -248,7 +248,10 @@ class _Search:
             )
             if recorded.why_not:
                 failing.append(recorded.why_not)
-            row.verdict = Verdict((*failing[:3], *verdict.faults), verdict.notes)
+            faults = [*failing[:3], *verdict.faults]
+            if faults and built.notes:  # what was baked is the likely reason
+                faults[0] = "; ".join([faults[0], *built.notes])
+            row.verdict = Verdict(tuple(faults), (*built.notes, *verdict.notes))
             row.worst = worst(list(errors.runs.values())).outputs
             row.outputs = describe_outputs(errors.runs, errors.mates)
             row.agreement = errors.agreement

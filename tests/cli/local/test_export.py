@@ -26,8 +26,10 @@ class Net(torch.nn.Module):
     def forward(self, rows):
         {body}
 """
+NAMES = b'{"0": "cat", "1": "dog", "2": "cow"}'
 GOOD = "return self.linear(rows)"
 BRANCHES = "return self.linear(rows) * 3 if rows.shape[0] > 4 else self.linear(rows)"
+COUNTS = "self.n = getattr(self, 'n', 0) + 1; return self.linear(rows) * self.n"
 RANDOM = "return self.linear(rows) + torch.rand(rows.shape[0], 3)"
 
 
@@ -59,6 +61,7 @@ def archive_of(folder: Path, body: str) -> Path:
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
     manifest["model"]["modelFile"] = "net.py"
     members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": NET.format(body=body).encode()}
+    members["index_to_name.json"] = NAMES
     with zipfile.ZipFile(archive, "w") as file:
         for name, content in members.items():
             file.writestr(name, content)
@@ -86,8 +89,13 @@ def test_an_exported_archive_answers_as_its_parent_and_keeps_its_other_files(
     with zipfile.ZipFile(tmp_path / f"net-{to}.mar") as file:
         model = json.loads(file.read("MAR-INF/MANIFEST.json"))["model"]
         assert set(file.namelist()) == {
-            "MAR-INF/MANIFEST.json", "handler.py", "labels", "model-config.yaml", f"model.{to}", "net.py",
-        } - {"net.py"}  # fmt: skip
+            "MAR-INF/MANIFEST.json", "handler.py", "index_to_name.json", "labels", "model-config.yaml", f"model.{to}",
+        }  # fmt: skip
+        # Names travel: of classes, and those that the author gave to what the model takes.
+        assert (file.read("index_to_name.json"), file.read("labels")) == (NAMES, b"cat\n")
+        if to == "onnx":
+            onnx = pytest.importorskip("onnx")
+            assert [each.name for each in onnx.load_from_string(file.read("model.onnx")).graph.input] == ["rows"]
     assert (model["modelVersion"], model["serializedFile"]) == (f"1.0-{to}", f"model.{to}")
     assert "modelFile" not in model
     assert again.status == 1
@@ -100,7 +108,12 @@ def test_an_exported_archive_answers_as_its_parent_and_keeps_its_other_files(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (BRANCHES, "net 1.0 cannot be exported as onnx: torch.export refuses it"),
+        (
+            BRANCHES,
+            "net 1.0 cannot be exported as onnx: torch.export refuses it: a branch depends on a size, "
+            f"it would hold for batch = Dim('batch', max=4) alone: net.py, line 11: {BRANCHES}",
+        ),
+        (COUNTS, f"forward changes state, which runs once, at the export, and never again: net.py, line 11: {COUNTS}"),
         (RANDOM, "net does not answer as onnx as it does now"),
     ],
 )

@@ -171,6 +171,8 @@ def _lines(report: Report) -> list[str | Table]:
     head = ["build", *(f"× at {size}" for size in sizes), "mean error", "agreement", "MB", "built in", "result"]
     lines.append(table(head, [_row(row, sizes, report.winner) for row in report.rows]))
     lines += [f"note: {note}" for note in report.notes]
+    winners = [row.verdict for row in report.rows if row.name == report.winner and row.verdict is not None]
+    lines += [f"note: {report.winner}: {note}" for verdict in winners for note in verdict.notes]
     if report.archive is None:
         lines.append("The parent stays: no build is equal and surely better.")
     else:

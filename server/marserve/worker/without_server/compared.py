@@ -225,20 +225,21 @@ class Compared:
         if not self._calls:
             return {"refused": self._found.why_not or "no input for the calibration was answered"}
         parent = self._found.model
+        material = Material(parent, self._calls, most_rows)
         began = time.perf_counter()
         try:
             made = find_build(name)
-            made.build(Material(parent, self._calls, most_rows), folder)
+            made.build(material, folder)
             model = made.load(lambda: parent, folder, self._model.load.threads)
         except CannotBuild as error:
-            return {"refused": shorten(str(error))}
+            return {"refused": shorten(str(error)), "notes": material.notes}
         except Exception as error:  # of a library's: it is a row of the report
-            return {"refused": _short(error)}
+            return {"refused": _short(error), "notes": material.notes}
         holder, attribute = self._place
         holder[attribute] = model
         self._found = FoundModel(model)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return {"seconds": time.perf_counter() - began, "bytes": size}
+        return {"seconds": time.perf_counter() - began, "bytes": size, "notes": material.notes}
 
     def export(self, kind: str, file: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
         """Write the model as an ONNX file or an exported program, from these inputs; `refused` says why not."""
@@ -259,10 +260,10 @@ class Compared:
                 else:
                     sys.modules["torch"].export.save(export_program(material), str(file))
             except CannotBuild as error:
-                return {"refused": str(error)}
+                return {"refused": str(error), "notes": material.notes}
             except Exception as error:  # of a library's
-                return {"refused": _short(error)}
-        return {"bytes": file.stat().st_size}
+                return {"refused": _short(error), "notes": material.notes}
+        return {"bytes": file.stat().st_size, "notes": material.notes}
 
     def samples(self, folder: Path, most: int) -> dict[str, Any]:
         """Write calls of the inputs that were recorded last, with what the model gives, into `folder`."""
