@@ -35,6 +35,7 @@ import neighbour
 import object_stores
 import observing
 import open_inference
+import overlap
 import peers
 import printing
 import ray_pool
@@ -72,6 +73,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "declared": declared.measure,
     "many_models": many_models.measure,
     "steps": steps.measure,
+    "overlap": overlap.measure,
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,

@@ -30,6 +30,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("maxBatchDelay", "max_batch_delay_s", 0.1, 250, 0.25, "nrdam"),
     ("batchPolicy", "batch_policy", "idle", "Goal", "goal", "da"),
     ("latencyGoalMs", "latency_goal_s", None, 200, 0.2, "da"),
+    ("overlapPreprocess", "overlap_preprocess", False, True, True, "da"),
     ("lengthFrom", "length_from", None, "json:a.b", "json:a.b", "da"),
     ("paddingBudget", "padding_budget", 0.25, 0.5, 0.5, "da"),
     ("autoscale", "autoscale", False, True, True, "das"),

@@ -351,10 +351,10 @@ class MetricsCache:
     # ------------------------------------------------------------------------------------- for the worker's loop
 
     def drain(self) -> list[MetricValue]:
-        """Take the values added since the last drain, in order."""
-        values = self.store
+        """Take the values added since the last drain, in order. Another thread may add some meanwhile."""
+        values = self.store[:]
         if values:
-            self.store = []
+            del self.store[: len(values)]
             self._is_overfull = False
         return values
 

@@ -293,7 +293,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     rows one request to a declared model may have. With `refuses_bad_json` a value of type application/json that
     does not parse is not passed to the handler; its request fails.
     `is_trusted`: the operator allows any pickles in the archive. With `checks_health` the handler's `health` is called
-    when the server asks for it.
+    when the server asks for it. With `overlaps` batches are preprocessed beside the one that computes, where the
+    handler allows that (`worker/overlap/`).
     """
 
     model: str
@@ -326,6 +327,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     refuses_bad_json: bool = False
     is_trusted: bool = False
     checks_health: bool = False
+    overlaps: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -507,7 +509,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     none or cannot say. `computes_on` is what the model runs on, empty if its handler does not say. `warm_up_failure` is
     the one of `warnings` about the first warm-up inputs that were not answered, else empty. `declaration` is the JSON
     of what the model declares, empty if its handler declares nothing. `has_health`: the handler can be asked whether
-    the worker is well (`AskHealth`).
+    the worker is well (`AskHealth`). With `overlaps` the worker preprocesses the next batch beside the one that
+    computes, so that it should be sent one ahead.
     """
 
     seconds: Seconds
@@ -519,6 +522,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     warm_up_failure: Sentence = ""
     declaration: DeclarationText = b""
     has_health: bool = False
+    overlaps: bool = False
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

@@ -195,6 +195,13 @@ class ModelOptions:
         milliseconds(at_least(1)),
         "batchPolicy goal: time to answer that 95 % of requests are to have, ms.",
     )
+    overlap_preprocess: bool = _option(
+        "overlapPreprocess",
+        FLAG,
+        "Whether a BaseHandler's preprocess of the next batch runs beside the batch that computes.",
+        False,
+        is_described=True,
+    )
     length_from: str | None = _option(
         "lengthFrom", LENGTH_RULE, "batchPolicy goal: how long inputs are: a rule, or handler."
     )

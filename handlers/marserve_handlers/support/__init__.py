@@ -11,6 +11,7 @@ distributions    the package that brings a module which was not found
 exported_check   looks through a `.pt2` before torch opens it
 metric_types metrics_file        kinds of metrics, errors of their cache, and the file that declares metrics
 devices/         the device of a worker, its errors, its driver; compilation; engines of language models
+overlapping/     `overlapPreprocess`: a step of a handler on a thread of its own
 comparing/       how two answers to one request are compared
 torchserve/      what stands behind names of TorchServe's package `ts`
 """

@@ -6,6 +6,7 @@ connection           the worker's end of its socket to the server
 template             loads a model once and forks workers
 load                 from an archive's folder to a handler
 rank                 one process of a group
+overlap/             a batch is preprocessed while the one before computes
 coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step
 checks               warm-up inputs, and answers compared

@@ -6,6 +6,7 @@ reads here, and keeps what is not an answer for later. A concurrent worker's own
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,18 @@ class Calls:
             del self._waiting[place]
             if self._reads and not self._waiting:
                 loop.remove_reader(self._connection.fileno())
+
+    def leave_reading(self) -> None:
+        """Another thread reads the connection from now on, and hands answers to `returned_elsewhere`."""
+        self._reads = False
+
+    def returned_elsewhere(self, message: Returned, body: bytes | bytearray) -> None:
+        """As `returned`, from another thread than that of the handler's loop."""
+        future = self._waiting.get(message.call)
+        if future is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the handler has stopped waiting
+            future.get_loop().call_soon_threadsafe(self.returned, message, body)
 
     def returned(self, message: Returned, body: bytes | bytearray) -> None:
         """The server has the answer to a call; it is dropped if the handler has stopped waiting."""

@@ -30,6 +30,7 @@ from marserve_handlers.support.builtin import BUILT_IN, NAMED_AS_LIBRARIES, find
 
 if TYPE_CHECKING:
     from marserve_handlers.declared.decorator import Definition
+    from marserve_handlers.support.overlapping.seam import Overlap
 
 Handle = Callable[[list[dict[str, Any]], Context], Any]
 LengthOf = Callable[[dict[str, Any]], Any]
@@ -44,7 +45,8 @@ class LoadedModel:
 
     `length_of(row)` says how long an item is, `compare(primary, shadow)` whether two answers to one request are alike;
     None if the author has not written it. `declaration` is the JSON of what the model declares, empty for nothing.
-    `health()` says whether the worker is well; None where it is not asked for, too.
+    `health()` says whether the worker is well; None where it is not asked for, too. `overlap` is where its `preprocess`
+    can be called beside the batch that computes, None where it cannot, or need not.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class LoadedModel:
         compare: Compare | None = None,
         declaration: bytes = b"",
         health: IsWell | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
+        self.overlap = overlap
         self.compare = compare
         self.declaration = declaration
         self.health = health
@@ -68,7 +72,8 @@ class LoadedModel:
 
     def calling(self, handle: Handle) -> LoadedModel:
         """The same model with another function in the place of `handle`."""
-        return LoadedModel(handle, self.context, self.load, self.length_of, self.compare, self.declaration, self.health)
+        more = self.length_of, self.compare, self.declaration, self.health, self.overlap
+        return LoadedModel(handle, self.context, self.load, *more)
 
 
 def enter_model_folder(load: Load) -> None:
@@ -94,7 +99,10 @@ def make_context(load: Load) -> Context:
     metrics = MetricsCache(load.metrics_file, model_name=load.model)
     if load.metrics_file is not None:
         metrics.initialize_cache()
-    context = Context(
+    kind = Context
+    if load.overlaps:
+        from marserve_handlers.support.overlapping.seam import OverlapContext as kind  # here: few models ask for it
+    context = kind(
         load.model,
         load.model_dir,
         unpack(load.manifest),
@@ -130,6 +138,15 @@ def load_model(load: Load) -> LoadedModel:
     ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
     """
     context = make_context(load)
+    model = _open_handler(context, load)
+    if load.overlaps:
+        from marserve_handlers.support.overlapping.seam import open_overlap  # here: few models ask for it
+
+        model.overlap = open_overlap(getattr(model.handle, "__self__", None), context, load.envelope)
+    return model
+
+
+def _open_handler(context: Context, load: Load) -> LoadedModel:
     word, _, function_name = load.handler.partition(":")
     found = import_handler(word)
     module: ModuleType | None = None

@@ -125,7 +125,13 @@ class WorkerLoop:
 
     def _ready(self, model: LoadedModel, seconds: float) -> None:
         keep_large_blocks(BY_WORKER)  # not before: memory that loading frees should go back to the system
-        served = self._served = ServedModel(self._connection, self._page, model, self._leader)
+        overlapped: OverlappedModel | None = None
+        if model.overlap is None:
+            served = self._served = ServedModel(self._connection, self._page, model, self._leader)
+        else:
+            from marserve.worker.overlap.turns import OverlappedModel  # here for a quicker start: few models ask for it
+
+            served = self._served = overlapped = OverlappedModel(self._connection, self._page, model, model.overlap)
         load = model.load
         concurrent = None
         if load.is_concurrent:
@@ -143,3 +149,5 @@ class WorkerLoop:
             self._follower.follow(model)
         if concurrent is not None:
             concurrent.serve()
+        if overlapped is not None:
+            overlapped.serve()

@@ -150,6 +150,7 @@ class ServedModel:
                 failure,
                 self._model.declaration,
                 self._model.health is not None,
+                self._model.overlap is not None,
             )
         )
 

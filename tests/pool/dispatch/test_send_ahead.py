@@ -24,7 +24,8 @@ class Plain:
         """Something of `lane` has changed, as the `turn`-th thing."""
         seen = None
         if has_room(lane, BOUNDS[-1]):
-            seen = len(lane.flights), sum(bound <= lane.mean_run_s for bound in BOUNDS)
+            slow = 0 if lane.overlaps else sum(bound <= lane.mean_run_s for bound in BOUNDS)
+            seen = len(lane.flights), slow
         if seen != self._seen.get(lane):
             self.since[lane], self._seen[lane] = turn, seen
 
@@ -42,7 +43,11 @@ class Plain:
 def has_room(lane: WorkerLane, below_s: float) -> bool:
     """Whether a lane may be sent a batch ahead: open, busy with no suspect, known to be quick, and with room."""
     flights = lane.flights
-    if not flights or not lane.is_open or flights[0].is_group or not 0 < lane.mean_run_s < below_s:
+    if not flights or not lane.is_open or flights[0].is_group:
+        return False
+    if lane.overlaps:
+        return len(flights) < MAX_IN_FLIGHT
+    if not 0 < lane.mean_run_s < below_s:
         return False
     return len(flights) < MAX_IN_FLIGHT or (
         lane.mean_run_s < MANY_AHEAD_BELOW_S and len(flights) * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT
@@ -65,7 +70,7 @@ def lane(key: str, *, mean_run_s: float = 0.01, flights: int = 1) -> WorkerLane:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["send", "send a group", "end", "end", "close", "die", "open"]),
+        st.sampled_from(["send", "send a group", "end", "end", "close", "die", "open", "open overlapping"]),
         st.integers(0, 5),
         st.sampled_from([0.0, 1e-5, 2e-4, 5e-4, 1e-3, 3e-3, 5e-3, 0.02, 0.05, 1.0]),
         st.integers(1, 16),
@@ -80,8 +85,8 @@ def test_it_says_what_a_look_at_every_worker_says(steps: list[tuple[str, int, fl
     room, plain = RoomAhead(), Plain()
     lanes: list[WorkerLane] = []
     for turn, (what, number, run_s, jobs) in enumerate(steps):
-        if what == "open" or not lanes:
-            lanes.append(WorkerLane(str(turn)))
+        if what.startswith("open") or not lanes:
+            lanes.append(WorkerLane(str(turn), overlaps=what.endswith("overlapping")))
             continue
         one = lanes[number % len(lanes)]
         if what == "die":
@@ -118,6 +123,21 @@ def test_the_one_that_has_run_its_batch_for_longest_is_first_among_equals() -> N
 
     assert said == ["a", "b", "c"]
     assert len(room) == 0
+
+
+@pytest.mark.parametrize("run_s", [0.0, 1e-5, 0.01, 30.0])
+def test_a_worker_that_overlaps_has_room_for_one_batch_however_long_its_batches_take(run_s: float) -> None:
+    """It begins with it at once; a third one would only wait."""
+    room = RoomAhead()
+    one = WorkerLane("a", mean_run_s=run_s, overlaps=True)
+    flight(one)
+    room.note(one)
+    assert room.least_busy(BOUNDS[0]) is one
+
+    flight(one)
+    room.note(one)
+
+    assert room.least_busy(BOUNDS[-1]) is None
 
 
 @pytest.mark.parametrize(

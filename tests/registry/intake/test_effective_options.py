@@ -483,3 +483,32 @@ def test_the_key_s_own_coroutines_are_torchserve_s() -> None:
     options, _ = choose(archive={"is_concurrent": True}, declares_coroutine=True)
 
     assert (options.is_concurrent, options.most_concurrent, options.holds_coroutines) == (True, 1000, False)
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        {"is_concurrent": True},
+        {"continuous_batching": True},
+        {"sequence_batching": True, "sequence_max_idle_s": 1.0},
+        {"batch_policy": "fixed"},
+        {"parallel_type": "tp", "parallel_level": 2},
+    ],
+)
+def test_preprocess_is_not_overlapped_where_batches_are_not_sent_one_by_one(archive: dict[str, Any]) -> None:
+    """A sentence says so; without the key nobody hears of it."""
+    options, warnings = choose(archive={"overlap_preprocess": True, **archive}, gpu_count=2)
+    _, before = choose(archive=archive, gpu_count=2)
+
+    assert options.overlap_preprocess is False
+    [warning] = [warning for warning in warnings if warning not in before]
+    assert warning.startswith("overlapPreprocess of the model's configuration is not used")
+
+
+@pytest.mark.parametrize("policy", ["idle", "goal"])
+def test_preprocess_is_overlapped_where_batches_may_be_sent_ahead(policy: str) -> None:
+    """With the ordinary policy, and with a goal."""
+    options, warnings = choose(archive={"overlap_preprocess": True, "batch_policy": policy, "latency_goal_s": 1.0})
+
+    assert options.overlap_preprocess is True
+    assert warnings == []

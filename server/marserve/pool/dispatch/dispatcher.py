@@ -224,9 +224,9 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------- workers
 
-    def open_lane(self, key: str, now: float) -> None:
-        """Worker `key` has loaded the model and is idle."""
-        self._mode.rest(self.lanes.add(key), now)
+    def open_lane(self, key: str, now: float, *, overlaps: bool = False) -> None:
+        """Worker `key` has loaded the model and is idle. `overlaps` as of the lane."""
+        self._mode.rest(self.lanes.add(key, overlaps=overlaps), now)
         self.pump(now)
 
     def close_lane(self, key: str) -> bool:

@@ -183,7 +183,8 @@ class WorkerLane:
     """A worker as the dispatcher sees it: its flights, oldest first, and how long its batches take.
 
     `question`: the lengths that it was asked for before one of these batches, while they are not answered. `row`: its
-    place among the workers that may be sent another batch (`pool/dispatch/send_ahead.py`).
+    place among the workers that may be sent another batch (`pool/dispatch/send_ahead.py`). `overlaps`: it preprocesses
+    the batch that was sent ahead beside the one that computes.
     """
 
     key: str
@@ -193,6 +194,7 @@ class WorkerLane:
     is_open: bool = True
     question: Question | None = None
     row: OrderedDict[WorkerLane, int] | None = None
+    overlaps: bool = False
 
 
 class Landed(NamedTuple):

@@ -53,9 +53,9 @@ class Lanes:
 
     # ------------------------------------------------------------------------------------------- coming and going
 
-    def add(self, key: str) -> WorkerLane:
+    def add(self, key: str, *, overlaps: bool = False) -> WorkerLane:
         """Add a worker, which has no work; `rest` must follow."""
-        lane = self.by_key[key] = WorkerLane(key)
+        lane = self.by_key[key] = WorkerLane(key, overlaps=overlaps)
         return lane
 
     def close(self, lane: WorkerLane) -> bool:

@@ -41,13 +41,16 @@ class RoomAhead:
     def note(self, lane: WorkerLane) -> None:
         """Something of `lane` has changed: its flights, how long its batches take, or whether it is open.
 
-        It has room if it is open, runs no group, is known to be quick, and has few batches.
+        It has room if it is open, runs no group, is known to be quick, and has few batches. A worker that overlaps may
+        be slow: it begins with the batch at once.
         """
         row = None
         flights, run_s = lane.flights, lane.mean_run_s
-        if flights and lane.is_open and 0 < run_s < AHEAD_BELOW_S and not flights[0].is_group:
-            held, slow = len(flights), bisect_right(BOUNDS, run_s)
-            if held < MAX_IN_FLIGHT or (not slow and held * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT):
+        if flights and lane.is_open and (0 < run_s < AHEAD_BELOW_S or lane.overlaps) and not flights[0].is_group:
+            held, slow = len(flights), 0 if lane.overlaps else bisect_right(BOUNDS, run_s)
+            if held < MAX_IN_FLIGHT or (
+                not slow and not lane.overlaps and held * len(flights[-1].jobs) < MAX_JOBS_IN_FLIGHT
+            ):
                 row = self._rows.get((held, slow))
                 if row is None:
                     row = self._rows[held, slow] = OrderedDict()
@@ -70,7 +73,7 @@ class RoomAhead:
     def least_busy(self, below_s: float) -> WorkerLane | None:
         """The lane with the fewest batches in flight, among equals the longest in its row; None if no lane has room.
 
-        Only workers whose batches take less than `below_s` count, one of `BOUNDS`.
+        Only workers whose batches take less than `below_s` count, one of `BOUNDS`, and those that overlap.
         """
         slowest = bisect_left(BOUNDS, below_s)
         best: WorkerLane | None = None
@@ -83,7 +86,7 @@ class RoomAhead:
         return best
 
     def has_any(self, below_s: float) -> bool:
-        """Whether any worker has room whose batches take less than `below_s`, one of `BOUNDS`."""
+        """Whether any worker has room whose batches take less than `below_s`, one of `BOUNDS`, or that overlaps."""
         slowest = bisect_left(BOUNDS, below_s)
         return any(row and slow <= slowest for (_, slow), row in self._rows.items())
 

@@ -124,6 +124,8 @@ class Life:
         self.warnings: list[str] = []
         self.warm_up_failure = ""
         self.computes_on = ""
+        self.overlaps = False
+        """Whether it preprocesses the next batch beside the one that computes."""
         self.ready_at = 0.0
         self.requests = 0
         self.first_bytes = 0
@@ -183,7 +185,7 @@ class Life:
         self.is_ready = True
         now = self.ready_at = time.monotonic()
         context.metrics.note("load", now, f"{self._name} was started and loaded the model", seconds=now - began)
-        context.dispatcher.open_lane(self.key, self.ready_at)
+        context.dispatcher.open_lane(self.key, self.ready_at, overlaps=self.overlaps)
         if self.health is not None:
             self.health.start()
 
@@ -238,6 +240,7 @@ class Life:
             self.warm_up_s, self.warnings = loaded.warm_up_s, loaded.warnings
             self.warm_up_failure = loaded.warm_up_failure
             self.computes_on = loaded.computes_on
+            self.overlaps = loaded.overlaps and context.options.overlap_preprocess
             context.declaration = _declaration_of(loaded)
             self.device_bytes = loaded.device_bytes
             if context.metrics.tap is not None:

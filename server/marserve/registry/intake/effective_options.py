@@ -96,6 +96,13 @@ def effective_options(
     if not mode.allows(policy):
         policy = "idle"
     is_goal = policy == "goal"
+    overlaps = asked.overlap_preprocess
+    if overlaps and (has_ranks or not mode.is_plain or policy == "fixed"):
+        overlaps = False
+        warnings.append(
+            "overlapPreprocess of the model's configuration is not used: it needs workers of one process that are "
+            "called batch by batch, and a batchPolicy other than fixed, which sends nothing ahead"
+        )
     if not asked.samples and not drawn_samples and (asked.warm_up or asked.batch_check != "off"):
         warnings.append("warmUp and batchCheck of the model's configuration are not used: it has no samples")
     checked = said.get("batch_check", "refuse" if asked.samples else "off")
@@ -108,6 +115,7 @@ def effective_options(
         batch_policy=policy,
         latency_goal_s=asked.latency_goal_s if is_goal else None,
         length_from=asked.length_from if is_goal else None,
+        overlap_preprocess=overlaps,
         client_timeout_s=asked.client_timeout_s or None,
         queue_size=asked.queue_size or server.defaults.get("queue_size", ModelOptions().queue_size),
         batch_isolation=asked.batch_isolation and not mode.has_state,

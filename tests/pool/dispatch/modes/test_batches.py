@@ -210,6 +210,23 @@ def test_an_idle_worker_that_ends_takes_no_request_along(may_retry: bool) -> Non
     assert stage.dispatcher.waiting == 1
 
 
+@pytest.mark.parametrize("is_suspect", [True, False])
+def test_what_a_dead_worker_preprocessed_ahead_runs_by_itself_and_has_no_death(is_suspect: bool) -> None:
+    """It may have ended the worker as well, unless its machine was lost; nothing is sent ahead beside it."""
+    stage = ModeStage(batch_size=2)
+    stage.dispatcher.open_lane("w", 0.0, overlaps=True)
+    first, *ahead = [stage.submit(body) for body in "123"]
+
+    stage.die("w", begun=1, is_suspect=is_suspect)
+    stage.dispatcher.open_lane("x", 0.0, overlaps=True)
+    stage.answer("x")
+    stage.submit("4")
+    stage.submit("5")
+
+    assert [job.job.deaths for job in (first, *ahead)] == [int(is_suspect), 0, 0]
+    assert sent_to(stage, "x") == ([["2", "3"]] if is_suspect else [["2", "3"], ["4", "5"]])
+
+
 def test_of_a_worker_past_its_limit_only_the_oldest_batch_fails() -> None:
     """It was ended because of that one; what was sent ahead goes to another worker, with no death of its own."""
     stage = taught("w")

@@ -114,7 +114,9 @@ class Batches:
     def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
         """Items that it had begun are run once more, as `Dispatcher.died` says.
 
-        Without `may_retry` the oldest batch counts as begun: the worker was ended because of it.
+        Without `may_retry` the oldest batch counts as begun: the worker was ended because of it. Of a worker that
+        overlaps the batch ahead may have ended it as well, by its `preprocess`: it costs that batch no request, but it
+        is run by itself from then on.
         """
         begun = loss.begun
         was_asked = self._lose_question(lane, begun)
@@ -126,7 +128,7 @@ class Batches:
         for flight in reversed(lane.flights):
             live = [job for job in flight.jobs if job.state is not JobState.DONE]
             if flight.number > begun:
-                self._batcher.put_back(live, is_group=flight.is_group)
+                self._batcher.put_back(live, is_group=flight.is_group or (lane.overlaps and loss.is_suspect))
                 continue
             for job in live:
                 job.lost_worker(is_suspect=loss.is_suspect)
