@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,13 @@ def wait_for(server: Server, *states: str, limit_s: float = 60) -> dict[str, Any
     raise AssertionError
 
 
+def ended(server: Server) -> Counter[tuple[str, str]]:
+    """How many roll-outs ended, by outcome and reason, as the page of metrics says."""
+    page = server.client.get(f"{server.metrics}/metrics").text
+    lines = re.findall(r'marserve_rollouts_ended_total{outcome="(\w+)",reason="(\w+)"} (\d+)', page)
+    return Counter({(outcome, reason): int(count) for outcome, reason, count in lines})
+
+
 def wait_until_gone(server: Server, version: str) -> None:
     """A version that was taken back, and that the roll-out had registered, is unregistered."""
     for _ in poll(30, f"version {version} is gone"):
@@ -138,6 +146,7 @@ def back_to_first(server: Server, version: str) -> None:
 @pytest.mark.system
 def test_an_equal_version_is_promoted_and_nobody_notices(server: Server) -> None:
     """With its answers compared; every request is answered, and afterwards all by the new version."""
+    before = ended(server)
     with Load(server.inference, "linear") as load:
         begin(server, "2.0", compare="exact", share=0.5)
         told = wait_for(server, "promoted")
@@ -152,6 +161,7 @@ def test_an_equal_version_is_promoted_and_nobody_notices(server: Server) -> None
     assert [event["event"] for event in told["events"] if event["event"] != "holds"] == [
         *("asked for", "registered", "ready", "30% of the requests", "step passed", "100% of the requests", "promoted"),
     ]
+    assert ended(server) - before == {("promoted", "judge"): 1}
     assert told["answers"]["differing"] == 0
     assert server.describe("linear")["modelVersion"] == "2.0"
     traffic = server.client.get(f"{server.management}/models/linear/traffic").json()
@@ -162,6 +172,7 @@ def test_an_equal_version_is_promoted_and_nobody_notices(server: Server) -> None
 
 def test_a_version_wrong_on_two_percent_is_flagged_with_evidence_and_no_client_sees_it(server: Server) -> None:
     """At the step of 0 it gets copies alone; the sampled differences say where it is wrong."""
+    before = ended(server)
     with Load(server.inference, "linear") as load:
         begin(server, "2.1", steps=[0, 50, 100], compare={"relative": 1e-3}, share=1.0, hold=30)
         told = wait_for(server, "rolled back")
@@ -172,6 +183,7 @@ def test_a_version_wrong_on_two_percent_is_flagged_with_evidence_and_no_client_s
     assert (finding["measure"], finding["standing"]) == ("answers", "worse")
     assert told["answers"]["compared"] < 2000
     assert "compared answers" in told["reason"]
+    assert ended(server) - before == {("rolled_back", "answers"): 1}
     wait_until_gone(server, "2.1")
 
 
@@ -333,12 +345,14 @@ def test_somebody_may_promote_it_at_once_and_all_roll_outs_are_listed(server: Se
 @pytest.mark.system
 def test_too_little_traffic_holds_and_says_so_until_its_bound(server: Server) -> None:
     """Then the version that served serves again."""
+    before = ended(server)
     begin(server, "2.0", hold=0.2, max_hold=1.0)
 
     told = wait_for(server, "rolled back")
 
     assert "holds" in [event["event"] for event in told["events"]]
     assert told["reason"].startswith("too few: 0 of 60 requests to the candidate")
+    assert ended(server) - before == {("rolled_back", "too_few"): 1}
     wait_until_gone(server, "2.0")
 
 

@@ -675,7 +675,6 @@ class _Rollout:
 
     def _conclude(self, word: str = "") -> None:
         """Set the traffic for after the course, and count it. Awaits nothing. Without a `word` the judge ended it."""
-        self._rollouts.count_end(self.course.state, word or self._judged_by())
         registry, version = self._rollouts.registry, self.spec.version
         state = self.course.state
         has_traffic = self._has_traffic()
@@ -692,6 +691,7 @@ class _Rollout:
         if has_traffic and state != "promoted" and self._is_there(self.baseline) and self._is_there(version):
             moved = registry.mirrors.hand_over(self.model, version, self.baseline)
         registry.mirrors.unwatch(self.model)
+        self._rollouts.count_end(state, word or self._judged_by())
         self._ended = time.time()
         more: dict[str, Any] = {} if self.course.verdict is None else {"verdict": self.course.verdict.document()}
         if moved:
