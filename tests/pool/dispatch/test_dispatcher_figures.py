@@ -357,6 +357,23 @@ def test_no_lengths_are_asked_for_where_a_rule_or_no_goal_says_them() -> None:
     assert not handler.dispatcher.asked_lengths.is_offered
 
 
+def test_the_share_of_padding_is_counted_where_batches_are_formed_by_length() -> None:
+    """Inputs of 10 and 6 bytes, padded to 10, are a fifth padding. Without lengths nobody knows."""
+    goal: dict[str, Any] = {"batch_size": 2, "batch_policy": "goal", "latency_goal_s": 10.0}
+    measured, unknown = Stage(**goal, length_from="body_bytes", padding_budget=0.5), Stage(**goal)
+    for stage in (measured, unknown):
+        for body in ("0123456789", "012345"):
+            stage.submit(body)
+        stage.open("w", 1.0)
+        while stage.flights["w"]:
+            stage.done("w", 1.0, 0.1)
+
+    padding = measured.dispatcher.metrics.padding
+    assert measured.dispatcher.metrics.batch_sizes.last == 2
+    assert (padding.count, round(padding.sum, 3)) == (1, 0.2)
+    assert unknown.dispatcher.metrics.padding.count == 0
+
+
 def test_a_result_that_is_an_error_costs_its_own_item_alone() -> None:
     """The others of the batch have their answers, and the goal learns from those."""
     stage = Stage(batch_size=2, batch_policy="goal", latency_goal_s=1.0)

@@ -85,6 +85,18 @@ def test_histogram_buckets_always_add_up(values: list[tuple[float, int]]) -> Non
     assert value_of(samples, "marserve_request_seconds_count", model="m", version="1", stage="total") == buckets[-1]
 
 
+def test_padding_is_on_the_page_of_versions_that_have_it() -> None:
+    """Most models know no lengths, and a server may have a thousand."""
+    by_length, other = VersionMetrics("m", "1"), VersionMetrics("m", "2")
+    metrics = Metrics("host")
+    metrics.register(by_length)
+    metrics.register(other)
+    by_length.padding.observe(0.2)
+
+    shown = [dict(labels) for name, labels in read_page(metrics) if name == "marserve_batch_padding_ratio_count"]
+    assert shown == [{"model": "m", "version": "1"}]
+
+
 def test_a_histogram_that_was_shown_empty_shows_what_is_observed_later() -> None:
     """The text of an empty one is kept, and made anew with each value; again while none comes."""
     counts = VersionMetrics("m", "1")

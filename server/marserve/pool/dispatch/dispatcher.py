@@ -430,8 +430,12 @@ class Dispatcher:
         self._mode.land(flight, handler_s, results, now)
         self._keep_times(flight, handler_s, work, now)
         if self.goal is not None and flight.jobs:
-            length = max(job.length for job in flight.jobs) if self._batcher.knows_lengths else 1
-            self.goal.learn(len(flight.jobs), handler_s, length=length)
+            length, count = 1, len(flight.jobs)
+            if self._batcher.knows_lengths:
+                lengths = [job.length or 1 for job in flight.jobs]
+                length = max(lengths)
+                self.metrics.padding.observe(1.0 - sum(lengths) / (length * count))
+            self.goal.learn(count, handler_s, length=length)
             if self.asked_lengths is not None:
                 self.asked_lengths.earn(handler_s)
         return Landed(flight, results, bodies)

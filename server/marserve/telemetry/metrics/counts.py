@@ -21,6 +21,8 @@ from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.metrics.windows import Windows
 
 STAGES_FAMILY = "marserve_request_seconds"
+PADDING_FAMILY = "marserve_batch_padding_ratio"
+PADDING_BOUNDS = (0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9)
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -92,6 +94,8 @@ class VersionMetrics:
     total_seconds       arrival to answer; `named_total_s` as above
     stages              further stages of its requests, from first byte to last
     batch_sizes         requests a batch; `windows` samples these counts
+    padding             share of a batch that is padding if its inputs are padded to the longest; counted where batches
+                        are formed by length
     runs_by_size        batches that ended, and the seconds that they took together, by how many requests they had
     worker_starts       processes started; `worker_restarts` of them in the place of one that ended unasked
     worker_deaths       by cause
@@ -130,6 +134,7 @@ class VersionMetrics:
     total_seconds: SecondsHistogram = _stage("total")
     stages: StageSeconds = field(init=False)
     batch_sizes: Histogram = _histogram("marserve_batch_size", BATCH_BOUNDS)
+    padding: Histogram = _histogram(PADDING_FAMILY, PADDING_BOUNDS)
     windows: Windows = field(default_factory=Windows)
     runs_by_size: dict[int, tuple[int, float]] = field(default_factory=dict)
     named_requests: int = 0

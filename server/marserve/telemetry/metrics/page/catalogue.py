@@ -39,6 +39,14 @@ CATALOGUE: Final[dict[str, Meaning]] = {
         ),
         Meaning("marserve_batch_size", _H, _V, "requests", "Requests in a batch.", "when a batch is sent to a worker"),
         Meaning(
+            "marserve_batch_padding_ratio",
+            _H,
+            _V,
+            "share",
+            "Share of a batch that is padding if inputs are padded to its longest, where batches are formed by length.",
+            "when a batch is back",
+        ),
+        Meaning(
             "marserve_answers_total",
             _C,
             (*_V, "status"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from marserve.telemetry.metrics.counts import HISTOGRAMS, STAGES_FAMILY, Gauges, VersionMetrics
+from marserve.telemetry.metrics.counts import HISTOGRAMS, PADDING_FAMILY, STAGES_FAMILY, Gauges, VersionMetrics
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.measurements import RequestCounts
 from marserve.telemetry.metrics.page.families import Labels
@@ -39,7 +39,9 @@ class VersionView:
         self._gauges = None
 
     def histograms(self, family: str) -> list[tuple[Labels, Histogram]]:
-        """Its histograms of a family, with the values of their labels."""
+        """Its histograms of a family, with the values of their labels; that of padding only where it has any."""
+        if family == PADDING_FAMILY and not any(self.of.padding.buckets):
+            return []
         rows = self._histograms[family]
         if family == STAGES_FAMILY and len(self.of.stages.by_stage) > self._known_stages:
             new = list(self.of.stages.by_stage.items())[self._known_stages :]
