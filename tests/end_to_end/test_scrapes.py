@@ -14,6 +14,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from support.plugin_packages import Installation
 from support.server import Server, make_archive
 
+# Those that a version with one answered request has, beside what has not happened yet.
+OF_A_REQUEST = {
+    *("requests", "request_seconds", "batch_size", "answers", "queue_length", "queue_oldest_seconds", "input_bytes"),
+    *("answer_bytes", "traffic_share", "traffic_requests", "workers", "workers_target", "worker_starts", "cancelled"),
+    *("worker_busy_seconds", "worker_busy_ratio", "worker_cpu_seconds", "worker_resident_bytes", "model_memory_bytes"),
+    *("worker_proportional_bytes", "usage_requests", "usage_compute_seconds", "usage_bytes", "downloads", "expired"),
+    *("download_bytes", "http_responses", "bytes_in_flight", "memory_charged_bytes", "loop_lag_seconds", "loop_stalls"),
+}
+# Beside the times of head and body, where those do not come at once.
+STAGES = {"admit", "queue", "send", "decode", "handler", "encode", "return", "write", "total"}
+
 OPEN = {"accept": "application/openmetrics-text;version=1.0.0"}
 
 HANDLER = """
@@ -50,6 +61,14 @@ def test_a_servers_page_in_openmetrics_says_what_workers_use_and_whose_request_i
     }
     assert first.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert {"process_cpu_seconds", "python_info", "python_gc_collections"} <= families.keys()
+    shown = {name.removeprefix("marserve_") for name, family in families.items() if family.samples}
+    assert shown >= OF_A_REQUEST
+    stages = {
+        each.labels["stage"]: each.value
+        for each in families["marserve_request_seconds"].samples
+        if each.name.endswith("_count")
+    }
+    assert stages == dict.fromkeys(STAGES, 1)
     assert values["marserve_requests_total", "1.0", "m"] == 1
     assert values["marserve_usage_requests_total", "m"] == 1
     assert values["marserve_input_bytes_total", "1.0", "m"] == 4

@@ -97,6 +97,16 @@ def test_padding_is_on_the_page_of_versions_that_have_it() -> None:
     assert shown == [{"model": "m", "version": "1"}]
 
 
+def test_what_is_counted_by_the_dozen_is_counted_before_each_page() -> None:
+    """A quiet model's requests would wait for others."""
+    counts, metrics = VersionMetrics("m", "1"), Metrics("host")
+    metrics.register(counts)
+    metrics.prepare_by(lambda: counts.batch_sizes.observe(1))
+
+    pages = [value_of(read_page(metrics), "marserve_batch_size_count", model="m", version="1") for _ in range(2)]
+    assert pages == [1, 2]
+
+
 def test_a_histogram_that_was_shown_empty_shows_what_is_observed_later() -> None:
     """The text of an empty one is kept, and made anew with each value; again while none comes."""
     counts = VersionMetrics("m", "1")

@@ -150,6 +150,8 @@ async def build_parts(
     keep(stack, asyncio.to_thread(remove_orphans, settings.temporary_folder))
     metrics = build_metrics(settings, logs, machine, stack)
     recorder = build_recorder(settings, stack)
+    if recorder is not None:
+        metrics.prepare_by(recorder.sort)  # else a quiet model's stages are on the page much later than its requests
     pauses = CollectorPauses(metrics.happenings)
     pauses.begin()
     stack.callback(pauses.end)

@@ -108,6 +108,7 @@ class Metrics:
         self._detected_time = None if PREDICTION_TIME in definitions.model else models.known.get(PREDICTION_TIME)
         for text in misfits(definitions):
             log.warning("%s", text)
+        self._preparing: list[Callable[[], None]] = []
         # Whether single events go to `self._fed`.
         self._wants_events = bool(FROM_EVENTS & self._fed.keys())
 
@@ -314,8 +315,14 @@ class Metrics:
             for view in self._versions:
                 view.forget_gauges()
 
+    def prepare_by(self, step: Callable[[], None]) -> None:
+        """Take this short step on the event loop before families are read, too."""
+        self._preparing.append(step)
+
     def prepare(self) -> None:
         """Bring what is not read from counts up to date, before families are read."""
+        for step in self._preparing:
+            step()
         self._torchserve.notice_last()
         if self._torchserve.has_handler_times and self._detected_time is not None and self.mode == "prometheus":
             definition, self._detected_time = self._detected_time, None
