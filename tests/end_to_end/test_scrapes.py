@@ -68,7 +68,7 @@ def test_a_servers_page_in_openmetrics_says_what_workers_use_and_whose_request_i
         for each in families["marserve_request_seconds"].samples
         if each.name.endswith("_count")
     }
-    assert stages == dict.fromkeys(STAGES, 1)
+    assert stages.items() >= dict.fromkeys(STAGES, 1).items()
     assert values["marserve_requests_total", "1.0", "m"] == 1
     assert values["marserve_usage_requests_total", "m"] == 1
     assert values["marserve_input_bytes_total", "1.0", "m"] == 4
