@@ -68,6 +68,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("deviceIds", "device_ids", None, [1, 0], (1, 0), "da"),
     ("deviceMemory", "device_memory_bytes", None, 5, 5, "da"),
     ("cpuPinning", "cpu_pinning", "off", "near", "near", "das"),
+    ("threads", "threads", None, {"intra": 4}, {"intra": 4}, "da"),
     ("parallelType", "parallel_type", None, "tp", "tp", "da"),
     ("parallelLevel", "parallel_level", 0, 2, 2, "nda"),
     ("torchrun", "torchrun", None, {"nnodes": 1}, {"nnodes": 1}, "da"),

@@ -174,6 +174,8 @@ class Context:
     open_model: Callable[[Any], Any] | None = None
     """Loads the archive's model for a context. Set where a handler is loaded; None outside a worker."""
 
+    inter_threads: int = 0
+    """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0
     """How many threads the model's runtime may use inside one operator, 0 for the runtime's own choice."""
 
@@ -224,6 +226,8 @@ class Context:
         """Sentences about the load for describe's `warnings`."""
         self.computes_on = ""
         """What the model runs on, as describe has it of the worker; empty where the handler does not say."""
+        self.engine = ""
+        """The runtime with its version, as describe has it of the worker; empty where the handler does not say."""
         self._metrics = metrics
         self._items: Sequence[RequestView] = ()
         # None: no handler has looked yet. A list has one place for each item, filled at the first look.

@@ -29,6 +29,7 @@ from marserve.option_values import (
     SHARE,
     SIZE,
     TEXT,
+    THREADS,
     Kind,
     Sample,
     Tolerance,
@@ -119,7 +120,8 @@ class Option:
     """One option: its name in files, its field, its sort of value, a sentence, and its layers, the highest first.
 
     `otherwise` are the layers that read another sort of value. `setting` is the server's setting that it falls back to,
-    None for none. With `is_described` describe shows the value that is in force, unless it is the `default`.
+    None for none. With `is_described` describe shows the value that is in force, unless it is the `default`. With
+    `is_strict` an archive that has a value which cannot be used is refused, where others' are left out (contract 7.1).
     """
 
     key: str
@@ -131,6 +133,7 @@ class Option:
     otherwise: Mapping[Layer, Kind] = field(default_factory=dict)
     setting: str | None = None
     is_described: bool = False
+    is_strict: bool = False
 
     @property
     def parameter(self) -> str:
@@ -347,12 +350,20 @@ class ModelOptions:
     device_memory_bytes: int | None = _option(
         "deviceMemory", POSITIVE_SIZE, "Memory that a worker takes on each of its accelerators; else it is learned."
     )
-    cpu_pinning: Literal["off", "near"] = _option(
+    cpu_pinning: Literal["off", "near", "cores"] = _option(
         "cpuPinning",
-        words("off", "near"),
-        "Whether workers keep to the processors near their device.",
+        words("off", "near", "cores"),
+        "Whether workers keep to processors: those near their device, or cores of their own, as many as threads.",
         "off",
         setting="cpu_pinning",
+        is_described=True,
+    )
+    threads: Mapping[str, int] | None = _option(
+        "threads",
+        THREADS,
+        "Threads of each worker: intra, inside of one operator, and inter, for operators side by side.",
+        is_described=True,
+        is_strict=True,
     )
     parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = _option(
         "parallelType", words("pp", "tp", "pptp", "custom"), "How one model spans several devices."

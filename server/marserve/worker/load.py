@@ -105,7 +105,7 @@ def make_context(load: Load) -> Context:
         metrics=metrics,
         model_yaml_config=unpack(load.model_config) if load.model_config is not None else {},
     )
-    context.threads = load.threads
+    context.threads, context.inter_threads = load.threads, load.inter_threads
     context.must_use_device = load.must_use_device
     context.is_trusted = load.is_trusted
     context.open_model = _open_model

@@ -125,6 +125,7 @@ def effective_options(
         idle_timeout_s=idle_timeout_s,
         least_awake=least_awake,
         stays_near=bool(gpu_ids) and asked.cpu_pinning == "near",
+        has_own_cores=ray is None and asked.cpu_pinning == "cores",
         sequences=mode.sequences,
         continuous_batching=mode.is_continuous,
         is_concurrent=mode.is_concurrent,
