@@ -26,6 +26,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("minWorkers", "min_workers", None, 2, 2, "ndamr"),
     ("maxWorkers", "max_workers", None, 0, 0, "ndamr"),
     ("batchSize", "batch_size", 1, 8, 8, "nrdam"),
+    ("allowedBatchSizes", "allowed_batch_sizes", (), [1, 4], (1, 4), "da"),
     ("maxRows", "max_rows", 1024, 32, 32, "da"),
     ("maxBatchDelay", "max_batch_delay_s", 0.1, 250, 0.25, "nrdam"),
     ("batchPolicy", "batch_policy", "idle", "Goal", "goal", "da"),

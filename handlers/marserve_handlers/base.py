@@ -81,11 +81,21 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         self.map_location = self.device.type
 
         self.model = self._load_served(model_dir, entry.get("modelFile"), serialized_file)
+        sizes = tuple(getattr(context, "allowed_batch_sizes", ()))
+        if sizes and self.device.type == "cuda":
+            from marserve_handlers.runtimes.fixed_sizes import allow_graphs
+
+            allow_graphs(sizes)
         options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
 
             self.model = compile_model(self.model, options, self.device.type, context)
+        if sizes:
+            from marserve_handlers.runtimes.fixed_sizes import with_fixed_sizes
+
+            self.model = context.loaded_model = with_fixed_sizes(self.model, sizes, context)
+            context.keeps_to_sizes = True
         if isinstance(context, Context):  # an author's tests may have another one
             context.engine = self._engine(entry, is_compiled=options is not None)
         labels = os.path.join(model_dir, "index_to_name.json")

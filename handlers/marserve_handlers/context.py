@@ -174,6 +174,10 @@ class Context:
     open_model: Callable[[Any], Any] | None = None
     """Loads the archive's model for a context. Set where a handler is loaded; None outside a worker."""
 
+    allowed_batch_sizes: tuple[int, ...] = ()
+    """The only numbers of rows that the model is to be called with, in order; empty for any."""
+    keeps_to_sizes: bool = False
+    """Whether batches are filled up to `allowed_batch_sizes`; a handler that does it by itself sets it."""
     inter_threads: int = 0
     """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0

@@ -294,7 +294,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     rows one request to a declared model may have. With `refuses_bad_json` a value of type application/json that
     does not parse is not passed to the handler; its request fails.
     `is_trusted`: the operator allows any pickles in the archive. With `checks_health` the handler's `health` is called
-    when the server asks for it.
+    when the server asks for it. `allowed_batch_sizes`, in order, are the only numbers of rows the model is called with,
+    empty for any.
     """
 
     model: str
@@ -328,6 +329,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     is_trusted: bool = False
     checks_health: bool = False
     inter_threads: int = 0
+    allowed_batch_sizes: list[int] = []
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 from marserve.option_values import (
     AMOUNTS,
+    BATCH_SIZES,
     DEVICE_IDS,
     DURATION,
     EXIT_CODES,
@@ -186,6 +187,14 @@ class ModelOptions:
         otherwise=_WORKERS_FROM,
     )
     batch_size: int = _option("batchSize", raised_to(1), "Most requests in one batch.", 1, _BATCHES, otherwise=_FROM_1)
+    allowed_batch_sizes: tuple[int, ...] = _option(
+        "allowedBatchSizes",
+        BATCH_SIZES,
+        "The only numbers of rows the model is called with; a batch is filled up, the largest is the batch size.",
+        (),
+        is_described=True,
+        is_strict=True,
+    )
     max_rows: int = _option("maxRows", at_least(1), "Declared handlers: most rows in one request.", 1024)
     max_batch_delay_s: float = _option(
         "maxBatchDelay", milliseconds(at_least(0)), "Longest wait for a batch, milliseconds.", 0.1, _BATCHES

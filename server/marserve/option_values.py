@@ -213,6 +213,17 @@ def _read_threads(value: object) -> dict[str, int]:
     return {name: value[name] for name in ("intra", "inter") if name in value}
 
 
+def _read_sizes(value: object) -> tuple[int, ...]:
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= 64
+        or not all(type(each) is int and 1 <= each <= 65_536 for each in value)
+        or value != sorted(set(value))
+    ):
+        raise Unusable("a list of 1 to 64 growing whole numbers from 1 to 65536, as [1, 2, 4, 8]")
+    return tuple(value)
+
+
 def _read_amounts(value: object) -> dict[str, float]:
     """Resources of a cluster by name: `memory` is a size, the others are numbers of 0 or more."""
     if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
@@ -258,6 +269,11 @@ THREADS = Kind(
         "additionalProperties": False,
         "minProperties": 1,
     },
+)
+BATCH_SIZES = Kind(
+    _read_sizes,
+    {"type": "array", "minItems": 1, "maxItems": 64, "items": {"type": "integer", "minimum": 1, "maximum": 65_536}},
+    list,
 )
 MAP = Kind(_read_map, {"type": "object"})
 AMOUNTS = Kind(_read_amounts, {"type": "object"})

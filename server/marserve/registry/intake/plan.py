@@ -336,6 +336,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         limit_max_image_pixels=server.limit_max_image_pixels,
         max_answer_bytes=server.max_answer_bytes,
         threads=(options.threads or {}).get("intra", server.threads),
+        allowed_batch_sizes=list(options.allowed_batch_sizes),
         inter_threads=(options.threads or {}).get("inter", 0),
         import_paths=[str(beside)] if beside is not None else [],
         warm_up=list(options.inputs_to_try) if options.warm_up else [],
