@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Context
@@ -81,11 +81,23 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         self.map_location = self.device.type
 
         self.model = self._load_served(model_dir, entry.get("modelFile"), serialized_file)
+        sizes = tuple(getattr(context, "allowed_batch_sizes", ()))
+        if sizes and self.device.type == "cuda":
+            from marserve_handlers.runtimes.fixed_sizes import allow_graphs
+
+            allow_graphs(sizes)
         options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
 
             self.model = compile_model(self.model, options, self.device.type, context)
+        if sizes:
+            from marserve_handlers.runtimes.fixed_sizes import with_fixed_sizes
+
+            self.model = context.loaded_model = with_fixed_sizes(self.model, sizes, context)
+            context.keeps_to_sizes = True
+        if isinstance(context, Context):  # an author's tests may have another one
+            context.engine = self._engine(entry, is_compiled=options is not None)
         labels = os.path.join(model_dir, "index_to_name.json")
         if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
             self.mapping = load_label_mapping(labels)
@@ -174,6 +186,16 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             self.context.loaded_model = model
         return model
 
+    def _engine(self, entry: Mapping[str, Any], *, is_compiled: bool) -> str:
+        """The runtime and its version, in words."""
+        if self.takes_arrays:
+            return f"ONNX Runtime {sys.modules['onnxruntime'].__version__}"
+        ending = os.path.splitext(str(entry.get("serializedFile")))[1]
+        kinds = {".pt": "TorchScript", ".pt2": "exported program", ".so": "AOTInductor"}
+        kind = "eager" if entry.get("modelFile") else kinds.get(ending, "eager")
+        version = getattr(sys.modules.get("torch"), "__version__", "")
+        return f"torch {version}, {'compiled, ' if is_compiled else ''}{kind}"
+
     def _load_model(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:
         path = self.model_pt_path
         if model_file:
@@ -221,7 +243,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
 
         threads = getattr(self.context, "threads", 0)
         options = self.model_yaml_config.get("onnx")
-        return open_session(model_pt_path, str(self.device), options, threads, self.context)
+        inter = getattr(self.context, "inter_threads", 0)
+        return open_session(model_pt_path, str(self.device), options, threads, self.context, inter_threads=inter)
 
     def _use_torch_export_aot_compile(self) -> bool:
         return wants_aot_compile(self.model_yaml_config)

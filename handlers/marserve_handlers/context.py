@@ -174,6 +174,12 @@ class Context:
     open_model: Callable[[Any], Any] | None = None
     """Loads the archive's model for a context. Set where a handler is loaded; None outside a worker."""
 
+    allowed_batch_sizes: tuple[int, ...] = ()
+    """The only numbers of rows that the model is to be called with, in order; empty for any."""
+    keeps_to_sizes: bool = False
+    """Whether batches are filled up to `allowed_batch_sizes`; a handler that does it by itself sets it."""
+    inter_threads: int = 0
+    """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0
     """How many threads the model's runtime may use inside one operator, 0 for the runtime's own choice."""
 
@@ -224,6 +230,8 @@ class Context:
         """Sentences about the load for describe's `warnings`."""
         self.computes_on = ""
         """What the model runs on, as describe has it of the worker; empty where the handler does not say."""
+        self.engine = ""
+        """The runtime with its version, as describe has it of the worker; empty where the handler does not say."""
         self._metrics = metrics
         self._items: Sequence[RequestView] = ()
         # None: no handler has looked yet. A list has one place for each item, filled at the first look.

@@ -281,7 +281,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
     `manifest` and `model_config` are the archive's documents as `documents.pack` writes them, None if it has none.
     `handler` is the manifest's or the registration's word (`image_classifier`, `h.py`, `h:entry`). `threads` is how
-    many intra-op threads the worker may use, 0 for all cores. `environment` is added to the worker's.
+    many intra-op threads the worker may use, 0 for all cores; `inter_threads` run operators side by side, 0 for the
+    runtime's own choice. `environment` is added to the worker's.
     `memory_limit_bytes` is how much the worker may allocate beyond what it holds at its start, 0 for no limit.
     `warm_up` are the inputs that each worker runs once before it is ready. `rank` is None except in a group.
     `import_paths` come first on the import path; `packages` is the folder of the model's own requirements, after the
@@ -294,7 +295,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     does not parse is not passed to the handler; its request fails.
     `is_trusted`: the operator allows any pickles in the archive. With `checks_health` the handler's `health` is called
     when the server asks for it. With `overlaps` batches are preprocessed beside the one that computes, where the
-    handler allows that (`worker/overlap/`).
+    handler allows that (`worker/overlap/`). `allowed_batch_sizes`, in order, are the only numbers of rows the model is
+    called with, empty for any.
     """
 
     model: str
@@ -328,6 +330,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     is_trusted: bool = False
     checks_health: bool = False
     overlaps: bool = False
+    inter_threads: int = 0
+    allowed_batch_sizes: list[int] = []
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -510,7 +514,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     the one of `warnings` about the first warm-up inputs that were not answered, else empty. `declaration` is the JSON
     of what the model declares, empty if its handler declares nothing. `has_health`: the handler can be asked whether
     the worker is well (`AskHealth`). With `overlaps` the worker preprocesses the next batch beside the one that
-    computes, so that it should be sent one ahead.
+    computes, so that it should be sent one ahead. `engine` is the runtime with its version, empty where the handler
+    loads by itself; `cpu_flags` are then the instructions by which runtimes choose kernels.
     """
 
     seconds: Seconds
@@ -523,6 +528,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     declaration: DeclarationText = b""
     has_health: bool = False
     overlaps: bool = False
+    engine: Sentence = ""
+    cpu_flags: list[Sentence] = []
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

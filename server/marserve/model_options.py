@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 from marserve.option_values import (
     AMOUNTS,
+    BATCH_SIZES,
     DEVICE_IDS,
     DURATION,
     EXIT_CODES,
@@ -29,6 +30,7 @@ from marserve.option_values import (
     SHARE,
     SIZE,
     TEXT,
+    THREADS,
     Kind,
     Sample,
     Tolerance,
@@ -119,7 +121,8 @@ class Option:
     """One option: its name in files, its field, its sort of value, a sentence, and its layers, the highest first.
 
     `otherwise` are the layers that read another sort of value. `setting` is the server's setting that it falls back to,
-    None for none. With `is_described` describe shows the value that is in force, unless it is the `default`.
+    None for none. With `is_described` describe shows the value that is in force, unless it is the `default`. With
+    `is_strict` an archive that has a value which cannot be used is refused, where others' are left out (contract 7.1).
     """
 
     key: str
@@ -131,6 +134,7 @@ class Option:
     otherwise: Mapping[Layer, Kind] = field(default_factory=dict)
     setting: str | None = None
     is_described: bool = False
+    is_strict: bool = False
 
     @property
     def parameter(self) -> str:
@@ -183,6 +187,14 @@ class ModelOptions:
         otherwise=_WORKERS_FROM,
     )
     batch_size: int = _option("batchSize", raised_to(1), "Most requests in one batch.", 1, _BATCHES, otherwise=_FROM_1)
+    allowed_batch_sizes: tuple[int, ...] = _option(
+        "allowedBatchSizes",
+        BATCH_SIZES,
+        "The only numbers of rows the model is called with; a batch is filled up, the largest is the batch size.",
+        (),
+        is_described=True,
+        is_strict=True,
+    )
     max_rows: int = _option("maxRows", at_least(1), "Declared handlers: most rows in one request.", 1024)
     max_batch_delay_s: float = _option(
         "maxBatchDelay", milliseconds(at_least(0)), "Longest wait for a batch, milliseconds.", 0.1, _BATCHES
@@ -354,12 +366,20 @@ class ModelOptions:
     device_memory_bytes: int | None = _option(
         "deviceMemory", POSITIVE_SIZE, "Memory that a worker takes on each of its accelerators; else it is learned."
     )
-    cpu_pinning: Literal["off", "near"] = _option(
+    cpu_pinning: Literal["off", "near", "cores"] = _option(
         "cpuPinning",
-        words("off", "near"),
-        "Whether workers keep to the processors near their device.",
+        words("off", "near", "cores"),
+        "Whether workers keep to processors: those near their device, or cores of their own, as many as threads.",
         "off",
         setting="cpu_pinning",
+        is_described=True,
+    )
+    threads: Mapping[str, int] | None = _option(
+        "threads",
+        THREADS,
+        "Threads of each worker: intra, inside of one operator, and inter, for operators side by side.",
+        is_described=True,
+        is_strict=True,
     )
     parallel_type: Literal["pp", "tp", "pptp", "custom"] | None = _option(
         "parallelType", words("pp", "tp", "pptp", "custom"), "How one model spans several devices."

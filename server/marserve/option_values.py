@@ -203,6 +203,27 @@ def _read_map(value: object) -> dict[str, Any]:
     return value
 
 
+def _read_threads(value: object) -> dict[str, int]:
+    """`{intra: 4, inter: 1}`, one of them at least."""
+    right = "a map of intra, inter, or both, to whole numbers from 1 to 1024, as {intra: 4, inter: 1}"
+    if not isinstance(value, dict) or not value or not value.keys() <= {"intra", "inter"}:
+        raise Unusable(right)
+    if not all(type(each) is int and 1 <= each <= 1024 for each in value.values()):
+        raise Unusable(right)
+    return {name: value[name] for name in ("intra", "inter") if name in value}
+
+
+def _read_sizes(value: object) -> tuple[int, ...]:
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= 64
+        or not all(type(each) is int and 1 <= each <= 65_536 for each in value)
+        or value != sorted(set(value))
+    ):
+        raise Unusable("a list of 1 to 64 growing whole numbers from 1 to 65536, as [1, 2, 4, 8]")
+    return tuple(value)
+
+
 def _read_amounts(value: object) -> dict[str, float]:
     """Resources of a cluster by name: `memory` is a size, the others are numbers of 0 or more."""
     if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
@@ -239,5 +260,20 @@ LENGTH_RULE = Kind(_read_length_rule, {"type": "string", "minLength": 1})
 TEXT = Kind(_read_text, {"type": "string", "minLength": 1})
 DEVICE_IDS = Kind(_read_device_ids, {"type": "array", "items": {"type": "integer", "minimum": 0}}, list)
 EXIT_CODES = Kind(_read_exit_codes, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, list)
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 1024}
+THREADS = Kind(
+    _read_threads,
+    {
+        "type": "object",
+        "properties": {"intra": _COUNT_SCHEMA, "inter": _COUNT_SCHEMA},
+        "additionalProperties": False,
+        "minProperties": 1,
+    },
+)
+BATCH_SIZES = Kind(
+    _read_sizes,
+    {"type": "array", "minItems": 1, "maxItems": 64, "items": {"type": "integer", "minimum": 1, "maximum": 65_536}},
+    list,
+)
 MAP = Kind(_read_map, {"type": "object"})
 AMOUNTS = Kind(_read_amounts, {"type": "object"})

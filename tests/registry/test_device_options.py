@@ -72,7 +72,7 @@ def test_device_memory_is_a_size() -> None:
     assert config.said == {}
     assert config.warnings == [
         "deviceMemory is 'much', which is not used: it must be a number of bytes above 0, as 500MB or 2GiB",
-        "cpuPinning is 'far', which is not used: it must be one of off, near",
+        "cpuPinning is 'far', which is not used: it must be one of off, near, cores",
     ]
 
 

@@ -94,7 +94,9 @@ def open_declared(
     if definition.inputs is not None:
         from marserve_handlers.declared.tensors import TensorModel  # here: only models of tensors need numpy
 
-        served = TensorModel(predict, predicting, declaration, most_rows=most_rows, max_rows=max_rows)
+        sizes = context.allowed_batch_sizes if declaration.has_batch_axis else ()
+        context.keeps_to_sizes = bool(sizes)
+        served = TensorModel(predict, predicting, declaration, most_rows=most_rows, max_rows=max_rows, sizes=sizes)
     else:
         parameter = item_parameter(predicting)
         annotation = predicting.hints.get(parameter, dict)

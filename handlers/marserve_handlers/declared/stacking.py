@@ -314,3 +314,13 @@ def _read_field(slot: Slot, value: Any) -> Any:
         return read_json(value)
     except BadInput as error:
         raise BadInput(str(error.message), slot.name) from None
+
+
+def next_size(rows: int, sizes: Sequence[int]) -> int:
+    """The smallest of the sizes, which are in order, that holds so many rows; as many as they are where none does."""
+    return next((size for size in sizes if size >= rows), rows)
+
+
+def fill(array: Array, size: int) -> Array:
+    """The array with copies of its last row up to `size` rows."""
+    return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])

@@ -19,7 +19,7 @@ from marserve_handlers.declared.items import encode_json
 from marserve_handlers.declared.open_inference.marking import is_marked
 from marserve_handlers.declared.predicting import CONTEXT, Predicting
 from marserve_handlers.declared.running import Runner
-from marserve_handlers.declared.stacking import Inputs, Rows, Span
+from marserve_handlers.declared.stacking import Inputs, Rows, Span, fill, next_size
 from marserve_handlers.errors import BadInput, add_note
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
 
@@ -31,7 +31,8 @@ class TensorModel:
     """Serves one model of named tensors. `predict` is bound; `most_rows` is how many rows one call may have.
 
     `labels` are the names of an output's classes, for clients that ask for a classification. With `answers_bare` a
-    request that does not name its input gets the only output without its name, too.
+    request that does not name its input gets the only output without its name, too. `sizes`, in order, are the only
+    numbers of rows that `predict` is called with, empty for any: it gets copies of the last row, whose results are cut.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class TensorModel:
         max_rows: int,
         labels: Mapping[str, Sequence[str]] | None = None,
         answers_bare: bool = False,
+        sizes: Sequence[int] = (),
     ) -> None:
         self._labels = labels or {}
         self._answers_bare = answers_bare and len(declaration.outputs) == 1
@@ -54,6 +56,7 @@ class TensorModel:
         self._inputs = Inputs(declaration.inputs, max_rows, has_batch_axis=declaration.has_batch_axis)
         self._outputs = {name: Slot(name, tensor) for name, tensor in declaration.outputs.items()}
         self._most_rows = most_rows
+        self._sizes = sizes
         self._runner = Runner()
         self._asked_lengths = [
             size for size in self._inputs.padded if predicting.takes_any or f"{size}_lengths" in predicting.parameters
@@ -122,15 +125,26 @@ class TensorModel:
 
     def _arguments(self, spans: Sequence[Span], context: Context) -> dict[str, Any]:
         arguments: dict[str, Any] = self._inputs.stack(spans)
+        if self._sizes:
+            self._fill(arguments, _rows_of(spans))
         for name, dtype in self._as_torch:
             array = arguments[name]
             if array is not None:
                 arguments[name] = _tensor(array, dtype)
         for size in self._asked_lengths:
             arguments[f"{size}_lengths"] = self._inputs.lengths(spans, size)
+            if self._sizes:
+                self._fill(arguments, _rows_of(spans), f"{size}_lengths")
         if self._takes_context:
             arguments[CONTEXT] = context
         return arguments
+
+    def _fill(self, arguments: dict[str, Any], rows: int, *names: str) -> None:
+        """Fill arrays, all or those of these names, up to the next of the sizes."""
+        size = next_size(rows, self._sizes)
+        for name in names or list(arguments):
+            if size > rows and arguments[name] is not None:
+                arguments[name] = fill(arguments[name], size)
 
     def _add_hint(self, error: Exception) -> None:
         """Note how to get tensors, on a TypeError of torch about an array that `predict` was given."""
@@ -157,7 +171,7 @@ class TensorModel:
                 f"{self._words} returned the keys {', '.join(map(str, returned)) or 'none'}; declared are "
                 f"{', '.join(outputs)}"
             )
-        total = sum(span.end - span.begin for span in spans)
+        total = next_size(_rows_of(spans), self._sizes) if self._sizes else _rows_of(spans)
         errors: dict[int, BaseException] = {}
         arrays: dict[str, Array | None] = {}
         for name, slot in outputs.items():
@@ -256,6 +270,10 @@ class _Batch:
             finally:
                 del error  # the traceback has this frame
         self.failed[place] = error
+
+
+def _rows_of(spans: Sequence[Span]) -> int:
+    return sum(span.end - span.begin for span in spans)
 
 
 def _joined(parts: Sequence[Array]) -> Array:

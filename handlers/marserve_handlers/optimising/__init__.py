@@ -6,6 +6,7 @@ builds       the ways in which a model is built anew
 material     what a build is made from
 onnx_export  a model of torch as an ONNX file
 traps        what exporters bake or refuse, with the author's file and line
+tracing      a trace beside its class, at several batch sizes
 sample_calls calls with what a build gave, in one file
 machine      what a build depends on: instructions, versions
 batches      the batches in which captured rows are run: alone, in twos, in full batches, beside a loud mate

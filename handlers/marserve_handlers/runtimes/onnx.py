@@ -86,13 +86,16 @@ def open_session(
     options: Mapping[str, Any] | None = None,
     threads: int = 0,
     context: Any = None,
+    *,
+    inter_threads: int = 0,
 ) -> onnxruntime.InferenceSession:
     """The session of the ONNX model of `path`.
 
     `options` is `onnx` of the model's configuration (see OPTIONS): `providers` in order of preference, by name with or
     without `ExecutionProvider`; without them CUDA for a CUDA device, then the CPU. `graph_optimization_level` is
     `disable`, `basic`, `extended` or `all`; `execution_mode` is `sequential` or `parallel`. `threads` is how many the
-    worker may use inside one operator where the options do not say, 0 for ONNX Runtime's choice.
+    worker may use inside one operator where the options do not say, 0 for ONNX Runtime's choice; `inter_threads` the
+    same for operators side by side, which takes `execution_mode: parallel`.
 
     A provider is wanted where the options name it, or the worker of `context` has a device. With `fallback` a wanted
     one that is not there, or does not begin, is a warning of the load, and others compute in its place; that is the
@@ -105,7 +108,7 @@ def open_session(
         raise ModelNotLoadable(f"onnx of the model's configuration has unknown keys: {', '.join(unknown)}.")
     if not os.path.isfile(path):
         raise ModelNotLoadable(f"The archive's serialized file {os.path.basename(path)} is missing.")
-    session_options = _session_options(settings, threads)
+    session_options = _session_options(settings, threads, inter_threads)
     wanted = _Wanted.of(settings, context)
     available: Sequence[str] = onnxruntime.get_available_providers()
     is_told = wanted.check(available, f"installed are {', '.join(available)}")
@@ -184,10 +187,10 @@ def _as_input(value: Any, kind: str) -> Any:
     return array.astype(wanted)
 
 
-def _session_options(settings: Mapping[str, Any], threads: int) -> onnxruntime.SessionOptions:
+def _session_options(settings: Mapping[str, Any], threads: int, inter_threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = _whole(settings, "intra_op_num_threads", threads)
-    options.inter_op_num_threads = _whole(settings, "inter_op_num_threads", 0)
+    options.inter_op_num_threads = _whole(settings, "inter_op_num_threads", inter_threads)
     if "log_severity_level" in settings:
         options.log_severity_level = _whole(settings, "log_severity_level", 2)
     if "graph_optimization_level" in settings:

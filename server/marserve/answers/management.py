@@ -109,6 +109,10 @@ class Worker(Document, kw_only=True):
     waitsFor: str | None = None
     gpuId: int | None = None
     computesOn: Annotated[str | None, Meta(description="the model's providers, where it is an ONNX model")] = None
+    engine: Annotated[str | None, Meta(description="the runtime of a built-in handler's model, and its version")] = None
+    cpuFlags: Annotated[
+        list[str] | None, Meta(description="the processor's kind, and its instructions that kernels depend on")
+    ] = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
     health: WorkerHealth | None = None

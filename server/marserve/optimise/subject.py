@@ -191,7 +191,8 @@ class Subject:
 
     def _start(self, memory_bytes: int) -> None:
         file = self._scratch / "load"
-        load = msgspec.structs.replace(self.plan.load, memory_limit_bytes=memory_bytes)
+        # Batches of the model itself are compared, not what it is filled up to.
+        load = msgspec.structs.replace(self.plan.load, memory_limit_bytes=memory_bytes, allowed_batch_sizes=[])
         file.write_bytes(msgspec.msgpack.encode(load))
         program = "marserve.worker.without_server.compared"
         with open(self._scratch / "printed", "wb") as printed:

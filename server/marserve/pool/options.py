@@ -77,7 +77,8 @@ class PoolOptions(ModelOptions):
     `may_share_imports` its workers are not forked from a template that imported packages for several models.
 
     `memory_bytes` is None if no layer sets it; `weight_bytes` is the size of the version's weights as files. With
-    `stays_near` workers keep to the processors near their devices. With `ray` workers run on the nodes of a Ray
+    `stays_near` workers keep to the processors near their devices; with `has_own_cores` each keeps to as many as it has
+    threads, which it shares with none while there are enough. With `ray` workers run on the nodes of a Ray
     cluster. `samples` are the inputs with which `batch_check` checks batches (`pool/checks/certificate.py`),
     `drawn_samples` stand in for them where the model declares its input.
     """
@@ -93,6 +94,7 @@ class PoolOptions(ModelOptions):
     least_awake: int = 1
     weight_bytes: int = 0
     stays_near: bool = False
+    has_own_cores: bool = False
     python: str = ""
     interpreter: Interpreter | None = None
     may_share_imports: bool = True

@@ -387,12 +387,12 @@ class ModelsAndWorkers:
         "Use at most so many accelerators; all that are visible if not given. 0: none is looked for.",
         minimum=0,
     )
-    cpu_pinning: Literal["off", "near"] = _own(
+    cpu_pinning: Literal["off", "near", "cores"] = _own(
         CHOICE,
         "off",
-        "Whether workers with an accelerator keep to the processors near it (its NUMA node). A model's own "
-        "`cpuPinning` comes first.",
-        choices=("off", "near"),
+        "Whether workers keep to processors: with an accelerator to those near it (its NUMA node), or to as many cores "
+        "of their own as they have threads. A model's own `cpuPinning` comes first.",
+        choices=("off", "near", "cores"),
     )
     default_service_handler: str | None = _key(OPTIONAL_TEXT, None, "Handler of archives that name none.")
     service_envelope: str | None = _key(

@@ -24,7 +24,7 @@ from marserve.documents import unpack
 from marserve.messages import Load
 from marserve_handlers.context import Context
 from marserve_handlers.envelopes import find_envelope
-from marserve_handlers.errors import add_note
+from marserve_handlers.errors import ModelNotLoadable, add_note
 from marserve_handlers.metrics import MetricsCache
 from marserve_handlers.support.builtin import BUILT_IN, NAMED_AS_LIBRARIES, find_built_in
 
@@ -113,7 +113,8 @@ def make_context(load: Load) -> Context:
         metrics=metrics,
         model_yaml_config=unpack(load.model_config) if load.model_config is not None else {},
     )
-    context.threads = load.threads
+    context.allowed_batch_sizes = tuple(load.allowed_batch_sizes)
+    context.threads, context.inter_threads = load.threads, load.inter_threads
     context.must_use_device = load.must_use_device
     context.is_trusted = load.is_trusted
     context.open_model = _open_model
@@ -135,8 +136,21 @@ def _open_model(context: Context) -> Any:
 def load_model(load: Load) -> LoadedModel:
     """Import and initialise the handler. Raises whatever the author's code raises.
 
-    ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly.
+    ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly;
+    ModelNotLoadable: it cannot keep to the sizes of batches that are allowed.
     """
+    model = _load_handler(load)
+    if load.allowed_batch_sizes and not model.context.keeps_to_sizes:
+        raise ModelNotLoadable(
+            f"allowedBatchSizes is {load.allowed_batch_sizes}, and this handler calls its model by itself: one that "
+            "extends BaseHandler, calls context.load_model(), or declares tensors with a batch axis can be given "
+            "batches of these sizes. Leave the key out, or fill batches up in the handler, by "
+            "context.allowed_batch_sizes, and set context.keeps_to_sizes."
+        )
+    return model
+
+
+def _load_handler(load: Load) -> LoadedModel:
     context = make_context(load)
     model = _open_handler(context, load)
     if load.overlaps:

@@ -22,7 +22,7 @@ from marserve.worker.device.device_use import check_device_use
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.outgoing import not_loaded
 from marserve.worker.process.memory_limit import limit_memory
-from marserve.worker.process.own_process import exit_status, leave, stay_on, use_threads
+from marserve.worker.process.own_process import exit_status, leave, stay_on, use_inter_threads, use_threads
 from marserve.worker.process.printed_lines import set_level
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.serving import ServedModel
@@ -98,6 +98,7 @@ class WorkerLoop:
             if load.rank is not None:
                 self._join(load.rank)
             model = load_model(load)
+            use_inter_threads(load.inter_threads)
             check_device_use(model)
             if self._leader is not None:
                 model = self._leader.lead(model)

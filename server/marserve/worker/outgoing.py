@@ -124,6 +124,17 @@ def said_of_load(context: Any) -> tuple[list[str], str]:
     return [], ""
 
 
+def engine_of(context: Any) -> tuple[str, list[str]]:
+    """The runtime with its version, and the instructions that its kernels depend on; empty where none is said."""
+    with contextlib.suppress(BaseException):
+        engine = words_of(context.engine)[:MAX_NAME]
+        if engine:
+            from marserve_handlers.optimising.machine import cpu_flags  # here: few models need it
+
+            return engine, cpu_flags()
+    return "", []
+
+
 def warnings_since(context: Any, sent: int) -> list[str]:
     """The handler's warnings for describe after the first `sent`."""
     with contextlib.suppress(BaseException):

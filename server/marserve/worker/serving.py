@@ -50,6 +50,7 @@ from marserve.worker.outgoing import (
     MAX_MESSAGE,
     cut,
     encode_value,
+    engine_of,
     has_run_out,
     loss_told_by,
     metrics_of,
@@ -151,6 +152,7 @@ class ServedModel:
                 self._model.declaration,
                 self._model.health is not None,
                 self._model.overlap is not None,
+                *engine_of(self._model.context),
             )
         )
 

@@ -37,7 +37,7 @@ from marserve.worker.loop import WorkerLoop
 from marserve.worker.outgoing import not_loaded
 from marserve.worker.process.idle_threads import describe_threads, end_idle_threads
 from marserve.worker.process.memory_limit import limit_memory
-from marserve.worker.process.own_process import exit_status, leave, use_threads
+from marserve.worker.process.own_process import exit_status, leave, use_inter_threads, use_threads
 from marserve.worker.process.parent import die_with_parent, end_the_parents_family, wake_at_parents_end
 from marserve.worker.process.printed_lines import configure_output, set_level
 
@@ -185,6 +185,7 @@ class Template:
         use_threads(order.threads)
         if self._model is not None:
             self._model.context.threads = order.threads
+            use_inter_threads(self._model.load.inter_threads)
         WorkerLoop(Connection(socket(fileno=wire_descriptor)), page, self._model, more).run()
 
     def _reap(self) -> None:

@@ -77,3 +77,23 @@ class Clean(torch.nn.Module):  # type: ignore[misc]
         held.append(rows)
         held[0] = rows * 2
         return held[0]
+
+
+class Weighs(torch.nn.Module):  # type: ignore[misc]
+    """A layer with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, rows: Any) -> Any:
+        """The scores."""
+        return self.linear(rows)
+
+
+class Sized(torch.nn.Module):  # type: ignore[misc]
+    """Needs an argument."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(width, 3)

@@ -2,6 +2,7 @@
 
 manifest           `MAR-INF/MANIFEST.json`
 model_config       `model-config.yaml`
+runtime_options    what of `model-config.yaml` the runtimes of built-in handlers read
 declaration        `MAR-INF/declaration.json`
 workflow_manifest  `WAR-INF/MANIFEST.json`
 json_depth         how deep a JSON document is nested

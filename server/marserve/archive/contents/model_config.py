@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from marserve.archive.contents.manifest import Manifest
+from marserve.archive.contents.runtime_options import check_runtime_options
 from marserve.archive.reading.bounded_yaml import load_yaml
-from marserve.errors import BadArchive
+from marserve.errors import BadArchive, without_stop
 from marserve.files.nearest import nearest
 from marserve.files.regular import NotRegular, open_regular
 from marserve.model_options import BY_KEY, NOTHING, ModelOptions, Said, read_value
@@ -54,8 +55,8 @@ def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
     """Read the configuration that `manifest` names from the unpacked archive at `folder`.
 
     No name gives an empty `ModelConfig`; a file that is missing, or not YAML, the same with a warning (contract 7).
-    Raises BadArchive for YAML with application tags, alias bombs, over 256 KiB or nested more than 64 deep, and for
-    a file name that leads outside of the archive.
+    Raises BadArchive for YAML with application tags, alias bombs, over 256 KiB or nested more than 64 deep, for
+    a file name that leads outside of the archive, and for values of strict keys that cannot be used.
     """
     name = manifest.config_file
     if name is None:
@@ -72,7 +73,9 @@ def read_model_config(folder: Path, manifest: Manifest) -> ModelConfig:
         if isinstance(error, NotRegular) or error.errno == errno.ELOOP:
             raise BadArchive(f"{name} cannot be read: {error.strerror}.") from error
         raise
-    return parse_model_config(data, name)
+    config = parse_model_config(data, name)
+    check_runtime_options(config.document, manifest)
+    return config
 
 
 def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelConfig:
@@ -130,6 +133,10 @@ def _read_keys(document: dict[Any, Any], warnings: list[Remark]) -> dict[str, An
         try:
             said[option.attribute] = option.kind.read(value)
         except Unusable as error:
+            if option.is_strict:
+                raise BadArchive(
+                    f"{name} of the model's configuration is {_show(value)}; it must be {without_stop(error)}."
+                ) from None
             sentence = f"{name} is {_show(value)}, which is not used: it must be {error}"
             warnings.append(Remark(sentence, key=name, is_wrong=True))
     return said

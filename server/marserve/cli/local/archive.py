@@ -113,6 +113,22 @@ def archive(
     ] = None,
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's configuration.")] = None,
     runtime: Annotated[str, typer.Option(help="python, python3 or LSP.")] = "python",
+    traced_from: Annotated[
+        str | None,
+        typer.Option(
+            "--traced-from",
+            metavar="FILE.py[:CLASS]",
+            help="Of a trace (.pt): its class; both run the samples, and a trace that is off is refused.",
+        ),
+    ] = None,
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--sample",
+            help="With --traced-from, more than once if need be: what the model is called with, rows first, as .npy, "
+            ".npz, .json or .pt.",
+        ),
+    ] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="The folder for the archive.")] = Path("."),
     archive_format: Annotated[
         Format,
@@ -137,6 +153,8 @@ def archive(
     with Output(as_json) as output, ExitStack() as held:
         if register and archive_format is Format("no-archive"):
             raise WrongArguments("--register sends one file, and --format no-archive makes a folder.")
+        if bool(samples) != (traced_from is not None):
+            raise WrongArguments("--traced-from compares by --sample, at least one; neither does anything alone.")
         try:
             extra = tuple(extra_files or ())
             origin = ""
@@ -171,7 +189,7 @@ def archive(
                 )
             spec = plan.spec
             _check_export_path(export_path)
-            warnings = [*plan.warnings, *_foresee(plan)]
+            warnings = [*plan.warnings, *_foresee(plan), *_compare_trace(spec.serialized_file, traced_from, samples)]
         except CannotArchive as error:  # what the arguments name cannot be packed, and nothing was written
             raise WrongArguments(error.message) from error
         except BadArchive as error:
@@ -319,6 +337,17 @@ def _foresee(plan: Plan) -> list[str]:
             "--extra-files adds a script"
         )
     return warnings
+
+
+def _compare_trace(trace: Path | None, traced_from: str | None, samples: list[Path] | None) -> list[str]:
+    """Warnings about a trace that answers as its class. Raises CannotArchive for one that does not."""
+    if traced_from is None:
+        return []
+    if trace is None or trace.suffix != ".pt":
+        raise CannotArchive(f"--traced-from is for a trace (.pt), and there is {trace or 'no serialized file'}.")
+    from marserve.archive.writing.traced import check_trace  # here: few archives are compared
+
+    return check_trace(trace, traced_from, samples or [])
 
 
 def _check_handler(spec: ArchiveSpec) -> None:

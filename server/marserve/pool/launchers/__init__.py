@@ -8,6 +8,7 @@ process    a process that the server started: its end, its signals
 launched   a worker that was started, and its order to load
 endpoints  the descriptors that a worker starts with
 leftovers  ends what a worker left behind
+cores      which workers keep to which processors
 cgroups    a control group for each worker
 remote/    workers on the nodes of a Ray cluster
 """

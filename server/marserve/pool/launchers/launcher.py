@@ -26,6 +26,7 @@ from marserve.machine.numa import cpus_near
 from marserve.messages import HEAVY_MODULES, Load, Preload
 from marserve.pool.interpreter import find_change, link_packages
 from marserve.pool.launchers.cgroups import WorkerCgroups
+from marserve.pool.launchers.cores import Cores
 from marserve.pool.launchers.endpoints import WorkerEnds
 from marserve.pool.launchers.forked import StartFailed, Template
 from marserve.pool.launchers.fresh import launch_fresh
@@ -106,6 +107,7 @@ class Launchers:
         self.levels = WorkerLevels()
         self.devices = devices or Assigner(0)
         self.cores = cores or count_cores()
+        self.own_cores = Cores()
         self.first_loads = asyncio.Semaphore(most_loading or max(LEAST_LOADING, 2 * self.cores))
         self.oom_kills = watch_oom_kills()
         self.cgroups = cgroups

@@ -126,6 +126,8 @@ class Life:
         self.computes_on = ""
         self.overlaps = False
         """Whether it preprocesses the next batch beside the one that computes."""
+        self.engine = ""
+        self.cpu_flags: tuple[str, ...] = ()
         self.ready_at = 0.0
         self.requests = 0
         self.first_bytes = 0
@@ -221,6 +223,10 @@ class Life:
             )
         self.process, self.how = launched.process, launched.how
         self.process.exited.add_done_callback(self._process_ended)
+        if context.options.has_own_cores:
+            ranks = max(1, context.options.ranks)
+            cores = context.launchers.own_cores.give(self.process, context.threads * ranks)
+            log.info("%s keeps to the processors %s", self._name, ", ".join(map(str, cores)) or "of the server")
         if context.launchers.cgroups is not None and context.options.max_worker_memory_bytes and self.pids:
             self._cgroup = context.launchers.cgroups.make(
                 f"{context.options.model}-{context.options.version}-{self.key}", context.options.max_worker_memory_bytes
@@ -241,6 +247,7 @@ class Life:
             self.warm_up_failure = loaded.warm_up_failure
             self.computes_on = loaded.computes_on
             self.overlaps = loaded.overlaps and context.options.overlap_preprocess
+            self.engine, self.cpu_flags = loaded.engine, tuple(loaded.cpu_flags)
             context.declaration = _declaration_of(loaded)
             self.device_bytes = loaded.device_bytes
             if context.metrics.tap is not None:

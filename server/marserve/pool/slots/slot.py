@@ -60,7 +60,8 @@ class WorkerView:
     `ranks` are the process ids of a group of ranks, `devices` those of a worker of several devices. `next_start_at` is
     infinite if the slot is tried again only when it is scaled, None if no start is pending. `gpu_usage` says in words
     what its device is doing. `node` names the worker's machine if it is not the server's; `waits_for` says why the
-    worker is not started yet. `computes_on` is what the model runs on, if its handler says so. `health` is what its
+    worker is not started yet. `computes_on` is what the model runs on, if its handler says so; `engine` is
+    the runtime with its version, and `cpu_flags` the instructions that its kernels depend on. `health` is what its
     handler says of the worker, None where it is not asked.
     """
 
@@ -81,6 +82,8 @@ class WorkerView:
     node: str = ""
     waits_for: str = ""
     computes_on: str = ""
+    engine: str = ""
+    cpu_flags: tuple[str, ...] = ()
     health: HealthView | None = None
 
 
@@ -270,6 +273,8 @@ class Slot:
             node=node,
             waits_for=context.reservations.why_none() if self.waits_for_device else context.launcher.waits_for(self.id),
             computes_on=life.computes_on if life is not None else "",
+            engine=life.engine if life is not None else "",
+            cpu_flags=life.cpu_flags if life is not None else (),
             health=life.health.health.view if life is not None and life.health is not None else None,
         )
 

@@ -208,6 +208,8 @@ def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
             waitsFor=worker.waits_for or None,
             gpuId=worker.gpu_id,
             computesOn=worker.computes_on or None,
+            engine=None if as_torchserve else worker.engine or None,
+            cpuFlags=None if as_torchserve else list(worker.cpu_flags) or None,
             gpuIds=list(worker.devices) or None,
             ranks=[WorkerRank(rank, pid) for rank, pid in enumerate(worker.ranks)] or None,
             health=None if worker.health is None else _health_of(worker.health),

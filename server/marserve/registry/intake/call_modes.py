@@ -64,6 +64,7 @@ def may_run_coroutines(said: Said) -> bool:
         "is_concurrent" in said
         or said.get("sequence_batching")
         or said.get("continuous_batching")
+        or said.get("allowed_batch_sizes")
         or said.get("batch_policy") == "goal"
         or said.get("batch_check") in ("warn", "refuse")
         or said.get("batch_check_sample")

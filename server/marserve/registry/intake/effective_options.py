@@ -17,7 +17,7 @@ from typing import Any
 
 from marserve.archive.contents.model_config import ModelConfig, read_declared
 from marserve.errors import BadArchive, BadInput
-from marserve.model_options import NOTHING, Layer, Layers, ModelOptions, Said, fold
+from marserve.model_options import NOTHING, Layer, Layers, ModelOptions, Said, fold, say
 from marserve.option_values import Sample
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.intake.call_modes import may_run_coroutines, read_call_mode
@@ -26,6 +26,9 @@ from marserve.registry.intake.registration import RegisterParameters, RegistryOp
 from marserve.settings.values import ModelDefaults
 
 RUNTIMES = ("python", "python3")
+# Layers that know the largest of `allowedBatchSizes`, and those that may want smaller batches, the highest first.
+_OF_DOCUMENTS: tuple[Layer, ...] = ("desired", "archive")
+_ABOVE: tuple[Layer, ...] = ("snapshot", "registration", "desired")
 _INTERPRETER = frozenset({"interpreter_path", "interpreter_name"})
 # With `batchPolicy: goal` the policy finds the size; this is only a bound.
 DEFAULT_GOAL_BATCH_SIZE = 64
@@ -55,6 +58,7 @@ def effective_options(
     """
     warnings: list[str] = []
     said = fold({**layers, "server": server.defaults})
+    said = _with_largest_size(said, layers, warnings)
     asked = ModelOptions(**{**said, "model": model, "version": version})
     restored = layers.get("snapshot")
     is_on_demand = asked.load == "on_demand"
@@ -93,6 +97,12 @@ def effective_options(
         has_ranks=has_ranks,
         warnings=warnings,
     )
+    if asked.allowed_batch_sizes and not mode.is_plain:
+        raise BadArchive(
+            f"allowedBatchSizes is {list(asked.allowed_batch_sizes)} in the configuration of model {model}, whose "
+            "requests do not come in batches: leave it out, or asyncCommunication, sequenceBatching and "
+            "continuousBatching."
+        )
     if not mode.allows(policy):
         policy = "idle"
     is_goal = policy == "goal"
@@ -133,6 +143,7 @@ def effective_options(
         idle_timeout_s=idle_timeout_s,
         least_awake=least_awake,
         stays_near=bool(gpu_ids) and asked.cpu_pinning == "near",
+        has_own_cores=ray is None and asked.cpu_pinning == "cores",
         sequences=mode.sequences,
         continuous_batching=mode.is_continuous,
         is_concurrent=mode.is_concurrent,
@@ -143,6 +154,28 @@ def effective_options(
         ray=ray,
     )
     return options, warnings
+
+
+def _with_largest_size(said: Said, layers: Layers, warnings: list[str]) -> Said:
+    """With the largest of `allowedBatchSizes` as the batch size, unless a layer above the archive's wants less.
+
+    Raises BadArchive where the archive's own `batchSize` is another.
+    """
+    sizes = said.get("allowed_batch_sizes")
+    if not sizes:
+        return said
+    for layer in _OF_DOCUMENTS:
+        own = layers.get(layer, NOTHING)
+        if "allowed_batch_sizes" in own and own.get("batch_size", sizes[-1]) != sizes[-1]:
+            raise BadArchive(
+                f"batchSize is {own['batch_size']} and allowedBatchSizes is {list(sizes)}: the largest of them is the "
+                "batch size, so leave batchSize out."
+            )
+    sizes_above = [layers[layer]["batch_size"] for layer in _ABOVE if "batch_size" in layers.get(layer, NOTHING)]
+    wanted = sizes_above[0] if sizes_above else sizes[-1]
+    if wanted > sizes[-1]:
+        warnings.append(f"batches of {wanted} are not formed: the largest of allowedBatchSizes is {sizes[-1]}")
+    return Said(said, say(batch_size=min(wanted, sizes[-1])))
 
 
 def layers_of(

@@ -36,6 +36,17 @@ def use_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def use_inter_threads(threads: int) -> None:
+    """Let torch, if it is imported, run operators side by side on `threads` threads, 0 for its own choice.
+
+    It takes that once, and only before it has done so: what the author's code has set, or begun, stays.
+    """
+    torch = sys.modules.get("torch")
+    if threads and torch is not None and torch.get_num_interop_threads() != threads:
+        with contextlib.suppress(RuntimeError):
+            torch.set_num_interop_threads(threads)
+
+
 def exit_status(error: SystemExit) -> int:
     """The status of `sys.exit`: None is 0, anything but a number is 1."""
     if error.code is None:
