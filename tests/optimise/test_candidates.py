@@ -10,7 +10,7 @@ import pytest
 from marserve.optimise.candidates import CANDIDATES, NAMES, Measured, best, bounds_of, choose, split
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
 
-ALL = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf")
+ALL = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao", "g++")
 
 
 def chosen(kind: str = "torch", **given: Any) -> dict[str, str]:
@@ -55,6 +55,14 @@ def test_a_missing_package_is_named_with_what_to_type() -> None:
     assert told["onnx"] == ""
 
 
+def test_a_missing_compiler_is_named_too() -> None:
+    """It is no package of Python's."""
+    told = chosen(installed=[name for name in ALL if name != "g++"])
+
+    assert told["aot"] == "g++ is not installed, and compiles it (apt-get install g++)"
+    assert chosen("torchscript")["compile"] == "it is not made of a model that is torchscript"
+
+
 def test_bfloat16_is_only_tried_where_the_processor_computes_in_it() -> None:
     """Elsewhere it is slower."""
     assert "has none of avx512_bf16" in chosen(flags=["avx2"])["bf16"]
@@ -64,7 +72,7 @@ def test_with_too_few_inputs_only_builds_in_float32_are_tried_and_it_says_how_ma
     """Unless nothing could say whether answers agree."""
     told = chosen(compared=64)
 
-    assert [name for name, why in told.items() if not why] == ["channels-last", "onnx", "openvino"]
+    assert [name for name, why in told.items() if not why] == ["channels-last", "onnx", "openvino", "compile", "aot"]
     assert told["onnx-int8"] == "85 more inputs are needed to show the agreement that is asked for"
     assert chosen(compared=64, has_agreement=False)["onnx-int8"] == ""
 

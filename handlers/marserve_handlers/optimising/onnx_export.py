@@ -109,19 +109,37 @@ def export_program(material: Material) -> Any:
         return _export_module(material, call, varying, traps)
 
 
+def export_again(material: Material, model: Any, parameters: list[str]) -> Any:
+    """A graph made of an exported program, exported as that was; `parameters` are those of the module's forward."""
+    call, varying = _example_of(material)
+    with _exporting(material) as traps:
+        return _export(model, material.most_rows, call, varying, parameters, traps, strict=False)
+
+
 def _export_module(material: Material, call: Call, varying: Mapping[str, set[int]], traps: Traps) -> Any:
-    batch = torch.export.Dim("batch", min=1, max=max(material.most_rows, call.rows))
+    parameters = list(inspect.signature(material.model.forward).parameters)
+    return _export(material.model, material.most_rows, call, varying, parameters, traps, strict=True)
+
+
+def _export(
+    model: Any,
+    most_rows: int,
+    call: Call,
+    varying: Mapping[str, set[int]],
+    parameters: list[str],
+    traps: Traps,
+    *,
+    strict: bool,
+) -> Any:
+    batch = torch.export.Dim("batch", min=1, max=max(most_rows, call.rows))
     sizes = {name: {0: batch, **dict.fromkeys(sorted(varying[name]), torch.export.Dim.DYNAMIC)} for name in call.leaves}
     args, kwargs = structure_with(call, sizes)
-    parameters = list(inspect.signature(material.model.forward).parameters)
     if len(args) > len(parameters):
         raise CannotBuild("its forward takes any number of arguments, which cannot be named")
     dynamic = {**dict(zip(parameters, args, strict=False)), **kwargs}
     cloned = call.replaced({name: leaf.clone() for name, leaf in call.leaves.items()})
     try:
-        return torch.export.export(
-            material.model, cloned.args, dict(cloned.kwargs), dynamic_shapes=dynamic, strict=True
-        )
+        return torch.export.export(model, cloned.args, dict(cloned.kwargs), dynamic_shapes=dynamic, strict=strict)
     except Exception as error:
         raise CannotBuild(f"torch.export refuses it: {traps.refusal(error)}") from None
 

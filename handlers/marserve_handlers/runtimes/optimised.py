@@ -3,7 +3,8 @@
 `MAR-INF/optimised.json` names the build; `optimised/` has its files, and samples with what the build gave. At each load
 some samples are run again. Where their outputs are others, or the build does not load, the parent serves, and
 `warnings` of describe say why. On a processor with other instructions, or with other versions of libraries, both are
-measured, and the faster one serves.
+measured, and the faster one serves. A build of native code, which runs as soon as it is loaded, is loaded for archives
+that are trusted alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from marserve_handlers.context import note_warning
-from marserve_handlers.optimising.builds import CannotBuild, find_build
+from marserve_handlers.optimising.builds import NATIVE, CannotBuild, find_build
 from marserve_handlers.optimising.call_arrays import Call, as_numpy, leaves_of
 from marserve_handlers.optimising.capture import run_model
 from marserve_handlers.optimising.machine import cpu_flags, versions
@@ -45,6 +46,10 @@ def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, cont
     try:
         proof = json.loads(Path(model_dir, PROOF).read_text())
         name = str(proof["build"])
+        if name in NATIVE and getattr(context, "is_trusted", False) is not True:
+            raise NotAsPromised(
+                "it is native code, which runs as soon as it is loaded, and the archive is not among trusted_models"
+            )
         model = _load(Path(model_dir, FOLDER), name, proof, parent, threads)
     except NotAsPromised as error:
         note_warning(context, f"the build {name} of the archive is not used, the parent serves: {error}")

@@ -17,13 +17,17 @@ LEAST_CALIBRATION, MOST_CALIBRATION = 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A build by its name. `is_exact`: it computes in float32, as its parent does, so that errors alone judge it."""
+    """A build by its name. `is_exact`: it computes in float32, as its parent does, so that errors alone judge it.
+
+    `needs` are packages, `tools` programs; `of` are the kinds of models that it is made of.
+    """
 
     name: str
     is_exact: bool
     needs: tuple[str, ...] = ()
     of: tuple[str, ...] = ("torch", "torchscript")
     flags: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
     @property
     def is_calibrated(self) -> bool:
@@ -40,7 +44,14 @@ CANDIDATES: Final = (
     ),
     Candidate("openvino", is_exact=True, needs=("openvino", "onnx", "onnxscript")),
     Candidate("openvino-int8", is_exact=False, needs=("openvino", "nncf", "onnx", "onnxscript")),
+    Candidate("compile", is_exact=True, of=("torch",), tools=("g++",)),
+    Candidate("aot", is_exact=True, of=("torch",), tools=("g++",)),
+    Candidate("aot-int8", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",)),
+    Candidate("int8-rows", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",)),
 )
+# Those that hold native code, which runs as soon as it is loaded: a server wants the archive trusted.
+NATIVE: Final = ("aot", "aot-int8")
+TOOLS: Final = tuple(sorted({tool for candidate in CANDIDATES for tool in candidate.tools}))
 NAMES: Final = tuple(candidate.name for candidate in CANDIDATES)
 
 
@@ -81,6 +92,9 @@ def _why_not(candidate: Candidate, kind: str, flags: Collection[str], installed:
     lacking = [name for name in candidate.needs if name not in installed]
     if lacking:
         return f'{", ".join(lacking)} is not installed: pip install "marserve[optimise]"'
+    lacking = [name for name in candidate.tools if name not in installed]
+    if lacking:
+        return f"{', '.join(lacking)} is not installed, and compiles it (apt-get install {' '.join(lacking)})"
     if candidate.flags and not any(flag in flags for flag in candidate.flags):
         return f"this processor has none of {', '.join(candidate.flags)}, and is slower in it"
     if not candidate.is_exact and missing > 0:

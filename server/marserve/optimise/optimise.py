@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import Final
 
 from marserve.files.digests import digest_of
-from marserve.optimise.candidates import CANDIDATES, Candidate, Goal, Measured, best, bounds_of, choose, split
+from marserve.optimise.candidates import (
+    CANDIDATES,
+    NATIVE,
+    TOOLS,
+    Candidate,
+    Goal,
+    Measured,
+    best,
+    bounds_of,
+    choose,
+    split,
+)
 from marserve.optimise.compare import Errors, describe_outputs, measure_both
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
 from marserve.optimise.inputs import Input
@@ -76,7 +87,10 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """All rows, and the winner's name, empty where the parent stays; `archive` is what was written."""
+    """All rows, and the winner's name, empty where the parent stays; `archive` is what was written.
+
+    `trust` is its digest where a server is to be told that it may load what is in it, else empty.
+    """
 
     model: str
     version: str
@@ -89,6 +103,7 @@ class Report:
     notes: list[str]
     winner: str = ""
     archive: Path | None = None
+    trust: str = ""
     seconds: float = 0.0
 
 
@@ -143,6 +158,7 @@ def optimise(
         )
         agreement_is_known = bool(wish.scores or recorded.scores)
         installed = [name for name in PACKAGES if find_spec(name) is not None]
+        installed += [name for name in TOOLS if shutil.which(name)]
         for choice in choose(
             facts.kind,
             facts.cpu,
@@ -162,6 +178,7 @@ def optimise(
             on_step(f"writing the archive with {report.winner}")
             report.archive = search.write(report, folder, force=force)
             search.look_again(report.archive, report.winner, on_step)
+            report.trust = digest_of(report.archive) if report.winner in NATIVE else ""
         report.seconds = time.monotonic() - began
     return report
 
@@ -299,9 +316,9 @@ class _Search:
         """Load what was written as a worker would. Raises NothingToOptimise, and leaves nothing, if it is not used."""
         on_step("loading what was written")
         try:
-            with Subject(
-                archive, threads=self.wish.threads, trusted=[archive.name] if self.wish.is_trusted else []
-            ) as made:
+            # What was compiled here may run here.
+            trusted = [archive.name] if self.wish.is_trusted or winner in NATIVE else []
+            with Subject(archive, threads=self.wish.threads, trusted=trusted) as made:
                 made.loaded()
                 if made.facts().build != winner:
                     raise NothingToOptimise(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,12 @@ def words() -> list[Call]:
     return [Call((torch.randint(0, 50, (1, n)),), {"mask": torch.zeros(1, n, dtype=torch.bool)}) for n in lengths]
 
 
+def need_compiler() -> None:
+    """Skips where there is none."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+
+
 def traced(model: Any, example: Any) -> Any:
     """As TorchScript."""
     with warnings.catch_warnings():
@@ -134,6 +141,39 @@ def test_a_build_of_sentences_takes_any_length_and_gives_nested_outputs(name: st
     assert type(run_model(model, words()[0])["hidden"]) is tuple
 
 
+@pytest.mark.system
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about torch
+@pytest.mark.parametrize(("name", "bound"), [("compile", EXACT), ("aot", EXACT)])
+@pytest.mark.parametrize("model", [Pictures, Words])
+def test_a_compiled_build_takes_any_batch_and_gives_nested_outputs(
+    name: str, bound: float, model: Any, tmp_path: Path
+) -> None:
+    """Larger ones than it was compiled for in pieces."""
+    need_compiler()
+    parent, calls = model().eval(), pictures() if model is Pictures else words()
+
+    built = made(name, lambda: copy.deepcopy(parent), calls, tmp_path)
+
+    assert largest_error(built, parent, calls) <= bound
+    whole = join([calls[0]] * 19)
+    wanted, seen = leaves_of(run_model(parent, whole)), leaves_of(run_model(built, whole))
+    assert all(torch.allclose(seen[at], wanted[at], atol=1e-4) for at in wanted)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize("name", ["aot-int8", "int8-rows"])
+def test_a_build_of_torchao_is_within_what_rounding_costs(name: str, tmp_path: Path) -> None:
+    """By its own package alone, once it is made."""
+    pytest.importorskip("torchao")
+    need_compiler()
+    parent = Pictures().eval()
+
+    built = made(name, lambda: copy.deepcopy(parent), pictures(), tmp_path)
+
+    assert 0 < largest_error(built, parent, pictures()) <= ROUNDED
+
+
 @pytest.mark.onnx
 def test_a_branch_on_the_batch_size_is_refused_and_not_baked(tmp_path: Path) -> None:
     """With what torch.export says of it."""
@@ -176,6 +216,11 @@ def test_what_does_not_suit_is_refused_with_a_reason() -> None:
         find_build("bf16").build(Material(Branches(), [], 8), Path())
     with pytest.raises(CannotBuild, match="there is no build 'fp16'"):
         find_build("fp16")
+    for name in ("compile", "aot"):
+        with pytest.raises(
+            CannotBuild, match=r"torch\.(compile takes modules of Python alone|export refuses TorchScript)"
+        ):
+            find_build(name).build(Material(traced(Pictures(), torch.zeros(2, 1, 8, 8)), pictures(), 8), Path())
 
 
 def test_the_server_tries_the_builds_that_there_are() -> None:

@@ -29,6 +29,7 @@ class Context:
     def __init__(self) -> None:
         self.load_warnings: list[str] = []
         self.computes_on = self.build = ""
+        self.is_trusted = False
 
 
 class Linear(torch.nn.Module):  # type: ignore[misc]
@@ -213,3 +214,28 @@ def test_a_build_whose_library_fails_leaves_the_parent(folder: Path, monkeypatch
     assert is_parent(model)
     assert "RuntimeError: illegal instruction" in context.load_warnings[0]
     assert "bf16" in builds.BUILDS
+
+
+@pytest.mark.parametrize("name", sorted(builds.NATIVE))
+def test_native_code_is_not_looked_at_unless_the_archive_is_trusted(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading it would run it, even where the load then fails."""
+    write_proof(folder, build=name)
+    loaded: list[Path] = []
+
+    class Native:
+        def load(self, parent: Any, folder: Path, threads: int) -> Any:
+            loaded.append(folder)
+            return parent()
+
+    monkeypatch.setattr(optimised, "find_build", lambda name: Native())
+    model, _, untrusted = load(folder)
+    seen = list(loaded)
+    trusted = Context()
+    trusted.is_trusted = True
+    load_optimised(str(folder), parent, 1, trusted)
+
+    assert is_parent(model)
+    assert "it is native code, which runs as soon as it is loaded" in untrusted.load_warnings[0]
+    assert (seen, loaded) == ([], [folder / "optimised"])

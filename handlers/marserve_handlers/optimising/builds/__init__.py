@@ -23,8 +23,15 @@ BUILDS = {
     "onnx-int8": "onnx_int8",
     "openvino": "openvino_float",
     "openvino-int8": "openvino_int8",
+    "compile": "compiled",
+    "aot": "aot_float",
+    "aot-int8": "aot_int8",
+    "int8-rows": "int8_rows",
 }
 """Name to module."""
+
+NATIVE = frozenset({"aot", "aot-int8"})
+"""Builds that hold native code, which runs as soon as it is loaded, even where the load then fails."""
 
 Parent = Callable[[], Any]
 

@@ -177,6 +177,11 @@ def _lines(report: Report) -> list[str | Table]:
         lines.append("The parent stays: no build is equal and surely better.")
     else:
         lines.append(f"{report.winner} is in {report.archive}; it is served as version {report.version}-optimised.")
+        if report.trust:
+            lines.append(
+                f"{report.winner} is native code, which runs as soon as it is loaded. A server loads it with "
+                f"`trusted_models={report.trust}` in its settings; without, the parent serves."
+            )
     return lines
 
 
@@ -209,6 +214,7 @@ def _document(report: Report) -> dict[str, Any]:
         "seconds": report.seconds,
         "winner": report.winner or None,
         "archive": None if report.archive is None else str(report.archive),
+        "trustedModels": report.trust or None,
         "notes": report.notes,
         "builds": [
             {
