@@ -15,7 +15,7 @@ from socket import socket
 from typing import NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
-from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Hello, Load, Rank, SetLevel, Stop
+from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Counted, Hello, Load, Rank, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.device.device_use import check_device_use
@@ -144,6 +144,8 @@ class WorkerLoop:
         if load.warm_up and (load.rank is None or load.rank.rank == 0):
             alone = model if concurrent is None else concurrent.one_by_one()
             warm_up_s, problems, failure = served.warm_up(alone, load.warm_up)
+        if load.peak_flops is not None and self._leader is None and self._follower is None:
+            self._watch_flops(model, load.peak_flops)
         served.say_loaded(seconds, warm_up_s, problems, failure)
         if self._follower is not None:
             self._follower.follow(model)
@@ -151,3 +153,19 @@ class WorkerLoop:
             concurrent.serve()
         if overlapped is not None:
             overlapped.serve()
+
+    def _watch_flops(self, model: LoadedModel, peaks: dict[str, float]) -> None:
+        """Have the model's operations counted, beside its first batches, and told to the server."""
+        try:
+            from marserve_handlers.flops.watch import Outcome, open_watch  # here: few models ask for it, and for numpy
+        except ImportError as error:
+            model.context.load_warnings.append(f"FLOPs are not counted: {error}")
+            return
+
+        def tell(outcome: Outcome) -> None:
+            per_batch, per_request = outcome.cost.per_batch, outcome.cost.per_row
+            self._connection.send(Counted(per_batch, per_request, outcome.peak, outcome.dtype, outcome.inputs[:1000]))
+
+        watch = open_watch(model.handle, model.context, peaks)
+        if watch is not None:
+            watch.tell = tell
