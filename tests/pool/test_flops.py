@@ -63,7 +63,7 @@ async def test_a_served_model_is_counted_exactly_and_its_utilisation_is_of_the_l
         flops = metrics.flops
         assert flops is not None
         assert (flops.per_batch, flops.per_request, flops.peak) == (0.0, float(MLP_ROW), 1e9)
-        assert flops.inputs == "0 float32 [n, 64]"
+        assert flops.inputs == "argument 1 float32 [n, 64]"
         assert batches == requests == metrics.requests
         assert share == pytest.approx(requests * MLP_ROW / seconds / 1e9, rel=0.2)
         assert running.pool.described["flops"]["perRequest"] == MLP_ROW

@@ -25,7 +25,7 @@ class CountedGraph:
 
     def __init__(self, path: str) -> None:
         try:
-            import onnx
+            import onnx  # here: it may not be installed
         except ImportError:
             raise NotCounted(
                 "the package onnx is not installed: pip install onnx, or give the server's extra optimise"

@@ -3,7 +3,7 @@
     python -m marserve_handlers.flops.peak --dtype float32 --threads 2 --device cpu
 
 The best of a matrix product, a convolution and, on processors, ONNX Runtime: each library is far from the peak in one
-of them (a matrix product in torch reached 0.4 on an AMD processor). A file of the user's keeps the best of the first three
+of them (a product in torch reached 0.4 on an AMD processor). A file of the user's keeps the best of the first three
 times that it was asked for: other work on the machine can only make it look slower.
 """
 
@@ -124,7 +124,7 @@ def _by_torch(dtype: str, threads: int, device: str) -> float:
 
 def _by_onnxruntime(threads: int) -> float:
     import numpy as np
-    import onnx
+    import onnx  # here, and the next one: they may not be installed
     import onnxruntime
 
     shape = [_SIDE, _SIDE]

@@ -161,6 +161,7 @@ def _said(call: Call) -> str:
     words = []
     for name, leaf in list(call.leaves.items())[:4]:
         shape = ["n" if at == 0 and rows else str(length) for at, length in enumerate(leaf.shape)]
+        name = f"argument {int(name) + 1}" if name.isdigit() else name
         words.append(f"{name} {str(leaf.dtype).removeprefix('torch.')} [{', '.join(shape)}]")
     return ", ".join(words)
 
