@@ -222,7 +222,7 @@ def _read_peaks(value: object) -> dict[str, float]:
     """FLOPs a second by dtype, under the empty name those of every other; nothing for `auto`."""
     if value == "auto":
         return {}
-    named = value if isinstance(value, dict) else {"": value}
+    named: dict[Any, Any] = value if isinstance(value, dict) else {"": value}
     peaks: dict[str, float] = {}
     for name, much in named.items():
         try:

@@ -21,11 +21,11 @@ from marserve_handlers.optimising.call_arrays import Call
 _KNOWN = frozenset(("aten", "prim", "prims", "profiler", "inductor"))
 
 
-class _Foreign(TorchDispatchMode):
+class _Foreign(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The operators that are not torch's own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +45,7 @@ class CountedModule:
             if isinstance(model, torch.jit.ScriptModule):
                 if not path.endswith(".pt"):
                     raise NotCounted("its TorchScript was not loaded from the archive's file")
-                self._model = torch.jit.load(path, map_location="meta")
+                self._model = torch.jit.load(path, map_location="meta")  # type: ignore[no-untyped-call]
             else:
                 self._model = _on_meta(model)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, OSError) as error:

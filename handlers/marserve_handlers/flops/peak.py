@@ -106,7 +106,7 @@ def _by_torch(dtype: str, threads: int, device: str) -> float:
     left = torch.rand(_SIDE, _SIDE).to(device, kind)
     pictures = torch.rand(_BATCH, _CHANNELS, _PICTURE, _PICTURE).to(device, kind)
     filters = torch.rand(_CHANNELS, _CHANNELS, 3, 3).to(device, kind)
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
 
     def product() -> None:
         torch.mm(left, left)
@@ -124,8 +124,8 @@ def _by_torch(dtype: str, threads: int, device: str) -> float:
 
 def _by_onnxruntime(threads: int) -> float:
     import numpy as np
-    import onnx  # here, and the next one: they may not be installed
-    import onnxruntime
+    import onnx  # here: it may not be installed
+    import onnxruntime  # likewise
 
     shape = [_SIDE, _SIDE]
     sides = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name in ("a", "b", "c")]
