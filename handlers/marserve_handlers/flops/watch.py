@@ -22,7 +22,7 @@ from marserve_handlers.optimising.capture import Capture, find_model
 from marserve_handlers.support.comparing.held_models import is_session
 
 BATCHES = 8
-MOST_CALLS = 256  # of a model by these batches
+MOST_CALLS = 64  # of a model by these batches
 NOT_COUNTED = "FLOPs are not counted"
 
 
@@ -90,6 +90,8 @@ class Watch(Capture):
         call = Call(args, kwargs)
         batches[-1].calls.append(call.replaced({name: _without_numbers(leaf) for name, leaf in call.leaves.items()}))
         if sum(len(batch.calls) for batch in batches) >= MOST_CALLS:
+            if len(batches) > 1:
+                batches.pop()  # more calls of it may follow
             self._begin()
 
     def _begin(self) -> None:
@@ -166,11 +168,13 @@ def _said(call: Call) -> str:
     return ", ".join(words)
 
 
-def open_watch(handle: Any, context: Context, peaks: dict[str, float]) -> Watch | None:
-    """Begin to watch the model of a handler that is loaded. None, with a sentence in describe, where there is none."""
+def open_watch(handle: Any, context: Context, peaks: dict[str, float], *, is_concurrent: bool = False) -> Watch | None:
+    """Begin to watch the model of a handler that is loaded. None, with a sentence in describe, where that cannot be."""
     reason = ""
     found = find_model(handle)
-    if context.build:
+    if is_concurrent:
+        reason = "with asyncCommunication nobody knows which request a call of the model is for"
+    elif context.build:
         reason = f"the build {context.build} serves, and the model that it was made of is not there"
     elif found.model is None:
         reason = found.why_not

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from socket import socket
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
 from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Counted, Hello, Load, Rank, SetLevel, Stop
@@ -26,6 +26,9 @@ from marserve.worker.process.own_process import exit_status, leave, stay_on, use
 from marserve.worker.process.printed_lines import set_level
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.serving import ServedModel
+
+if TYPE_CHECKING:
+    from marserve.worker.overlap.turns import OverlappedModel
 
 
 class WorkerLoop:
@@ -41,6 +44,7 @@ class WorkerLoop:
         self, connection: Connection, page: Page, model: LoadedModel | None = None, more: Sequence[int] = ()
     ) -> None:
         self._connection = connection
+        self._messages: Connection | OverlappedModel = connection
         self._page = page
         self._model = model
         self._more = more
@@ -55,7 +59,7 @@ class WorkerLoop:
             if self._model is not None:
                 self._ready(self._model, 0.0)
             while True:
-                for message, bodies in self._connection.receive():
+                for message, bodies in self._messages.receive():
                     if type(message) is Batch:
                         self._served.serve_batch(message, bodies)
                         bodies.clear()  # not kept while the next ones are awaited
@@ -152,7 +156,7 @@ class WorkerLoop:
         if concurrent is not None:
             concurrent.serve()
         if overlapped is not None:
-            overlapped.serve()
+            self._messages = overlapped
 
     def _watch_flops(self, model: LoadedModel, peaks: dict[str, float]) -> None:
         """Have the model's operations counted, beside its first batches, and told to the server."""
@@ -166,6 +170,6 @@ class WorkerLoop:
             per_batch, per_request = outcome.cost.per_batch, outcome.cost.per_row
             self._connection.send(Counted(per_batch, per_request, outcome.peak, outcome.dtype, outcome.inputs[:1000]))
 
-        watch = open_watch(model.handle, model.context, peaks)
+        watch = open_watch(model.handle, model.context, peaks, is_concurrent=model.load.is_concurrent)
         if watch is not None:
             watch.tell = tell

@@ -150,7 +150,7 @@ class ServedModel:
                 failure,
                 self._model.declaration,
                 self._model.health is not None,
-                self._model.overlap is not None,
+                overlaps=self._model.overlap is not None,
             )
         )
 

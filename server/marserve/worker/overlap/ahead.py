@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Item, Result, Returned
+from marserve.messages import Batch, Batches, Item, Result, Returned, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.rows import DistinctIds
 from marserve_handlers.support.line_owner import of_this_task
 from marserve_handlers.support.overlapping.seam import BatchState, Overlap, Prepared, refuse_pieces
 
-# Messages for which the main thread calls the author's code, beside batches.
-CALLS = frozenset((AskHealth, AskLengths, Check))
+# Messages for which the main thread does not call the author's code.
+NO_CALLS = frozenset((SetLevel, Stop))
 
 TakeIn = Callable[[Batch, list[bytearray], float], tuple[list[Item], list[dict[str, Any]], list[Result | None]]]
 
@@ -66,10 +66,10 @@ class Ahead:
         """Begin to read. Nothing else may read the connection from now on."""
         self._thread.start()
 
-    def ended(self, batch: Batch | None) -> None:
-        """The main thread is done with a batch, whose ids other requests may have, or with another message."""
+    def ended(self, message: Any, batch: Batch | None) -> None:
+        """The main thread is done with a message; if it was a batch, other requests may have its ids."""
         with self._lock:
-            self._calls -= 1
+            self._calls -= type(message) not in NO_CALLS
             if batch is not None:
                 self._ids.forget(batch.items)
 
@@ -99,7 +99,7 @@ class Ahead:
             self._returned(message, bodies[0] if bodies else b"")
         else:
             with self._lock:
-                self._calls += type(message) in CALLS
+                self._calls += type(message) not in NO_CALLS
             self.inbox.put((message, bodies))
 
     def _prepare(self, batch: Batch, bodies: list[bytearray]) -> None:
