@@ -7,9 +7,10 @@ called as if there had been none.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from marserve_handlers.support.comparing.held_models import is_session
 
 BATCHES = 8
 MOST_CALLS = 64  # of a model by these batches
+MOST_NAMED = 8
 NOT_COUNTED = "FLOPs are not counted"
 
 
@@ -46,26 +48,45 @@ class Counter(Protocol):
         """FLOPs of a call with so many rows."""
 
 
-class _Batch:
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items: Sequence[Any] | None = items
-        self.requests = max(1, len(items))
-        self.calls: list[Call] = []
+class Counted(NamedTuple):
+    """What the model takes, for weights of `dtype` and inputs like `inputs`, and the operators that were left out."""
+
+    cost: Cost
+    dtype: str
+    inputs: str
+    uncounted: Sequence[str] = ()
+
+
+class Seen:
+    """A batch of so many requests: what the model was called with."""
+
+    def __init__(self, requests: int, calls: Sequence[Call] = (), items: Sequence[Any] | None = None) -> None:
+        self.requests = max(1, requests)
+        self.calls = list(calls)
+        self.items = items
 
 
 class Watch(Capture):
     """Hooks a model. `tell` gets the outcome, in the thread that calls the model; a failure goes to the context."""
 
     def __init__(
-        self, model: Any, context: Context, make: Callable[[], Counter], peaks: dict[str, float], device: str
+        self,
+        model: Any,
+        context: Context,
+        make: Callable[[], Counter],
+        peaks: dict[str, float],
+        device: str,
+        known: Counted | None = None,
     ) -> None:
+        """`known` was counted before, so that only the peak is missing."""
         super().__init__(model)
+        self._known = known
         self.tell: Callable[[Outcome], None] = lambda outcome: None
         self._context = context
         self._make = make
         self._peaks = peaks
         self._device = device
-        self._batches: list[_Batch] = []
+        self._batches: list[Seen] = []
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
         self._is_over = False
@@ -80,13 +101,16 @@ class Watch(Capture):
             return
         if self._thread is not None:
             return
+        if self._known is not None:
+            self._begin()
+            return
         items = self._context.batch_items
         batches = self._batches
         if not batches or batches[-1].items is not items:
             if len(batches) >= BATCHES:
                 self._begin()
                 return
-            batches.append(_Batch(items))
+            batches.append(Seen(len(items), items=items))
         call = Call(args, kwargs)
         batches[-1].calls.append(call.replaced({name: _without_numbers(leaf) for name, leaf in call.leaves.items()}))
         if sum(len(batch.calls) for batch in batches) >= MOST_CALLS:
@@ -114,20 +138,29 @@ class Watch(Capture):
 
     def outcome(self) -> Outcome:
         """Count what was seen. Raises NotCounted."""
-        batches = self._batches
-        if len(batches) == 1 and len(batches[0].calls) >= MOST_CALLS:
-            raise NotCounted(f"one batch called the model {MOST_CALLS} times and more")
-        counter = self._make()
-        cost = _cost_of(counter, batches)
-        if not cost.of(1):
-            raise NotCounted(f"none of its operators is known{_named(counter.uncounted)}")
-        if counter.uncounted:
-            self._context.load_warnings.append(f"FLOPs are counted without{_named(counter.uncounted)[1:]}")
-        given = self._peaks.get(counter.dtype, self._peaks.get(""))
-        peak = given or cached_peak(counter.dtype, self._context.threads, self._device)
-        kinds = {call.shapes for batch in batches for call in batch.calls}
-        said = _said(batches[0].calls[0])
-        return Outcome(cost, peak, counter.dtype, said if len(kinds) == 1 else f"{said} and others, the mean of them")
+        counted = self._known
+        if counted is None:
+            batches = self._batches
+            if len(batches) == 1 and len(batches[0].calls) >= MOST_CALLS:
+                raise NotCounted(f"one batch called the model {MOST_CALLS} times and more")
+            counted = count(self._make(), batches)
+        if counted.uncounted:
+            self._context.load_warnings.append(f"FLOPs are counted without {', '.join(counted.uncounted)}")
+        given = self._peaks.get(counted.dtype, self._peaks.get(""))
+        peak = given or cached_peak(counted.dtype, self._context.threads, self._device)
+        return Outcome(counted.cost, peak, counted.dtype, counted.inputs)
+
+
+def count(counter: Counter, batches: Sequence[Seen]) -> Counted:
+    """What batches took that were seen. Raises NotCounted."""
+    cost = _cost_of(counter, batches)
+    uncounted = sorted(counter.uncounted)[:MOST_NAMED]
+    if not cost.of(1):
+        raise NotCounted(f"none of its operators is known{': ' if uncounted else ''}{', '.join(uncounted)}")
+    kinds = {call.shapes for batch in batches for call in batch.calls}
+    said = _said(batches[0].calls[0])
+    inputs = said if len(kinds) == 1 else f"{said} and others, the mean of them"
+    return Counted(cost, counter.dtype, inputs, uncounted)
 
 
 def _without_numbers(leaf: Any) -> Any:
@@ -137,7 +170,7 @@ def _without_numbers(leaf: Any) -> Any:
     return leaf.detach().new_empty(tuple(leaf.shape), device="meta")
 
 
-def _cost_of(counter: Counter, batches: Sequence[_Batch]) -> Cost:
+def _cost_of(counter: Counter, batches: Sequence[Seen]) -> Cost:
     """A line where each batch was one call of as many rows as requests, all of one shape; else the mean a request."""
     calls = [call for batch in batches for call in batch.calls]
     is_plain = all(len(batch.calls) == 1 and batch.calls[0].rows == batch.requests for batch in batches)
@@ -151,10 +184,6 @@ def _cost_of(counter: Counter, batches: Sequence[_Batch]) -> Cost:
             known[kind] = counter.count(call, call.rows)
         total += known[kind]
     return Cost(0.0, total / sum(batch.requests for batch in batches))
-
-
-def _named(names: set[str]) -> str:
-    return f": {', '.join(sorted(names)[:8])}" if names else ""
 
 
 def _said(call: Call) -> str:
@@ -174,34 +203,28 @@ def open_watch(handle: Any, context: Context, peaks: dict[str, float], *, is_con
     found = find_model(handle)
     if is_concurrent:
         reason = "with asyncCommunication nobody knows which request a call of the model is for"
-    elif context.build:
-        reason = f"the build {context.build} serves, and the model that it was made of is not there"
     elif found.model is None:
         reason = found.why_not
+    elif context.build and context.build_flops is None:
+        reason = f"the build {context.build} serves, and its archive does not say what the model takes that it is of"
     if reason:
         context.load_warnings.append(f"{NOT_COUNTED}: {reason}")
         return None
-    model = found.model
-    path = str(getattr(getattr(handle, "__self__", None), "model_pt_path", None) or "")
+    model, known = found.model, None
+    if context.build and context.build_flops is not None:
+        try:
+            known = _read(context.build_flops)
+        except (KeyError, TypeError, ValueError) as error:
+            context.load_warnings.append(f"{NOT_COUNTED}: the archive's figures cannot be read ({error!r})")
+            return None
+    device = "cpu"
     if is_session(model):
-        path = path if path.endswith(".onnx") else str(getattr(model, "_model_path", None) or "")
-        device = "cpu"
         if any("CPU" not in provider for provider in model.get_providers()[:1]):
             device = "other"
-    else:
-        first = next(iter(model.parameters()), None)
-        device = "cpu" if first is None else str(first.device)
-
-    def make() -> Counter:
-        if is_session(model):
-            from marserve_handlers.flops.graphs import CountedGraph  # here: it may need a package that is not there
-
-            return CountedGraph(path)
-        from marserve_handlers.flops.modules import CountedModule  # here: torch is loaded already
-
-        return CountedModule(model, path)
-
-    watch = Watch(model, context, make, peaks, device)
+    elif (first := next(iter(model.parameters()), None)) is not None:
+        device = str(first.device)
+    path = path_of(handle, model)
+    watch = Watch(model, context, lambda: make_counter(model, path), peaks, device, known)
     try:
         watch.__enter__()
     except Exception as error:  # a model that takes no hooks
@@ -210,4 +233,38 @@ def open_watch(handle: Any, context: Context, peaks: dict[str, float], *, is_con
     return watch
 
 
-__all__ = ["Outcome", "Watch", "open_watch"]
+def path_of(handle: Any, model: Any) -> str:
+    """The file of a handler's model, where that is known; else empty."""
+    if is_session(model):
+        return str(getattr(model, "_model_path", None) or "")
+    return str(getattr(getattr(handle, "__self__", None), "model_pt_path", None) or "")
+
+
+def make_counter(model: Any, path: str) -> Counter:
+    """What counts a module, or a session. Raises NotCounted."""
+    if is_session(model):
+        from marserve_handlers.flops.graphs import CountedGraph  # here: a session's process need not have torch
+
+        return CountedGraph(path)
+    from marserve_handlers.flops.modules import CountedModule  # here: likewise
+
+    return CountedModule(model, path)
+
+
+def _read(said: Mapping[str, Any]) -> Counted:
+    """What an archive says, as `as_document` wrote it."""
+    cost = Cost(float(said["perBatch"]), float(said["perRequest"]))
+    if not (0 <= cost.per_batch < math.inf and 0 <= cost.per_row < math.inf and cost.of(1)):
+        raise ValueError(f"{cost} is no cost")
+    return Counted(cost, str(said["dtype"]), str(said["inputs"]), [str(name) for name in said["uncounted"]])
+
+
+def as_document(counted: Counted) -> dict[str, Any]:
+    """What was counted, for an archive of a build of the model."""
+    return {
+        "perBatch": counted.cost.per_batch,
+        "perRequest": counted.cost.per_row,
+        "dtype": counted.dtype,
+        "inputs": counted.inputs,
+        "uncounted": list(counted.uncounted),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,48 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.torch
 @pytest.mark.system
 def test_a_processor_is_measured_by_a_process_of_its_own(tmp_path: Path) -> None:
-    """No slower than a product alone, in the same process."""
+    """What it says is in the folder's file."""
     pytest.importorskip("torch")
 
-    assert cached_peak("float32", 1, "cpu", tmp_path) >= 1e9
-    assert measure("float32", 1, "cpu") >= 0.5 * peak._by_torch("float32", 1, "cpu")
+    said = cached_peak("float32", 1, "cpu", tmp_path)
+
+    assert said >= 1e9
+    assert list(json.loads((tmp_path / "peaks.json").read_text()).values()) == [[said, 1]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "of_torch", "of_onnxruntime", "best"),
+    [
+        ("float32", "cpu", 4.0, 9.0, 9.0),
+        ("float32", "cpu", 9.0, 4.0, 9.0),
+        ("bfloat16", "cpu", 4.0, 9.0, 4.0),
+        ("float32", "cuda:0", 4.0, 9.0, 4.0),
+        ("float32", "cpu", None, 9.0, 9.0),
+        ("float32", "cpu", 4.0, None, 4.0),
+    ],
+)
+def test_the_best_library_counts_of_those_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    device: str,
+    of_torch: float | None,
+    of_onnxruntime: float | None,
+    best: float,
+) -> None:
+    """ONNX Runtime for float32 on processors alone."""
+
+    def saying(value: float | None) -> Callable[..., float]:
+        def say(*_: object) -> float:
+            if value is None:
+                raise ImportError
+            return value
+
+        return say
+
+    monkeypatch.setattr(peak, "_by_torch", saying(of_torch))
+    monkeypatch.setattr(peak, "_by_onnxruntime", saying(of_onnxruntime))
+
+    assert measure(dtype, 1, device) == best
 
 
 @pytest.mark.parametrize(("dtype", "device"), [("no_such", "cpu"), ("float32", "other")])

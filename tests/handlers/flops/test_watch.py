@@ -177,8 +177,68 @@ def test_a_handler_without_a_model_is_not_watched() -> None:
         "FLOPs are not counted: the handler holds no module of torch and no session of ONNX Runtime"
     ]
 
+
+KNOWN: dict[str, Any] = {
+    "perBatch": 10.0, "perRequest": 20.0, "dtype": "float32", "inputs": "x [n, 3]", "uncounted": ["LSTM"]
+}  # fmt: skip
+
+
+def served_build(flops: dict[str, Any] | None) -> tuple[Context, InferenceSession, Watch | None]:
+    """A build that serves in its model's place, and whose archive says this of it."""
     context = Context("m", "/m", {}, 4, None, "1")
-    context.build = "onnx-int8"
-    service = SimpleNamespace(model=InferenceSession())
-    assert open_watch(service, context, {}) is None
-    assert "the build onnx-int8 serves" in context.load_warnings[0]
+    context.build, context.build_flops = "onnx-int8", flops
+    session = InferenceSession()
+    return context, session, open_watch(SimpleNamespace(model=session), context, {"": 5.0})
+
+
+def test_a_build_has_what_its_archive_says_of_its_parent() -> None:
+    """It is not counted itself: what it does is another matter."""
+    context, session, watch = served_build(KNOWN)
+    told: list[Outcome] = []
+    assert watch is not None
+    watch.tell = told.append
+    session.run(None, {"x": np.zeros((1, 3), np.float32)})
+    assert watch._thread is not None
+    watch._thread.join()
+
+    session.run(None, {"x": np.zeros((1, 3), np.float32)})
+
+    assert told == [Outcome(Cost(10.0, 20.0), 5.0, "float32", "x [n, 3]")]
+    assert context.load_warnings == ["FLOPs are counted without LSTM"]
+
+
+@pytest.mark.parametrize(
+    ("flops", "said"),
+    [
+        (None, "the build onnx-int8 serves, and its archive does not say"),
+        ({}, "the archive's figures cannot be read (KeyError('perBatch'))"),
+        (KNOWN | {"perBatch": "many"}, "cannot be read (ValueError("),
+        (KNOWN | {"perRequest": -1}, "cannot be read (ValueError("),
+        (KNOWN | {"uncounted": None}, "cannot be read (TypeError("),
+    ],
+)
+def test_a_build_of_which_its_archive_says_nothing_is_not_watched(flops: dict[str, Any] | None, said: str) -> None:
+    """Nor is one whose figures are none: archives are written by anybody."""
+    context, _, watch = served_build(flops)
+
+    assert watch is None
+    assert said in context.load_warnings[0]
+
+
+def test_what_is_counted_for_an_archive_is_read_as_it_was() -> None:
+    """By a server, later."""
+    counter = Counter(uncounted=frozenset({"LSTM"}))
+    counted = watching.count(counter, [watching.Seen(1, [Call((), {"x": np.zeros((1, 3))})])])
+
+    _, _, watch = served_build(watching.as_document(counted))
+
+    assert watch is not None
+    assert watch._known == counted
+    assert counted.cost == Cost(0.0, 130.0)
+
+
+def test_coroutines_are_not_watched() -> None:
+    """Their batches run side by side."""
+    context = Context("m", "/m", {}, 4, None, "1")
+    assert open_watch(SimpleNamespace(model=InferenceSession()), context, {}, is_concurrent=True) is None
+    assert "with asyncCommunication" in context.load_warnings[0]

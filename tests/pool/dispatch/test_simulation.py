@@ -13,7 +13,9 @@ SEEDS = int(os.environ.get("MARSERVE_SIMULATION_SEEDS", "100"))
 def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
     """Deaths, delays, cancels, deadlines and swaps in all orders; a failing seed can be played again by its number."""
     failures = {}
-    answered = refused = failed = late = displaced = asked = died_of_asking = lost_sequences = steps = together = overlapped = 0
+    answered = refused = failed = late = displaced = asked = died_of_asking = lost_sequences = steps = together = (
+        overlapped
+    ) = 0
 
     for seed in range(SEEDS):
         world = World(seed)
