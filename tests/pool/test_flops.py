@@ -49,6 +49,7 @@ async def ask_until_counted(running: RunningPool) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.system
 async def test_a_served_model_is_counted_exactly_and_its_utilisation_is_of_the_last_minute(tmp_path: Path) -> None:
     """2 m n k a request, whatever the batch; by the requests that were sent, over the peak of its workers."""
     async with counting(tmp_path, MLP, batch_size=4) as running:

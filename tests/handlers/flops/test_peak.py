@@ -43,6 +43,15 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.torch
+def test_a_dtype_that_torch_does_not_have_is_not_measured() -> None:
+    """An archive of the future."""
+    pytest.importorskip("torch")
+
+    with pytest.raises(ValueError, match="torch has no dtype no_such"):
+        measure("no_such", 1, "cpu")
+
+
+@pytest.mark.torch
 @pytest.mark.system
 def test_a_processor_is_measured_by_a_process_of_its_own(tmp_path: Path) -> None:
     """What it says is in the folder's file."""
@@ -89,8 +98,11 @@ def test_the_best_library_counts_of_those_that_are_there(
     assert measure(dtype, 1, device) == best
 
 
-@pytest.mark.parametrize(("dtype", "device"), [("no_such", "cpu"), ("float32", "other")])
-def test_what_cannot_be_measured_asks_for_a_number(tmp_path: Path, dtype: str, device: str) -> None:
-    """The key is named."""
+@pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("float32", "other")])
+def test_what_cannot_be_measured_asks_for_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, device: str
+) -> None:
+    """The key is named, whether the process fails or the device is another library's."""
+    monkeypatch.setattr(peak.sys, "executable", "/bin/false")
     with pytest.raises(NotCounted, match="give peakFlops a number"):
         cached_peak(dtype, 1, device, tmp_path)
