@@ -21,9 +21,11 @@ pytestmark = pytest.mark.anyio
 
 # Words of a body: `wait` computes until the file `go` is there; `raise`, `die`, `exit` and `hang` do so in preprocess.
 SOURCE = """
-import os, sys, time
+import contextvars, os, sys, time
 from marserve_handlers.base import BaseHandler
 from marserve_handlers.context import send_intermediate_predict_response
+
+SET = contextvars.ContextVar("SET")
 
 def note(line):
     with open("calls", "a") as calls:
@@ -32,9 +34,11 @@ def note(line):
 class Handler(BaseHandler):
     def initialize(self, context):
         self.context = self.other_name = context
+        SET.set("for every thread")
 
     def preprocess(self, data):
         words = [bytes(row["body"]).decode() for row in data]
+        assert SET.get() == "for every thread"
         print("preprocesses", *words)
         with self.context.span("reads"):
             note("pre " + " ".join(words))

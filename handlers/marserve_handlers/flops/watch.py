@@ -25,6 +25,7 @@ from marserve_handlers.support.comparing.held_models import is_session
 BATCHES = 8
 MOST_CALLS = 64  # of a model by these batches
 MOST_NAMED = 8
+MOST_OF_REASON = 400  # characters
 NOT_COUNTED = "FLOPs are not counted"
 
 
@@ -101,6 +102,13 @@ class Watch(Capture):
             return
         if self._thread is not None:
             return
+        try:
+            self._see(args, kwargs)
+        except Exception as error:  # odd arguments must not fail the request
+            self._fail(f"what the model is called with cannot be looked at ({type(error).__name__}: {error})")
+            self._close()
+
+    def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._known is not None:
             self._begin()
             return
@@ -130,11 +138,14 @@ class Watch(Capture):
         try:
             self._outcome = self.outcome()
         except NotCounted as error:
-            self._context.load_warnings.append(f"{NOT_COUNTED}: {error}")
+            self._fail(str(error))
         except Exception as error:  # of a library's
-            self._context.load_warnings.append(f"{NOT_COUNTED}: {type(error).__name__}: {str(error)[:300]}")
+            self._fail(f"{type(error).__name__}: {error}")
         self._batches = []
         self._is_over = True
+
+    def _fail(self, why: str) -> None:
+        self._context.load_warnings.append(f"{NOT_COUNTED}: {why[:MOST_OF_REASON]}")
 
     def outcome(self) -> Outcome:
         """Count what was seen. Raises NotCounted."""

@@ -159,6 +159,25 @@ def test_a_batch_of_very_many_calls_is_not_counted() -> None:
     ]
 
 
+def test_odd_arguments_fail_no_request() -> None:
+    """The watch ends, and says what it met."""
+
+    class Odd(dict):  # type: ignore[type-arg]
+        def items(self) -> Any:
+            raise RuntimeError("not now")
+
+    house = House()
+    house.context.begin_batch([SimpleNamespace(id="r")])  # type: ignore[misc]
+
+    house.session.run(None, {"x": Odd()})
+
+    assert house.session.ran == 1
+    assert house.context.load_warnings == [
+        "FLOPs are not counted: what the model is called with cannot be looked at (RuntimeError: not now)"
+    ]
+    assert "run" not in vars(house.session)
+
+
 def test_calls_in_threads_of_the_authors_are_not_seen() -> None:
     """Nobody knows for which batch they are; the wire belongs to the main thread."""
     house = House()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 from marserve.messages import Batch, Batches, Item, Result, Returned, SetLevel, Stop
@@ -60,11 +61,16 @@ class Ahead:
         self._ids = DistinctIds()
         self._calls = 0  # of the author's code that the main thread makes, or has before it
         self._lock = threading.Lock()  # of these two, which both threads change
-        self._thread = threading.Thread(target=self._read, name="preprocess", daemon=True)
 
     def start(self) -> None:
-        """Begin to read. Nothing else may read the connection from now on."""
-        self._thread.start()
+        """Begin to read. Nothing else may read the connection from now on.
+
+        The thread has what the author's code has set for the main one so far: context variables, torch's gradient mode.
+        """
+        torch = sys.modules.get("torch")
+        has_gradients = torch is None or torch.is_grad_enabled()
+        run = copy_context().run
+        threading.Thread(target=run, args=(self._read, has_gradients), name="preprocess", daemon=True).start()
 
     def ended(self, message: Any, batch: Batch | None) -> None:
         """The main thread is done with a message; if it was a batch, other requests may have its ids."""
@@ -73,11 +79,13 @@ class Ahead:
             if batch is not None:
                 self._ids.forget(batch.items)
 
-    def _read(self) -> None:
+    def _read(self, has_gradients: bool) -> None:
         try:
             torch = sys.modules.get("torch")
-            if self._gpu_id is not None and torch is not None and torch.cuda.is_available():
-                torch.cuda.set_device(self._gpu_id)  # a thread begins with the first device
+            if torch is not None:
+                torch.set_grad_enabled(has_gradients)
+                if self._gpu_id is not None and torch.cuda.is_available():
+                    torch.cuda.set_device(self._gpu_id)  # a thread begins with the first device
             while True:
                 for message, bodies in self._connection.receive():
                     self._take(message, bodies)
