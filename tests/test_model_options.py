@@ -58,6 +58,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("maxRequestsPerWorker", "max_requests_per_worker", 0, 10, 10, "da"),
     ("maxWorkerAge", "max_worker_age_s", 0.0, 60, 60.0, "da"),
     ("maxWorkerGrowth", "max_worker_growth_bytes", 0, 7, 7, "da"),
+    ("peakFlops", "peak_flops", None, "2e12", {"": 2e12}, "da"),
     ("healthInterval", "health_interval_s", 0.0, 2.5, 2.5, "da"),
     ("memory", "memory_bytes", None, "2GiB", 2 << 30, "nrmda"),
     ("load", "load", "start", "on_demand", "on_demand", "nrmdas"),

@@ -8,6 +8,7 @@ from marserve.option_values import (
     DEVICE_IDS,
     DURATION,
     PART,
+    PEAKS,
     SHARE,
     Kind,
     Unusable,
@@ -32,6 +33,9 @@ from marserve.option_values import (
         (SHARE, 1, 1.0),
         (words("any", "all"), "ALL", "all"),
         (DEVICE_IDS, [2, 0], (2, 0)),
+        (PEAKS, "auto", {}),
+        (PEAKS, "2e12", {"": 2e12}),
+        (PEAKS, {"float32": 1, "bfloat16": 4e12}, {"float32": 1.0, "bfloat16": 4e12}),
     ],
 )
 def test_what_is_written_is_read_again_as_the_same(kind: Kind, given: object, meant: object) -> None:
@@ -66,3 +70,12 @@ def test_times_are_written_as_whole_numbers_where_they_are_some() -> None:
     assert written == [300, 2.5, 0]
     assert [type(value) for value in written] == [int, float, int]
     assert milliseconds(at_least(0)).write(0.1) == 100
+
+
+@pytest.mark.parametrize(
+    "given", [0, -1, True, "fast", float("nan"), float("inf"), {}, [], None, {"float32": 0}, {"float32": True}, {1: 2}]
+)
+def test_a_peak_is_auto_or_a_number_by_itself_or_by_dtype(given: object) -> None:
+    """Zero would make every share infinite."""
+    with pytest.raises(Unusable, match="auto, a number of FLOPs a second, or a map of dtypes to such numbers"):
+        PEAKS.read(given)

@@ -195,6 +195,9 @@ class Context:
     build: str = ""
     """The name of the build of an optimised archive that serves in its own model's place, empty where none does."""
 
+    build_flops: Mapping[str, Any] | None = None
+    """What the archive of such a build says that its own model takes, as it was counted; None where it does not say."""
+
     cl_socket: Any = None
     """TorchServe's raw socket to its server. Always None here; kept so that handlers may pass it on."""
 

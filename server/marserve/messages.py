@@ -244,6 +244,7 @@ class Accepted(Protocol):
 # A message with other numbers or longer texts is refused when it is decoded: a worker may send anything.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Status = Annotated[int, msgspec.Meta(ge=100, le=999)]
+Flops = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 # The JSON of what a model declares (`MAR-INF/declaration.json`).
 MAX_DECLARATION_BYTES = 64 << 10
@@ -296,7 +297,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     `is_trusted`: the operator allows any pickles in the archive. With `checks_health` the handler's `health` is called
     when the server asks for it. With `overlaps` batches are preprocessed beside the one that computes, where the
     handler allows that (`worker/overlap/`). `allowed_batch_sizes`, in order, are the only numbers of rows the model is
-    called with, empty for any.
+    called with, empty for any. With `peak_flops` the model's FLOPs are counted: FLOPs a second by dtype, under the
+    empty name those of every other; measured where none is given.
     """
 
     model: str
@@ -332,6 +334,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     overlaps: bool = False
     inter_threads: int = 0
     allowed_batch_sizes: list[int] = []
+    peak_flops: dict[str, float] | None = None
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -735,6 +738,19 @@ class Warned(msgspec.Struct, frozen=True, array_like=True, tag="warned"):
     warnings: Annotated[list[Sentence], msgspec.Meta(max_length=MAX_WARNINGS)]
 
 
+class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
+    """What the model's batches take, told once: FLOPs for each batch, and for each request of it.
+
+    `peak` is what the worker's device could do a second for `dtype`; `inputs` says of what inputs that is true.
+    """
+
+    per_batch: Flops
+    per_request: Flops
+    peak: Annotated[float, msgspec.Meta(gt=0, le=1e24)]
+    dtype: Sentence
+    inputs: Sentence
+
+
 class DevicePeak(msgspec.Struct, frozen=True, array_like=True, tag="device_peak"):
     """After a batch that was larger than any before: the most that the runtime has taken of a device, in bytes."""
 
@@ -781,6 +797,7 @@ ToServer = (
     | Health
     | OutOfStep
     | DeviceLost
+    | Counted
     | DevicePeak
     | Warned
     | Metrics

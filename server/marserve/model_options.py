@@ -26,6 +26,7 @@ from marserve.option_values import (
     LENGTH_RULE,
     MAP,
     PART,
+    PEAKS,
     POSITIVE_SIZE,
     SHARE,
     SIZE,
@@ -328,6 +329,12 @@ class ModelOptions:
     )
     max_worker_growth_bytes: int = _option(
         "maxWorkerGrowth", SIZE, "Growth in memory at which a worker is replaced.", 0, is_described=True
+    )
+    peak_flops: Mapping[str, float] | None = _option(
+        "peakFlops",
+        PEAKS,
+        "FLOPs a second that a worker's device could do, by dtype, or auto; with it the model's are counted.",
+        is_described=True,
     )
     health_interval_s: float = _option(
         "healthInterval", DURATION, "How often each worker's health() is called, seconds.", 0.0, is_described=True

@@ -239,6 +239,30 @@ def _read_amounts(value: object) -> dict[str, float]:
     return amounts
 
 
+def _read_peaks(value: object) -> dict[str, float]:
+    """FLOPs a second by dtype, under the empty name those of every other; nothing for `auto`."""
+    if value == "auto":
+        return {}
+    named: dict[Any, Any] = value if isinstance(value, dict) else {"": value}
+    peaks: dict[str, float] = {}
+    for name, much in named.items():
+        try:
+            peaks[name] = float(much)  # YAML reads 1.5e12 as a number, and 2e12 as text
+        except (TypeError, ValueError):
+            peaks[name] = 0.0
+        if not isinstance(name, str) or isinstance(much, bool) or not 0 < peaks[name] < 1e24:
+            raise Unusable("auto, a number of FLOPs a second, or a map of dtypes to such numbers, as {float32: 1.5e12}")
+    if not peaks:
+        raise Unusable("auto, a number of FLOPs a second, or a map of dtypes to such numbers, as {float32: 1.5e12}")
+    return peaks
+
+
+def _write_peaks(peaks: Mapping[str, float]) -> object:
+    if not peaks:
+        return "auto"
+    return peaks[""] if list(peaks) == [""] else dict(peaks)
+
+
 def _read_text(value: object) -> str:
     """A text; a number, as YAML reads `3.10`, is one too, so that it is refused where it names nothing."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
@@ -274,6 +298,11 @@ BATCH_SIZES = Kind(
     _read_sizes,
     {"type": "array", "minItems": 1, "maxItems": 64, "items": {"type": "integer", "minimum": 1, "maximum": 65_536}},
     list,
+)
+PEAKS = Kind(
+    _read_peaks,
+    {"oneOf": [{"const": "auto"}, {"type": "number", "exclusiveMinimum": 0}, {"type": "object"}]},
+    _write_peaks,
 )
 MAP = Kind(_read_map, {"type": "object"})
 AMOUNTS = Kind(_read_amounts, {"type": "object"})

@@ -13,6 +13,7 @@ import pytest
 
 from marserve.errors import DeadlinePassed, HandlerFailed, WorkerDied
 from marserve.messages import Answer
+from marserve.option_values import Sample
 from support.processes import until
 from support.running_pool import RunningPool
 
@@ -20,9 +21,11 @@ pytestmark = pytest.mark.anyio
 
 # Words of a body: `wait` computes until the file `go` is there; `raise`, `die`, `exit` and `hang` do so in preprocess.
 SOURCE = """
-import os, sys, time
+import contextvars, os, sys, time
 from marserve_handlers.base import BaseHandler
 from marserve_handlers.context import send_intermediate_predict_response
+
+SET = contextvars.ContextVar("SET")
 
 def note(line):
     with open("calls", "a") as calls:
@@ -31,9 +34,11 @@ def note(line):
 class Handler(BaseHandler):
     def initialize(self, context):
         self.context = self.other_name = context
+        SET.set("for every thread")
 
     def preprocess(self, data):
         words = [bytes(row["body"]).decode() for row in data]
+        assert SET.get() == "for every thread"
         print("preprocesses", *words)
         with self.context.span("reads"):
             note("pre " + " ".join(words))
@@ -284,3 +289,21 @@ class Handler(BaseHandler):
         assert "call another model: do it in inference" in str(early.thrown)
         assert isinstance(late, HandlerFailed)
         assert "do it in inference" not in str(late.thrown)
+
+
+async def test_samples_warm_up_and_certify_a_worker_that_overlaps(tmp_path: Path) -> None:
+    """By calls of the handler alone, in the main thread, before and between batches."""
+    sample = Sample(None, body=b"sample")
+    source = SOURCE.replace('f"{word} {read_as} {answered_as}"', "word")
+    load = {"overlaps": True, "warm_up": [sample], "decode_input": False}
+    async with RunningPool(
+        tmp_path, source, load=load, overlap_preprocess=True, samples=(sample,), warm_up=True, batch_size=2
+    ) as running:
+        await running.start()
+
+        verdict = await running.pool.check()
+        first, second = await ahead(running, b"second")
+        go(running)
+
+        assert verdict["passed"], verdict
+        assert [(await sent.told()).body for sent in (first, second)] == [b"wait", b"second"]

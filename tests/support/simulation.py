@@ -173,6 +173,9 @@ class World:
         self._reads = random.Random(f"reads {seed}")
         self._reads_late = self.mode == "plain" and self._reads.random() < 0.4
         self.read_together = 0
+        # Like their pools, these worlds have workers of one kind.
+        self._overlaps = self.mode == "plain" and random.Random(f"overlap {seed}").random() < 0.3
+        self.sent_ahead_overlapping = 0
 
     def _choose_mode(self) -> None:
         """Some worlds have workers that know something of requests between calls, or that run many at once."""
@@ -357,7 +360,7 @@ class World:
             self.workers[worker.key] = worker
             if self._says_lengths:
                 self.dispatcher.offer_lengths()
-            self.dispatcher.open_lane(worker.key, self.now)
+            self.dispatcher.open_lane(worker.key, self.now, overlaps=self._overlaps)
 
     def want_a_check(self) -> None:
         """The server wants a worker for itself, or does not any more."""
@@ -482,6 +485,10 @@ class World:
             self.problems.append(f"{key} has {len(flights)} flights already")
         if flight.is_group and worker.flights:
             self.problems.append("a group was sent ahead")
+        if self._overlaps and flights:
+            self.sent_ahead_overlapping += 1
+            if len(flights) >= MAX_IN_FLIGHT or flights[0].is_group:
+                self.problems.append(f"{key} preprocesses beside a suspect, or has {len(flights)} flights already")
         # What was formed before the size was changed runs as it is.
         if not 1 <= len(flight.jobs) <= (self._largest_batch if flight.is_group else self.options.batch_size):
             self.problems.append(f"a batch of {len(flight.jobs)}")

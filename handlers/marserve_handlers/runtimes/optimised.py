@@ -59,6 +59,8 @@ def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, cont
     else:
         logger.info("The model is served as %s", name)
         context.computes_on = context.build = name
+        flops = proof.get("flops")
+        context.build_flops = flops if isinstance(flops, dict) else None
         return model
     return parent()
 

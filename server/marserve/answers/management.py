@@ -243,6 +243,16 @@ class LastMinute(Document):
     meanBatch: Annotated[float | None, Meta(description="requests in a batch, on average")] = None
 
 
+class CountedFlops(Document):
+    """Floating-point operations of a model's batches (`peakFlops`)."""
+
+    perBatch: Annotated[float, Meta(description="for each batch, whatever its size")]
+    perRequest: Annotated[float, Meta(description="for each request of it")]
+    inputs: Annotated[str, Meta(description="what the model was called with when they were counted")]
+    dtype: Annotated[str, Meta(description="of the model's weights")]
+    peakPerSecond: Annotated[float, Meta(description="what a worker's device could do: as given, else as measured")]
+
+
 class ModelDescription(Document, kw_only=True):
     """One version of a model: the values it runs with, and its workers."""
 
@@ -284,6 +294,10 @@ class ModelDescription(Document, kw_only=True):
         Meta(description="`degraded`: serves, but dead workers are missing; `failed`: given up for a while"),
     ]
     lastMinute: LastMinute | None = None
+    flops: CountedFlops | None = None
+    peakFlops: Annotated[
+        float | str | dict[str, float] | None, Meta(description="as asked for: FLOPs a second, by dtype, or auto")
+    ] = None
     runningRequests: Annotated[int, Meta(description="requests that workers have now")]
     defaultPriority: Annotated[int, Meta(description="priority of requests that name none, 0 (most urgent) to 9")]
     jobQueueSize: Annotated[int, Meta(description="requests that may wait")]
@@ -291,6 +305,9 @@ class ModelDescription(Document, kw_only=True):
     idleTimeout: Annotated[float | None, Meta(description="seconds without a request until the model sleeps")] = None
     retryFailedEvery: Annotated[float | None, Meta(description="seconds between probes of a failed version")] = None
     maxWorkerMemory: Annotated[int | None, Meta(description="bytes that a worker may hold by itself")] = None
+    overlapPreprocess: Annotated[bool | None, Meta(description="where it is asked for; `warnings` say where not")] = (
+        None
+    )
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
     maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None

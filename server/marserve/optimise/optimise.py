@@ -299,6 +299,7 @@ class _Search:
             versions=self.facts.versions,
             threads=self.wish.threads,
             samples=min(MOST_SAMPLES, len(self.compared)),
+            flops=self._flops(),
             agreement=None
             if agreement is None
             else {
@@ -311,6 +312,13 @@ class _Search:
         output = place_of(report.model, folder)
         write_optimised(self.archive, build, proof, output, force=force)
         return output
+
+    def _flops(self) -> dict[str, object] | None:
+        """What the parent takes. Asked last: its process runs the author's code without numbers, which may end it."""
+        try:
+            return self.parent.flops()
+        except SubjectFailed:
+            return None
 
     def look_again(self, archive: Path, winner: str, on_step: Callable[[str], None]) -> None:
         """Load what was written as a worker would. Raises NothingToOptimise, and leaves nothing, if it is not used."""

@@ -18,7 +18,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     `parent` is the SHA-256 digest of the parent's archive; `files` those of the build's files, by member. `bounds`,
     `errors`, `agreement` and `ratios` are what the report says of the build. `cpu` and `versions` are of the machine
-    that measured.
+    that measured. `flops` is what the parent's model takes, None where that was not counted.
     """
 
     build: str
@@ -33,6 +33,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     threads: int
     samples: int
     agreement: dict[str, Any] | None = None
+    flops: dict[str, Any] | None = None
     format: int = FORMAT
 
 

@@ -125,6 +125,11 @@ class Subject:
         """What the model is. Raises SubjectFailed."""
         return msgspec.convert(self.ask({"do": "facts"}, GRACE_S), Facts)
 
+    def flops(self) -> dict[str, Any] | None:
+        """What the recorded model takes, as a proof holds it; None where that is not known. Raises SubjectFailed."""
+        said = self.ask({"do": "flops"}, GRACE_S)
+        return None if "why_not" in said else said
+
     def build(self, name: str, folder: Path, inputs: Sequence[Input], most_rows: int, within_s: float) -> Built:
         """Have another build of the model made and put into its place. Raises SubjectFailed."""
         order = {

@@ -354,6 +354,14 @@ class Pool:
         sequences = self.dispatcher.describe_sequences()
         if sequences is not None:
             described["sequences"] = sequences
+        if (flops := self.metrics.flops) is not None:
+            described["flops"] = {
+                "perBatch": flops.per_batch,
+                "perRequest": flops.per_request,
+                "inputs": flops.inputs,
+                "dtype": flops.dtype,
+                "peakPerSecond": flops.peak,
+            }
         described |= self.reservations.described
         described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
         return described
@@ -594,7 +602,16 @@ class Pool:
             failing=sum(life.is_failing for life in self.lives.by_key.values()) if checks_health else None,
             oldest_s=self.dispatcher.oldest_wait_s(now),
             busy_ratio=busy / states["ready"] if busy is not None and states["ready"] else None,
+            flops_utilisation=self._flops_utilisation(states["ready"], now),
         )
+
+    def _flops_utilisation(self, workers: int, now: float) -> float | None:
+        flops = self.metrics.flops
+        last_minute = self.metrics.windows.batches(now, self.metrics.batch_sizes) if flops is not None else None
+        if flops is None or last_minute is None or not workers:
+            return None
+        batches, requests, seconds = last_minute
+        return flops.of(batches, requests) / (seconds * workers * flops.peak)
 
 
 def threads_of(options: PoolOptions, load: Load, launcher: AnyLauncher, launchers: Launchers) -> int:

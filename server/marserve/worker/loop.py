@@ -12,10 +12,10 @@ import time
 import traceback
 from collections.abc import Sequence
 from socket import socket
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
-from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Hello, Load, Rank, SetLevel, Stop
+from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Counted, Hello, Load, Rank, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.device.device_use import check_device_use
@@ -26,6 +26,9 @@ from marserve.worker.process.own_process import exit_status, leave, stay_on, use
 from marserve.worker.process.printed_lines import set_level
 from marserve.worker.rank import LOOK_FOR_ENDS_S, Follower, Leader, Peer, open_store
 from marserve.worker.serving import ServedModel
+
+if TYPE_CHECKING:
+    from marserve.worker.overlap.turns import OverlappedModel
 
 
 class WorkerLoop:
@@ -41,6 +44,7 @@ class WorkerLoop:
         self, connection: Connection, page: Page, model: LoadedModel | None = None, more: Sequence[int] = ()
     ) -> None:
         self._connection = connection
+        self._messages: Connection | OverlappedModel = connection
         self._page = page
         self._model = model
         self._more = more
@@ -55,7 +59,7 @@ class WorkerLoop:
             if self._model is not None:
                 self._ready(self._model, 0.0)
             while True:
-                for message, bodies in self._connection.receive():
+                for message, bodies in self._messages.receive():
                     if type(message) is Batch:
                         self._served.serve_batch(message, bodies)
                         bodies.clear()  # not kept while the next ones are awaited
@@ -145,10 +149,28 @@ class WorkerLoop:
         if load.warm_up and (load.rank is None or load.rank.rank == 0):
             alone = model if concurrent is None else concurrent.one_by_one()
             warm_up_s, problems, failure = served.warm_up(alone, load.warm_up)
+        if load.peak_flops is not None and self._leader is None and self._follower is None:
+            self._watch_flops(model, load.peak_flops)
         served.say_loaded(seconds, warm_up_s, problems, failure)
         if self._follower is not None:
             self._follower.follow(model)
         if concurrent is not None:
             concurrent.serve()
         if overlapped is not None:
-            overlapped.serve()
+            self._messages = overlapped
+
+    def _watch_flops(self, model: LoadedModel, peaks: dict[str, float]) -> None:
+        """Have the model's operations counted, beside its first batches, and told to the server."""
+        try:
+            from marserve_handlers.flops.watch import Outcome, open_watch  # here: few models ask for it, and for numpy
+        except ImportError as error:
+            model.context.load_warnings.append(f"FLOPs are not counted: {error}")
+            return
+
+        def tell(outcome: Outcome) -> None:
+            per_batch, per_request = outcome.cost.per_batch, outcome.cost.per_row
+            self._connection.send(Counted(per_batch, per_request, outcome.peak, outcome.dtype, outcome.inputs[:1000]))
+
+        watch = open_watch(model.handle, model.context, peaks, is_concurrent=model.load.is_concurrent)
+        if watch is not None:
+            watch.tell = tell

@@ -13,7 +13,7 @@ import pytest
 
 from marserve.optimise import subject
 from support.command_line import marserve
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 
 PLAIN = "def handle(data, context):\n    return [row['body'] for row in data or []]\n"
 NET = """
@@ -88,9 +88,13 @@ def pictures(folder: Path, count: int) -> Path:
     return folder
 
 
-def net_archive(folder: Path, handler: str = HANDLER, net: str = NET) -> Path:
+NET_FLOPS = 2 * (24 * 24 * 32 * 9 * (1 + 32) + 512 * 10)
+"""Of one picture: two convolutions and a layer."""
+
+
+def net_archive(folder: Path, handler: str = HANDLER, net: str = NET, config: str = "") -> Path:
     """An eager model."""
-    archive = make_archive(folder / "net.mar", handler, config="batchSize: 4\n")
+    archive = make_archive(folder / "net.mar", handler, config=f"batchSize: 4\n{config}")
     with zipfile.ZipFile(archive) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
@@ -158,6 +162,7 @@ def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tm
         assert json.loads(file.read("MAR-INF/MANIFEST.json"))["model"]["modelVersion"] == "1.0-optimised"
         proof = json.loads(file.read("MAR-INF/optimised.json"))
     assert (proof["build"], proof["samples"]) == ("bf16", 12)
+    assert (proof["flops"]["perBatch"], proof["flops"]["perRequest"]) == (0.0, NET_FLOPS)
     compared = marserve("compare", archive, made, "--inputs", folder, "--pairs", 0, "--json")
     assert compared.document["passed"], compared.document["faults"]
     assert compared.document["outputs"][0]["meanError"] > 0  # it is not the parent that answers
@@ -170,7 +175,7 @@ def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tm
 def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs_no_search(tmp_path: Path) -> None:
     """It is asked first; afterwards the build serves beside its parent, or takes over."""
     pytest.importorskip("torch")
-    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+    archive, folder = net_archive(tmp_path, config="peakFlops: 1e12\n"), pictures(tmp_path / "in", 8)
     words = ["--goal", "memory", "--candidate", "bf16", "--min-agreement", "0.1", "-o", tmp_path, "--force", "--json"]
 
     away = marserve("optimise", archive, "--inputs", folder, *words, "--register", "--management", "http://127.0.0.1:9")
@@ -183,7 +188,12 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
         server.register("net.mar").raise_for_status()
         to_server = ["--management", server.management]
         told = marserve("optimise", archive, "--inputs", folder, *words, "--register", *to_server)
-        described = server.client.get(f"{server.management}/models/net/1.0-optimised").json()[0]
+        picture, version = (folder / "000.json").read_bytes(), "net/1.0-optimised"
+        for _ in poll(30, "the parent's FLOPs"):
+            server.predict(version, picture, **{"content-type": "application/json"}).raise_for_status()
+            described = server.client.get(f"{server.management}/models/{version}").json()[0]
+            if "flops" in described:
+                break
         server.client.delete(f"{server.management}/models/net/1.0-optimised").raise_for_status()
         rolled = marserve("optimise", archive, "--inputs", folder, *words, "--rollout", *to_server)
         course = server.client.get(f"{server.management}/models/net/rollout").json()
@@ -191,6 +201,7 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
     assert told.status == 0, told.out + told.err
     assert told.document["registered"][0]["version"] == "1.0-optimised"
     assert [worker["computesOn"] for worker in described["workers"]] == ["bf16"]
+    assert (described["flops"]["perRequest"], described["flops"]["peakPerSecond"]) == (NET_FLOPS, 1e12)
     assert rolled.status == 0, rolled.out + rolled.err
     assert "1.0-optimised" in json.dumps(course)
 

@@ -13,7 +13,9 @@ SEEDS = int(os.environ.get("MARSERVE_SIMULATION_SEEDS", "100"))
 def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
     """Deaths, delays, cancels, deadlines and swaps in all orders; a failing seed can be played again by its number."""
     failures = {}
-    answered = refused = failed = late = displaced = asked = died_of_asking = lost_sequences = steps = together = 0
+    answered = refused = failed = late = displaced = asked = died_of_asking = lost_sequences = steps = together = (
+        overlapped
+    ) = 0
 
     for seed in range(SEEDS):
         world = World(seed)
@@ -28,6 +30,7 @@ def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
         died_of_asking += world.died_of_asking
         lost_sequences += world.lost_sequences
         together += world.read_together
+        overlapped += world.sent_ahead_overlapping
         steps += sum(len(client.pieces) for client in world.clients if world.options.continuous_batching)
         failed += sum(any(isinstance(end, Exception) for end in client.ends) for client in world.clients)
 
@@ -43,6 +46,7 @@ def test_no_request_is_lost_doubled_crossed_or_stuck() -> None:
     assert lost_sequences > 0
     assert steps > 0
     assert together > 0
+    assert overlapped > 0
 
 
 def test_the_simulation_finds_an_answer_given_to_the_wrong_client() -> None:

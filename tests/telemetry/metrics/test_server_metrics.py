@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from marserve.messages import Metric
-from marserve.telemetry.metrics.counts import Gauges, Processes, VersionMetrics
+from marserve.telemetry.metrics.counts import Flops, Gauges, Processes, VersionMetrics
 from marserve.telemetry.metrics.handler_metrics import ModelMetrics
 from marserve.telemetry.metrics.histogram import Histogram
 from marserve.telemetry.metrics.metric_definitions import BUILT_IN, Definition, Definitions
@@ -588,6 +588,25 @@ def test_a_figure_of_the_operators_program_goes_by_the_list() -> None:
     samples = read_page(metrics)
     assert value_of(samples, "RoomTemperature", Room="1", Hostname="box") == 21.5
     assert value_of(samples, "CPUUtilization", Level="Host", Hostname="box") == 21.5
+
+
+def test_flops_are_on_the_page_once_they_are_counted() -> None:
+    """Of all batches so far, those before the count too; a version of which they are not known has no line."""
+    metrics = Metrics("box")
+    versions = [busy_version("counted"), busy_version("unknown")]
+    for version in versions:
+        metrics.register(version)
+    version = versions[0]
+    version.flops = Flops(10.0, 100.0, 1e9, "float32", "x [n, 3]")
+    version.read_gauges = lambda: Gauges(flops_utilisation=0.25)
+    batches, requests = sum(version.batch_sizes.buckets), version.batch_sizes.sum
+
+    page = read_page(metrics)
+
+    mine = {"model": "counted", "version": "1.0"}
+    assert value_of(page, "marserve_model_flops_total", **mine) == 10.0 * batches + 100.0 * requests > 0
+    assert value_of(page, "marserve_model_flops_utilisation", **mine) == 0.25
+    assert not [labels for name, labels in page if "flops" in name and ("model", "unknown") in labels]
 
 
 def test_a_page_asks_each_pool_once_and_the_next_page_asks_again() -> None:

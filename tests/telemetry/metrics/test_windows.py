@@ -351,6 +351,28 @@ def test_busy_workers_are_those_of_the_last_minute() -> None:
     assert metrics.windows.busy_workers(125.0, metrics.busy_seconds) == found.busy_workers > 0
 
 
+def test_batches_and_their_requests_are_those_of_the_last_minute() -> None:
+    """As the figures have them, at less cost: a scrape makes FLOPs of them."""
+    metrics = VersionMetrics("m", "1")
+    sizes = metrics.batch_sizes
+    assert metrics.windows.batches(1.0, sizes) is None
+    metrics.sample(0.0)
+    sizes.observe(4)
+    metrics.sample(10.0)
+    assert metrics.windows.batches(10.0, sizes) == (1, 4, 10.0)
+    for number in range(20):
+        metrics.sample(30.0 + number * 5)
+        sizes.observe(1000)
+        sizes.observe(2)
+
+    found = metrics.windows.figures(125.0, metrics)
+
+    assert found is not None
+    batches, requests, seconds = metrics.windows.batches(125.0, sizes) or (0, 0, 0)
+    assert (batches, requests, seconds) == (found.batch_sizes.count, found.batch_sizes.sum, found.seconds)
+    assert batches < 40
+
+
 def test_an_empty_windows_has_no_samples() -> None:
     """Nothing is made before it is needed."""
     assert len(Windows()) == 0

@@ -71,14 +71,14 @@ class OverlapContext(Context):
     A thread that an author's `preprocess` starts sees the running batch.
     """
 
-    _items = _OfBatch("items")  # type: ignore[assignment]
-    _processors = _OfBatch("processors")  # type: ignore[assignment]
-    _is_streaming = _OfBatch("is_streaming")  # type: ignore[assignment]
-    _spans = _OfBatch("spans")  # type: ignore[assignment]
-    stopping_criteria = _OfBatch("stopping_criteria")  # type: ignore[assignment]
-    request_ids = _OfBatch("request_ids")  # type: ignore[assignment]
-    send_pieces = _OfBatch("send_pieces")  # type: ignore[assignment]
-    ask_cancelled = _OfBatch("ask_cancelled")  # type: ignore[assignment]
+    _items = _OfBatch("items")
+    _processors = _OfBatch("processors")
+    _is_streaming = _OfBatch("is_streaming")
+    _spans = _OfBatch("spans")
+    stopping_criteria = _OfBatch("stopping_criteria")
+    request_ids = _OfBatch("request_ids")
+    send_pieces = _OfBatch("send_pieces")
+    ask_cancelled = _OfBatch("ask_cancelled")
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self._running = BatchState()
@@ -168,7 +168,7 @@ class Overlap:
         self.context = context
         self._own = service.preprocess
         self._expected: Prepared | None = None
-        service.preprocess = self._take  # type: ignore[method-assign] # of this object alone
+        service.preprocess = self._take  # type: ignore[method-assign,assignment] # of it alone
 
     def preprocess(self, rows: list[Any]) -> Any:
         """What the handler's own `preprocess` makes of these rows; nothing for a request to describe the model."""

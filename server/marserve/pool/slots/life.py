@@ -26,6 +26,7 @@ from marserve.messages import (
     MAX_WARNINGS,
     Called,
     Checked,
+    Counted,
     DeviceLost,
     DevicePeak,
     Health,
@@ -58,7 +59,7 @@ from marserve.pool.worker_end.cause_of_death import Cause, Death, Evidence, clas
 from marserve.pool.worker_end.client import WorkerClient
 from marserve.pool.worker_end.output import WorkerLog, WorkerOutput
 from marserve.shared_page import Page, create_page
-from marserve.telemetry.metrics.counts import VersionMetrics
+from marserve.telemetry.metrics.counts import Flops, VersionMetrics
 from marserve.wire import Body
 
 log = logging.getLogger("marserve.pool")
@@ -498,6 +499,13 @@ class Life:
     def on_device_peak(self, message: DevicePeak) -> None:
         """The worker uses more memory of its device than it did after its load."""
         self._context.reservations.peaked_on_device(message.device_bytes)
+
+    def on_counted(self, message: Counted) -> None:
+        """The model's FLOPs are counted: what its first worker says holds for all."""
+        metrics = self._context.metrics
+        if metrics.flops is None and self._context.options.peak_flops is not None:
+            metrics.flops = Flops(*msgspec.structs.astuple(message))
+            log.info("%s counted %.3g FLOPs a request (%s)", self._name, message.per_request, message.inputs)
 
     def on_warned(self, message: Warned) -> None:
         """Its handler has warnings for describe after its load."""

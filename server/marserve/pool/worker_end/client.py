@@ -24,6 +24,7 @@ from marserve.messages import (
     Cancel,
     Check,
     Checked,
+    Counted,
     DeviceLost,
     DevicePeak,
     Health,
@@ -98,6 +99,9 @@ class Peer(Protocol):
 
     def on_device_peak(self, message: DevicePeak) -> None:
         """A batch that was larger than any before has raised the worker's peak on its device."""
+
+    def on_counted(self, message: Counted) -> None:
+        """The model's FLOPs are counted."""
 
     def on_warned(self, message: Warned) -> None:
         """Sentences for describe that the handler noted after its load."""
@@ -333,13 +337,15 @@ class WorkerClient(asyncio.Protocol):
 
     def _hear_once(self, kind: type, message: object) -> None:
         """Pass on a message that may come only once. Raises BadFrame for a second one, and for any other message."""
-        if kind in self._said or kind not in (Hello, Loaded, NotLoaded):
+        if kind in self._said or kind not in (Hello, Loaded, NotLoaded, Counted):
             raise BadFrame(f"it sent {kind.__name__}, which it may not, or may not again")
         self._said.add(kind)
         if kind is Loaded:
             self._peer.on_loaded(cast("Loaded", message))
         elif kind is NotLoaded:
             self._peer.on_not_loaded(cast("NotLoaded", message))
+        elif kind is Counted:
+            self._peer.on_counted(cast("Counted", message))
 
     def _items_of(self, jobs: Sequence[Job]) -> tuple[list[Item], list[wire.Body]]:
         """The jobs as items for the wire, and their bodies."""

@@ -37,6 +37,23 @@ class Processes(NamedTuple):
     proportional_bytes: int | None = None
 
 
+class Flops(NamedTuple):
+    """Floating-point operations for each batch of a version, and for each request of it, of inputs like `inputs`.
+
+    `peak` is what one worker's device could do a second, for `dtype`.
+    """
+
+    per_batch: float
+    per_request: float
+    peak: float
+    dtype: str
+    inputs: str
+
+    def of(self, batches: float, requests: float) -> float:
+        """FLOPs of so many batches that have so many requests in all."""
+        return self.per_batch * batches + self.per_request * requests
+
+
 class Gauges(NamedTuple):
     """The figures of a version's pool at a scrape.
 
@@ -45,7 +62,8 @@ class Gauges(NamedTuple):
     many are open, None for a model without them. `memory_bytes` is what its processes hold, None if it is not measured.
     `failing` is how many workers are not well by their handler's own word, None where it is not asked.
     `oldest_s` is how long the request that came first has waited. `busy_ratio` is the share of the last minute in which
-    ready workers ran batches, None without such a worker.
+    ready workers ran batches, None without such a worker. `flops_utilisation` is which share of the peak of its ready
+    workers' devices the last minute's batches took, None where FLOPs are not counted.
     """
 
     queue_length: int = 0
@@ -57,6 +75,7 @@ class Gauges(NamedTuple):
     failing: int | None = None
     oldest_s: float = 0.0
     busy_ratio: float | None = None
+    flops_utilisation: float | None = None
 
 
 def _count(family: str, kind: type[int] | type[float] = int) -> Any:
@@ -122,6 +141,7 @@ class VersionMetrics:
     read_gauges         asked at scrape time; `read_share`: which share of the requests that name no version it gets
     happenings          what `note` keeps, for explanations; None while the page does not have the version
     tap                 observer of single events; None if no metric needs it
+    flops               what its batches take, once that is counted; None before
     processes           what its workers' processes use, as last seen; None before
     retired             what the page counts of it among its model's versions that went; None while it is shown
     """
@@ -145,6 +165,7 @@ class VersionMetrics:
     happenings: Happenings | None = None
     tap: Tap | None = None
     processes: Processes | None = None
+    flops: Flops | None = None
     retired: tuple[object, int, Mapping[str, float]] | None = None
 
     # On the page in this order: first those that are one number, then those by a word.

@@ -35,6 +35,7 @@ _PLAIN: Final = (
 )
 _BUSY: Final = len(_PLAIN) - 1
 _TIMES: Final = ("queue_seconds", "handler_seconds", "total_seconds")
+_SIZES: Final = len(_PLAIN) + len(_TIMES)
 _HISTOGRAMS: Final = (*_TIMES, "batch_sizes")
 _BY_WORD: Final = ("answers", "errors", "refused", "worker_deaths")
 _mark = attrgetter(*_PLAIN, *[f"{name}.sum" for name in _HISTOGRAMS])
@@ -191,6 +192,17 @@ class Windows:
             return None
         first, seconds = found
         return max(0.0, busy_s - (first.numbers[_BUSY] if first.numbers is not None else 0.0)) / seconds
+
+    def batches(self, now: float, sizes: Histogram) -> tuple[float, float, float] | None:
+        """Batches of the last minute, their requests, and its seconds, for each scrape; None before the first sample.
+
+        `sizes` are the version's `batch_sizes`.
+        """
+        if (found := self._first(now, MINUTE_S)) is None:
+            return None
+        first, seconds = found
+        before = first.numbers[_SIZES:] if first.numbers is not None else (0.0,)
+        return sum(sizes.buckets) - sum(before[:-1]), sizes.sum - before[-1], seconds
 
     def _first(self, now: float, within_s: float) -> tuple[_Sample, float] | None:
         """The sample at a window's begin, and how long ago the counts were last as it has them."""

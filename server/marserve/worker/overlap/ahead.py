@@ -11,17 +11,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
-from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Item, Result, Returned
+from marserve.messages import Batch, Batches, Item, Result, Returned, SetLevel, Stop
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.rows import DistinctIds
 from marserve_handlers.support.line_owner import of_this_task
 from marserve_handlers.support.overlapping.seam import BatchState, Overlap, Prepared, refuse_pieces
 
-# Messages for which the main thread calls the author's code, beside batches.
-CALLS = frozenset((AskHealth, AskLengths, Check))
+# Messages for which the main thread does not call the author's code.
+NO_CALLS = frozenset((SetLevel, Stop))
 
 TakeIn = Callable[[Batch, list[bytearray], float], tuple[list[Item], list[dict[str, Any]], list[Result | None]]]
 
@@ -60,24 +61,31 @@ class Ahead:
         self._ids = DistinctIds()
         self._calls = 0  # of the author's code that the main thread makes, or has before it
         self._lock = threading.Lock()  # of these two, which both threads change
-        self._thread = threading.Thread(target=self._read, name="preprocess", daemon=True)
 
     def start(self) -> None:
-        """Begin to read. Nothing else may read the connection from now on."""
-        self._thread.start()
+        """Begin to read. Nothing else may read the connection from now on.
 
-    def ended(self, batch: Batch | None) -> None:
-        """The main thread is done with a batch, whose ids other requests may have, or with another message."""
+        The thread has what the author's code has set for the main one so far: context variables, torch's gradient mode.
+        """
+        torch = sys.modules.get("torch")
+        has_gradients = torch is None or torch.is_grad_enabled()
+        run = copy_context().run
+        threading.Thread(target=run, args=(self._read, has_gradients), name="preprocess", daemon=True).start()
+
+    def ended(self, message: Any, batch: Batch | None) -> None:
+        """The main thread is done with a message; if it was a batch, other requests may have its ids."""
         with self._lock:
-            self._calls -= 1
+            self._calls -= type(message) not in NO_CALLS
             if batch is not None:
                 self._ids.forget(batch.items)
 
-    def _read(self) -> None:
+    def _read(self, has_gradients: bool) -> None:
         try:
             torch = sys.modules.get("torch")
-            if self._gpu_id is not None and torch is not None and torch.cuda.is_available():
-                torch.cuda.set_device(self._gpu_id)  # a thread begins with the first device
+            if torch is not None:
+                torch.set_grad_enabled(has_gradients)
+                if self._gpu_id is not None and torch.cuda.is_available():
+                    torch.cuda.set_device(self._gpu_id)  # a thread begins with the first device
             while True:
                 for message, bodies in self._connection.receive():
                     self._take(message, bodies)
@@ -99,7 +107,7 @@ class Ahead:
             self._returned(message, bodies[0] if bodies else b"")
         else:
             with self._lock:
-                self._calls += type(message) in CALLS
+                self._calls += type(message) not in NO_CALLS
             self.inbox.put((message, bodies))
 
     def _prepare(self, batch: Batch, bodies: list[bytearray]) -> None:

@@ -6,15 +6,13 @@ costs. It has ended before it begins if all its clients have gone meanwhile.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from marserve.messages import AskHealth, AskLengths, Batch, Check, Item, Result, SetLevel, Stop
+from marserve.messages import Batch, Item, Result
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel
-from marserve.worker.overlap.ahead import CALLS, Ahead, BatchAhead
-from marserve.worker.process.own_process import leave
-from marserve.worker.process.printed_lines import set_level
+from marserve.worker.overlap.ahead import Ahead, BatchAhead
 from marserve.worker.serving import HAS_EXPIRED, WAS_CANCELLED, ServedModel
 from marserve_handlers.support.overlapping.seam import Overlap
 
@@ -36,42 +34,33 @@ class OverlappedModel(ServedModel):
         super().__init__(connection, page, model)
         self._overlap = overlap
         self._turn: BatchAhead | None = None
+        self._last: Any = None  # the message that was returned last
+        self._is_reading = False
         self.distinct_ids = _AsTheyAre()
         self.calls.leave_reading()
         self.ahead = Ahead(connection, page, overlap, super().take_in, self.calls.returned_elsewhere, model.load.gpu_id)
 
-    def serve(self) -> NoReturn:
-        """Serve until the server says stop or is gone. Raises EOFError at the end of the connection."""
-        self.ahead.start()
-        while True:
-            self._serve_next()
+    def receive(self) -> list[tuple[Any, list[Any]]]:
+        """As a connection's: the next message, once the one before is done. Raises EOFError when the server is gone.
 
-    def _serve_next(self) -> None:
+        The first call begins to read ahead; a batch that this returns is served next.
+        """
+        if self._is_reading:
+            self._overlap.expect(None)
+            self.ahead.ended(self._last, None if self._turn is None else self._turn.batch)
+        else:
+            self._is_reading = True
+            self.ahead.start()
+        self._turn = None
         found = self.ahead.inbox.get()
-        if isinstance(found, BatchAhead):
-            self._turn = found
-            try:
-                self.serve_batch(found.batch, [])
-            finally:
-                self._turn = None
-                self._overlap.expect(None)
-                self.ahead.ended(found.batch)
-            return
         if isinstance(found, BaseException):
             raise found
-        message, bodies = found
-        if type(message) is AskLengths:
-            self.serve_lengths(message, bodies)
-        elif type(message) is AskHealth:
-            self.serve_health(message)
-        elif type(message) is Check:
-            self.serve_check(message, bodies)
-        elif type(message) is SetLevel:
-            set_level(message.level)
-        elif type(message) is Stop:
-            leave(0)
-        if type(message) in CALLS:
-            self.ahead.ended(None)
+        if isinstance(found, BatchAhead):
+            self._turn = found
+            self._last = found.batch
+            return [(found.batch, [])]
+        self._last = found[0]
+        return [found]
 
     def take_in(
         self, batch: Batch, bodies: list[bytearray], now: float

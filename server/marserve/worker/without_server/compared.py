@@ -5,6 +5,7 @@ end of the input is the end of the process.
 
     record  every input through the handler once, then what reached the model again, alone and in batches
     facts   what the model is, and what its speed depends on
+    flops   what the recorded calls take, before another build takes the model's place
     build   another build of the model, which takes the model's place from then on; `samples` of it go into a file
     time    the model's seconds for batches of so many rows
     judge   whether answers of another build are as the handler's own, by its `compare` or within a tolerance
@@ -71,6 +72,8 @@ class Compared:
                 return self.record(Path(order["folder"]), order["inputs"], order["batch_size"], order["within_s"])
             case "facts":
                 return self.facts()
+            case "flops":
+                return self.flops()
             case "build":
                 return self.build(order["build"], Path(order["folder"]), order["inputs"], order["most_rows"])
             case "export":
@@ -214,6 +217,22 @@ class Compared:
             "cpu": cpu_flags(),
             "versions": versions(),
         }
+
+    def flops(self) -> dict[str, Any]:
+        """What the calls that were recorded take, as `as_document` has it; or why that is not known."""
+        from marserve_handlers.flops.cost import NotCounted  # here: few orders need it
+        from marserve_handlers.flops.watch import BATCHES, Seen, as_document, count, make_counter, path_of  # likewise
+
+        if not self._calls:
+            return {"why_not": self._found.why_not or "no input was answered"}
+        model = self._found.model
+        try:
+            counter = make_counter(model, path_of(self._model.handle, model))
+            return as_document(count(counter, [Seen(1, [call]) for call in self._calls[:BATCHES]]))
+        except NotCounted as error:
+            return {"why_not": shorten(str(error))}
+        except Exception as error:  # of a library's
+            return {"why_not": _short(error)}
 
     def build(self, name: str, folder: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
         """Make that build from these inputs, and put it into the model's place, loaded from its files."""

@@ -319,6 +319,22 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             "at each scrape",
         ),
         Meaning(
+            "marserve_model_flops_utilisation",
+            _G,
+            _V,
+            "ratio",
+            "Share of the peak of its ready workers' devices that the last minute's batches took; only with peakFlops.",
+            "at each scrape, once counted",
+        ),
+        Meaning(
+            "marserve_model_flops_total",
+            _C,
+            _V,
+            "operations",
+            "Floating-point operations of all batches that were sent to workers; only with peakFlops.",
+            "at each scrape, once counted",
+        ),
+        Meaning(
             "marserve_worker_cpu_seconds_total",
             _C,
             _V,

@@ -31,6 +31,7 @@ _GAUGES: Mapping[str, Callable[[Gauges], float | None]] = {
     "marserve_sequences": lambda gauges: gauges.sequences,
     "marserve_failing_workers": lambda gauges: gauges.failing,
     "marserve_worker_busy_ratio": lambda gauges: gauges.busy_ratio,
+    "marserve_model_flops_utilisation": lambda gauges: gauges.flops_utilisation,
     "marserve_model_memory_bytes": lambda gauges: gauges.memory_bytes,
 }
 
@@ -58,6 +59,7 @@ def version_families(views: Views, totals: Mapping[str, ModelTotals]) -> Iterato
         yield known(name, _gauge(views, read))
     yield known("marserve_workers", _workers(views))
     yield known("marserve_traffic_share", _shares(views))
+    yield known("marserve_model_flops_total", _flops(views))
     for name, figure in _PROCESSES.items():
         yield known(name, _processes(views, figure))
     for name in dict.fromkeys(family for family, _, _ in USAGE.values()):
@@ -109,6 +111,18 @@ def _shares(views: Views) -> Callable[[], list[Row]]:
     def rows() -> list[Row]:
         asked = [(view.key, view.of.read_share) for view in views()]
         return [(key, read()) for key, read in asked if read is not None]
+
+    return rows
+
+
+def _flops(views: Views) -> Callable[[], Iterator[Row]]:
+    """What all batches so far took, of versions whose FLOPs are counted."""
+
+    def rows() -> Iterator[Row]:
+        for view in views():
+            flops, sizes = view.of.flops, view.of.batch_sizes
+            if flops is not None:
+                yield view.key, flops.of(sum(sizes.buckets), sizes.sum)
 
     return rows
 

@@ -117,9 +117,20 @@ function Facts({ version, stats }) {
     ["Waiting", String(queue.pendingRequests ?? DASH), `${version.jobQueueSize} may wait`],
     ["Running", String(version.runningRequests), `${counted(version.workers.filter((each) => each.status === "READY").length, "worker")} ready`],
     ["Batch", minute && isNumber(minute.meanBatch) ? rounded(minute.meanBatch) : DASH, `of ${version.batchSize}, ${version.maxBatchDelay} ms`],
+    ...(version.flops ? [ofPeak(version, minute)] : []),
     ["Memory", bytes(version.workers.reduce((all, each) => all + each.memoryUsage, 0)), "of its workers"],
   ];
   return html`<dl class="tiles">${tiles.map(([name, value, more]) => html`<div key=${name} class="card"><dt>${name}</dt><dd>${value}</dd><dd class="muted">${more}</dd></div>`)}</dl>`;
+}
+
+// Which share of what its ready workers' devices could do the last minute's batches took.
+function ofPeak({ flops, workers }, minute) {
+  const ready = workers.filter((each) => each.status === "READY").length;
+  if (!minute || !ready || !(minute.seconds > 0)) return ["Of the peak", DASH, "FLOPs, last minute"];
+  const done = minute.batches * (flops.perBatch + flops.perRequest * (minute.meanBatch || 0));
+  const available = minute.seconds * ready;
+  const share = (100 * done) / (available * flops.peakPerSecond);
+  return ["Of the peak", share > 0 && share < 0.01 ? "< 0.01 %" : `${rounded(share)} %`, `FLOPs; busy ${rounded((100 * minute.busyWorkers) / ready)} %`];
 }
 
 const WINDOWS = [["lastMinute", "1 min"], ["last5Minutes", "5 min"], ["last60Minutes", "60 min"], ["sinceStart", "Start"]];
