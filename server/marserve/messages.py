@@ -747,8 +747,9 @@ class Profiled(msgspec.Struct, frozen=True, array_like=True, tag="profiled"):
     """The end of a profile. The bodies are traces in Chrome's format, packed by gzip, one for each of `traces`.
 
     `traces` has the rank of each; a rank may have two. `began` and `ended` are on the worker's monotonic clock.
-    `recorded` counts the batches whose operators are in the traces. `no_operators` says why there are none, `remarks`
-    what else a reader should know. `knows_waiting`: the kernel says how long threads wait for a processor.
+    `own_s` is what recording took between batches. `recorded` counts the batches whose operators are in the traces.
+    `no_operators` says why there are none, `remarks` what else a reader should know. `knows_waiting`: the kernel says
+    how long threads wait for a processor.
     """
 
     number: int
@@ -760,6 +761,7 @@ class Profiled(msgspec.Struct, frozen=True, array_like=True, tag="profiled"):
     thread: int
     threads: Count
     knows_waiting: bool
+    own_s: Seconds
     no_operators: Sentence = ""
     remarks: Annotated[list[Sentence], msgspec.Meta(max_length=MAX_WARNINGS)] = []
 

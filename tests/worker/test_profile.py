@@ -146,3 +146,10 @@ def test_traces_beyond_the_bound_are_left_out_and_said_to_be() -> None:
 
     assert kept == [(0, b"123456"), (0, b"7890")]
     assert said == "1 of 3 traces are left out: they have more than max_bytes, 10"
+
+
+def test_a_profile_without_a_batch_has_no_operators_and_no_trace() -> None:
+    """An empty trace would be of no use."""
+    operators = _measure(0, Profile(1, 0, 1 << 26)).operators
+
+    assert (operators.traces, operators.why_none) == ([], "no batch ran")

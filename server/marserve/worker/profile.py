@@ -2,8 +2,8 @@
 
 Loaded only for a profile. While one runs, the handler is called through `Measured.handle`; without one nothing of this
 is on a batch's way. Torch's profiler holds what it records in memory until it is written, and cannot say how much that
-is. So one batch is recorded alone and counted, and then as many as fit `max_bytes`. `key_averages` is not used: it takes
-milliseconds an operator and doubles the memory.
+is. So one batch is recorded alone and counted, and then as many as fit `max_bytes`. `key_averages` is not used: it
+takes milliseconds an operator and doubles the memory.
 """
 
 from __future__ import annotations
@@ -141,8 +141,12 @@ class Operators:
                 os.unlink(path)
             profiler = None
         found = written.count(b'"cat": "cpu_op"') + written.count(b'"cat": "python_function"')
-        if not found and not self.traces:
-            self.why_none = "no operator of torch ran in the first batch"
+        if not found:
+            if not self.traces:
+                ran = self.recorded or not self._counts
+                self.why_none = "no operator of torch ran" if ran else "no batch ran"
+            _give_back()
+            return 0
         self.traces.append(gzip.compress(written, 1))
         del written
         _give_back()
@@ -155,6 +159,8 @@ class Measured:
     def __init__(self, order: Profile, model: LoadedModel) -> None:
         self.number = order.number
         self.requests = 0
+        self.own_s = 0.0
+        """What recording took between batches."""
         self.batches: list[ProfiledBatch] = []
         self.operators = Operators(order, has_device=model.load.gpu_id is not None)
         self.began = time.monotonic()
@@ -191,6 +197,7 @@ class Measured:
             serve()
         ended = time.monotonic()
         self.operators.end_batch()
+        self.own_s += time.monotonic() - ended
         requests = len(batch.items)
         self.requests += requests
         if self._called is None:  # no item of it was to be answered any more

@@ -586,6 +586,7 @@ class ServedModel:
                 threading.get_native_id(),
                 threads(),
                 measured.knows_waiting,
+                measured.own_s,
                 operators.why_none,
                 remarks[:MAX_WARNINGS],
             ),

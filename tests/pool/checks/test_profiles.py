@@ -71,7 +71,7 @@ async def test_a_worker_that_dies_or_is_stopped_meanwhile_ends_the_profile_with_
         making = asyncio.create_task(pool.profile(FOREVER, no_matter))
         await until(lambda: pool.profiles.progress is not None, "a profile")
         await pool.stop()
-        with pytest.raises(CannotProfile, match="was stopped meanwhile: the version was unregistered"):
+        with pytest.raises(CannotProfile, match="was stopped meanwhile: it was unregistered"):
             await making
 
 
@@ -96,7 +96,7 @@ async def test_a_client_that_goes_away_ends_the_profile_and_the_worker_serves_on
 async def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path) -> None:
     """A pool without workers, and one whose workers run many batches at once."""
     async with RunningPool(tmp_path, SOURCE, workers=0, most=1) as running:
-        with pytest.raises(CannotProfile, match="no worker that has loaded it.*scale it up"):
+        with pytest.raises(CannotProfile, match=r"no worker that has loaded it.*scale it up"):
             await running.pool.profile(FOREVER, no_matter)
     async with RunningPool(tmp_path / "many", SOURCE, is_concurrent=True) as running:
         with pytest.raises(CannotProfile, match="asyncCommunication"):

@@ -123,6 +123,6 @@ class Profiles:
                     "its place, or is about to."
                     if cause != "stopped"
                     else f"The worker of {self._options.model} {self._options.version} that was profiled was stopped "
-                    "meanwhile: the version was unregistered, scaled down, or replaced. Profile the one that serves now."
+                    "meanwhile: it was unregistered, scaled down, or replaced. Profile the version that serves now."
                 )
             )
