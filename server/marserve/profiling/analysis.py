@@ -58,15 +58,15 @@ def analyse(measured: Measured) -> ModelProfile:
             remarks.append(f"A trace of rank {rank} cannot be read: {error}")
     own = by_rank.get(0, [])
     if not profiled.knows_waiting:
-        remarks.append("This system does not say how long a thread waits for a processor: that is in `blocked`.")
+        remarks.append("This system does not say how long a thread waits for a processor: that is told as blocked.")
     if not profiled.batches:
         remarks.insert(
             0, "No request came to this worker meanwhile: send the model requests, as many as it gets in service."
         )
     if profiled.threads > 1 and own:
         remarks.append(
-            f"Operators use {profiled.threads} threads here. What they wait for each other may be in `blocked`; with "
-            "one thread the parts are exact."
+            f"Operators use {profiled.threads} threads here. What they wait for each other may be told as blocked; "
+            "with one thread the parts are exact."
         )
     if 0 < profiled.recorded < len(profiled.batches):
         remarks.append(

@@ -122,7 +122,8 @@ class _Making:
                     self.profile = msgspec.convert(said, ModelProfile)
                 except msgspec.ValidationError as error:
                     raise CommandFailed(
-                        f"The answer of {self.address} is no profile: {without_stop(str(error))}.", "Is it a marserve of this version?"
+                        f"The answer of {self.address} is no profile: {without_stop(str(error))}.",
+                        "Is it a marserve of this version?",
                     ) from error
                 if self.profile.hasTrace:
                     answer = server.ask("GET", f"{self._path}/trace", timeout_s=60.0)
