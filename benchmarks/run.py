@@ -54,6 +54,7 @@ from rich.console import Console
 
 import client
 import memory
+import profiling
 from marserve import __version__
 
 BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "memory": memory.measure,
     "neighbour": neighbour.measure,
     "printing": printing.measure,
+    "profiling": profiling.measure,
     "observing": observing.measure,
     "declared": declared.measure,
     "many_models": many_models.measure,

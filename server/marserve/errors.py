@@ -11,7 +11,7 @@ MarserveError
     ManagementClosed                     a management call from another machine, while management needs no key
     ControlClosed                        a call that changes the server, at an address for inference
     ModelApiClosed                       clients may load and unload no models
-    RequestUnknown, CannotReplay
+    RequestUnknown, CannotReplay, CannotProfile, ProfileUnknown
     ModelNotFound, VersionNotFound, ArchiveNotFound
       NotInStore, AddressNotAllowed, WorkflowArchiveNotFound
     DownloadNotFound
@@ -316,6 +316,16 @@ class CannotReplay(ClientError):
     """A recorded request cannot be run again, or not now; the text says why."""
 
     cause = "cannot_replay"
+
+
+class CannotProfile(ClientError):
+    """A version cannot be profiled, or not now; the text says why."""
+
+    cause = "cannot_profile"
+
+
+class ProfileUnknown(ClientError):
+    """There is no profile, or none with a trace."""
 
 
 class ArchiveNotFound(ClientError):

@@ -466,6 +466,29 @@ class SetLevel(msgspec.Struct, frozen=True, array_like=True, tag="set_level"):
     level: str
 
 
+class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
+    """Measure how the time of the next batches is spent, and say so with `Profiled`, which has the same `number`.
+
+    The worker ends by itself after `requests` requests (0: only `EndProfile` ends it). Operators of torch are recorded
+    until about `max_bytes` of the worker's memory hold them; 0: none are. `shapes`, `memory` and `stacks` have more
+    recorded of each operator. With a process group the other ranks record theirs, too.
+    """
+
+    number: int
+    requests: int
+    max_bytes: int
+    shapes: bool = True
+    memory: bool = False
+    stacks: bool = False
+
+
+class EndProfile(msgspec.Struct, frozen=True, array_like=True, tag="end_profile"):
+    """End the profile of that number and send what was measured; with `drop` it is dropped, and nothing is sent."""
+
+    number: int
+    drop: bool = False
+
+
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     """The answer to `Called` with the same `call`; its body follows. With a `failure`, words for the client, none."""
 
@@ -711,6 +734,52 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     failure: Sentence
 
 
+# How many batches a profile tells of; it ends when there are as many.
+MAX_PROFILED = 20_000
+
+
+class ProfiledBatch(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How a worker spent its time on one batch of a profile.
+
+    `began` is on the worker's monotonic clock. `decode_s` was before the author's code, `encode_s` after it. Of the
+    `handler_s` in between its thread ran for `cpu_s`, waited for a processor for `waited_s`, and collected garbage for
+    `collected_s` (which is in `cpu_s`, too).
+    """
+
+    number: int
+    requests: Count
+    began: Seconds
+    decode_s: Seconds
+    handler_s: Seconds
+    encode_s: Seconds
+    cpu_s: Seconds
+    waited_s: Seconds
+    collected_s: Seconds
+
+
+class Profiled(msgspec.Struct, frozen=True, array_like=True, tag="profiled"):
+    """The end of a profile. The bodies are traces in Chrome's format, packed by gzip, one for each of `traces`.
+
+    `traces` has the rank of each; a rank may have two. `began` and `ended` are on the worker's monotonic clock.
+    `own_s` is what recording took between batches. `recorded` counts the batches whose operators are in the traces.
+    `no_operators` says why there are none, `remarks` what else a reader should know. `knows_waiting`: the kernel says
+    how long threads wait for a processor.
+    """
+
+    number: int
+    began: Seconds
+    ended: Seconds
+    batches: Annotated[list[ProfiledBatch], msgspec.Meta(max_length=MAX_PROFILED)]
+    traces: Annotated[list[Count], msgspec.Meta(max_length=4096)]
+    recorded: Count
+    thread: int
+    threads: Count
+    knows_waiting: bool
+    own_s: Seconds
+    no_operators: Sentence = ""
+    remarks: Annotated[list[Sentence], msgspec.Meta(max_length=MAX_WARNINGS)] = []
+
+
 class OutOfStep(msgspec.Struct, frozen=True, array_like=True, tag="out_of_step"):
     """From a rank of a group: the ranks did not end a call of the handler alike, so the group must be ended.
 
@@ -779,7 +848,20 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
 
 
 ToWorker = (
-    Load | Batch | Batches | AskLengths | AskHealth | Check | Cancel | SetLevel | Returned | Stop | Preload | Fork
+    Load
+    | Batch
+    | Batches
+    | AskLengths
+    | AskHealth
+    | Check
+    | Cancel
+    | SetLevel
+    | Profile
+    | EndProfile
+    | Returned
+    | Stop
+    | Preload
+    | Fork
 )
 ToServer = (
     Hello
@@ -795,6 +877,7 @@ ToServer = (
     | Lengths
     | Checked
     | Health
+    | Profiled
     | OutOfStep
     | DeviceLost
     | Counted
@@ -847,4 +930,11 @@ class DeviceTold(msgspec.Struct, frozen=True, array_like=True, tag="device_told"
     is_lost: bool
 
 
-ToRank = Share | Call | CallEnded | AskDevice | DeviceTold | SetLevel
+class RankProfiled(msgspec.Struct, frozen=True, array_like=True, tag="rank_profiled"):
+    """From a rank to rank 0: the end of profile `number`, with its traces as bodies, and why there are none."""
+
+    number: int
+    no_operators: Sentence = ""
+
+
+ToRank = Share | Call | CallEnded | AskDevice | DeviceTold | SetLevel | Profile | EndProfile | RankProfiled

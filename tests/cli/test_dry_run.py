@@ -26,6 +26,7 @@ CHANGES_NOTHING = {
     "models": "it reads",
     "top": "it reads, and scales only when a person says y to a question",
     "check": "workers answer samples, as they answer requests",
+    "profile": "a worker is measured while it serves",
     "plan": "it is a dry run itself",
     "history": "it reads",
     "watches": "--look has a watch look now that looks by itself a moment later",

@@ -38,6 +38,7 @@ COMMANDS = {
     "scale": "models.scale",
     "tune": "models.tune",
     "check": "models.check",
+    "profile": "models.profile",
     "plan": "changes.plan",
     "apply": "changes.apply",
     "undo": "changes.undo",

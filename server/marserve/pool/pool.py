@@ -17,11 +17,20 @@ from typing import Any
 
 import msgspec
 
-from marserve.errors import CannotReplay, Draining, LoadFailed, MarserveError, NoMemoryNow, NotEnoughMemory
+from marserve.errors import (
+    CannotProfile,
+    CannotReplay,
+    Draining,
+    LoadFailed,
+    MarserveError,
+    NoMemoryNow,
+    NotEnoughMemory,
+)
 from marserve.messages import Answer, Called, Checked, Load, Metrics, Part, Receiver, Request, Returned
 from marserve.option_values import Tolerance
 from marserve.pool.changes import Changes
 from marserve.pool.checks.certifier import Certifier
+from marserve.pool.checks.profiles import Profiles, ProfileWish, TakenProfile
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Job
 from marserve.pool.dispatch.queue import GivenUp
@@ -91,6 +100,7 @@ class Pool:
         self.certifier = Certifier(
             options, Path(load.model_dir), dispatcher, metrics, lives.check, has_slots=lambda: bool(self.slots)
         )
+        self.profiles = Profiles(options, lives.profile, lives.requests_of)
         self._context = SlotContext(
             options=options,
             load=load,
@@ -101,6 +111,7 @@ class Pool:
             metrics=metrics,
             dispatcher=dispatcher,
             certifier=self.certifier,
+            profiles=self.profiles,
             reservations=self.reservations,
             lives=lives,
             first_load=FirstLoad(None if launcher.is_remote else launchers.first_loads),
@@ -423,6 +434,37 @@ class Pool:
                 "a request, or scale it up, or name another version."
             )
         return await self.certifier.replay(requests)
+
+    async def profile(self, wish: ProfileWish, begun: Callable[[list[int]], None]) -> TakenProfile:
+        """Have one worker measure its batches while it serves; nothing is started for it.
+
+        It is one that has work, or else the one that gets the next. `begun` is called with its processes. Raises as
+        `Profiles.run`, and CannotProfile if there is no worker, or none that runs one batch at a time.
+        """
+        options = self.options
+        name = f"Version {options.version} of {options.model}"
+        if options.is_concurrent:
+            raise CannotProfile(
+                f"{name} answers many batches at once (asyncCommunication), so that no time belongs to one batch. "
+                "Profile it without that, or attach py-spy to its worker."
+            )
+        lanes = self.dispatcher.lanes
+        serving = [life for life in self.lives.by_key.values() if life.is_ready and life.key in lanes.by_key]
+        if not serving:
+            state = "sleeps" if self.scaling.can_wake else "has no worker that has loaded it"
+            raise CannotProfile(f"{name} {state}, so that nothing can be measured: send it requests, or scale it up.")
+        busy = [life for life in serving if lanes.by_key[life.key].flights]
+        idle = [life for life in serving if lanes.idle and life.key == lanes.idle[-1].key]
+        chosen = max(busy, key=lambda life: life.requests) if busy else (idle or serving)[0]
+        before = {life.key: life.requests for life in serving}
+        begun(chosen.pids)
+        profiled, bodies = await self.profiles.run(chosen.key, wish)
+        others = [
+            (life.name, life.requests - before[life.key], lane.mean_run_s)
+            for life in self.lives.by_key.values()
+            if life.key in before and (lane := lanes.by_key.get(life.key)) is not None
+        ]
+        return TakenProfile(chosen.name, profiled, [bytes(body) for body in bodies], others)
 
     # ------------------------------------------------------------------------------------------- the end
 

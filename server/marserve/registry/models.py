@@ -24,6 +24,7 @@ from marserve.errors import Draining, LoadFailed, ModelNotFound, NodeInUse, Vers
 from marserve.messages import Answer, Part, Request
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
+from marserve.pool.checks.profiles import ProfileWish, TakenProfile
 from marserve.registry.catalogue.activity import activity_of
 from marserve.registry.catalogue.describe import declared_by, describe_version, page_of, state_of, takes_elements
 from marserve.registry.catalogue.expected_input import expected_input
@@ -276,6 +277,21 @@ class Registry:
         """
         chosen = self._versions.find(model, version)
         return chosen.name, await chosen.pool.replay(requests)
+
+    async def profile(
+        self, model: str, version: str | None, wish: ProfileWish, begun: Callable[[list[int]], None]
+    ) -> tuple[str, TakenProfile]:
+        """Have one worker of a version (or label) measure its batches; and which version that is. As `Pool.profile`.
+
+        Raises ModelNotFound, VersionNotFound, and what `Pool.profile` raises.
+        """
+        chosen = self._versions.find(model, version)
+        return chosen.name, await chosen.pool.profile(wish, begun)
+
+    def profile_progress(self, model: str, version: str | None) -> tuple[str, tuple[float, int] | None]:
+        """Which version that is, and for how long it is profiled, with how many requests; None while it is not."""
+        chosen = self._versions.find(model, version)
+        return chosen.name, chosen.pool.profiles.progress
 
     # ------------------------------------------------------------------------------------------- describe, list
 

@@ -10,6 +10,7 @@ overlap/             a batch is preprocessed while the one before computes
 coroutines           many batches at once, in one event loop
 continuous_batching  a call of the handler is a step
 checks               warm-up inputs, and answers compared
+profile              how the time of some batches is spent
 calls                other models, called by the handler
 rows                 the rows and ids that a handler gets for items
 outgoing             the author's values and errors, as they travel on the wire

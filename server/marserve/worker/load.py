@@ -139,7 +139,13 @@ def load_model(load: Load) -> LoadedModel:
     ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly;
     ModelNotLoadable: it cannot keep to the sizes of batches that are allowed.
     """
-    model = _load_handler(load)
+    context = make_context(load)
+    # Few calls deep, here and below: of an end in the author's code its own lines are to be among the last twenty.
+    model = _open_handler(context, load)
+    if load.overlaps:
+        from marserve_handlers.support.overlapping.seam import open_overlap  # here: few models ask for it
+
+        model.overlap = open_overlap(getattr(model.handle, "__self__", None), context, load.envelope)
     if load.allowed_batch_sizes and not model.context.keeps_to_sizes:
         raise ModelNotLoadable(
             f"allowedBatchSizes is {load.allowed_batch_sizes}, and this handler calls its model by itself: one that "
@@ -147,16 +153,6 @@ def load_model(load: Load) -> LoadedModel:
             "batches of these sizes. Leave the key out, or fill batches up in the handler, by "
             "context.allowed_batch_sizes, and set context.keeps_to_sizes."
         )
-    return model
-
-
-def _load_handler(load: Load) -> LoadedModel:
-    context = make_context(load)
-    model = _open_handler(context, load)
-    if load.overlaps:
-        from marserve_handlers.support.overlapping.seam import open_overlap  # here: few models ask for it
-
-        model.overlap = open_overlap(getattr(model.handle, "__self__", None), context, load.envelope)
     return model
 
 

@@ -15,7 +15,21 @@ from socket import socket
 from typing import TYPE_CHECKING, NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
-from marserve.messages import AskHealth, AskLengths, Batch, Batches, Check, Counted, Hello, Load, Rank, SetLevel, Stop
+from marserve.messages import (
+    AskHealth,
+    AskLengths,
+    Batch,
+    Batches,
+    Check,
+    Counted,
+    EndProfile,
+    Hello,
+    Load,
+    Profile,
+    Rank,
+    SetLevel,
+    Stop,
+)
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.device.device_use import check_device_use
@@ -79,6 +93,10 @@ class WorkerLoop:
                         set_level(message.level)
                         if self._leader is not None:
                             self._leader.set_level(message.level)
+                    elif type(message) is Profile:
+                        self._served.begin_profile(message)
+                    elif type(message) is EndProfile:
+                        self._served.end_profile(message)
                     elif type(message) is Stop:
                         leave(0)
                     if self._leader is not None:

@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from socket import socket
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from marserve import wire
 from marserve.errors import BadFrame
@@ -35,9 +35,12 @@ from marserve.messages import (
     CallEnded,
     DeviceLost,
     DeviceTold,
+    EndProfile,
     Item,
     OutOfStep,
+    Profile,
     Rank,
+    RankProfiled,
     SetLevel,
     Share,
     ToRank,
@@ -51,6 +54,9 @@ from marserve.worker.outgoing import has_run_out, loss_told_by, traceback_of
 from marserve.worker.process.printed_lines import running, set_level
 from marserve.worker.rows import begin_unwatched, rows_of
 
+if TYPE_CHECKING:
+    from marserve.worker.profile import Operators
+
 LOOPBACK = "127.0.0.1"
 # After a rank has raised, how long the others have to end the call as well.
 OUT_OF_STEP_S = 5.0
@@ -58,6 +64,8 @@ OUT_OF_STEP_S = 5.0
 LOOK_FOR_ENDS_S = 0.05
 # How long all ranks of a pipeline together have to say whether their devices are lost.
 ASK_DEVICES_S = 5.0
+# How long a rank has to write its trace.
+PROFILE_S = 60.0
 # How often a rank looks whether rank 0 has answered its question.
 ASK_EVERY_S = 0.0005
 # How long a rank waits for the server to end the group.
@@ -99,6 +107,15 @@ class Peer:
             message, _ = heard
             if type(message) is CallEnded and message.number == number:
                 return message
+        return None
+
+    def hear_profile(self, number: int, limit_s: float) -> tuple[RankProfiled, list[Any]] | None:
+        """The rank's part of this profile; None after `limit_s` seconds. Raises EOFError when it is gone."""
+        end = time.monotonic() + limit_s
+        while (heard := self.hear(end - time.monotonic())) is not None:
+            message, bodies = heard
+            if type(message) is RankProfiled and message.number == number:
+                return message, bodies
         return None
 
     def hear_of_device(self, number: int, limit_s: float) -> bool:
@@ -166,6 +183,31 @@ class Leader:
     def set_level(self, level: str) -> None:
         """Have the other ranks log from this level on, too; one that is still loading does so when it has loaded."""
         self._tell(SetLevel(level))
+
+    def begin_profile(self, order: Profile) -> None:
+        """Have the other ranks record their operators, too."""
+        self.settle()
+        self._tell(order)
+
+    def end_profile(self, end: EndProfile) -> tuple[list[tuple[int, bytes]], list[str]]:
+        """End that: the ranks' traces, each with its rank, and sentences about those that have none."""
+        self.settle()
+        self._tell(end)
+        traces: list[tuple[int, bytes]] = []
+        remarks: list[str] = []
+        for peer in self._peers if not end.drop else ():
+            try:
+                heard = peer.hear_profile(end.number, PROFILE_S)
+            except EOFError:
+                await_the_end(self._server)
+            if heard is None:
+                remarks.append(f"rank {peer.rank} did not send its trace within {PROFILE_S:g} s")
+                continue
+            message, bodies = heard
+            traces += [(peer.rank, bytes(body)) for body in bodies]
+            if message.no_operators:
+                remarks.append(f"rank {peer.rank} has no operators: {message.no_operators}")
+        return traces, remarks
 
     @property
     def may_break_off(self) -> bool:
@@ -269,6 +311,7 @@ class Follower:
         self._items: list[Item] = []
         self._bodies: list[bytearray] = []
         self._is_once = True
+        self._operators: Operators | None = None  # while a profile is made
 
     def follow(self, model: LoadedModel) -> NoReturn:
         """Do what rank 0 asks for, until rank 0 is gone."""
@@ -283,6 +326,10 @@ class Follower:
                     self._call(model, message)
                 elif type(message) is SetLevel:
                     set_level(message.level)
+                elif type(message) is Profile:
+                    self._begin_profile(model, message)
+                elif type(message) is EndProfile:
+                    self._end_profile(message)
                 elif type(message) is AskDevice:
                     loss = find_loss((), model.load.gpu_id, wait=message.wait)
                     if loss:
@@ -335,6 +382,21 @@ class Follower:
         failure = None  # frees what its frames hold
         if is_memory:
             give_back()
+
+    def _begin_profile(self, model: LoadedModel, order: Profile) -> None:
+        from marserve.worker.profile import Operators  # here for a quicker start: most workers are never profiled
+
+        # Not counted: what this rank runs beside the calls of rank 0 has no batches. Rank 0 ends it with its own.
+        self._operators = Operators(order, has_device=model.load.gpu_id is not None, counts=False)
+
+    def _end_profile(self, end: EndProfile) -> None:
+        operators, self._operators = self._operators, None
+        if end.drop or operators is None:
+            if operators is not None:
+                operators.drop()
+            return
+        operators.finish()
+        self._leader.tell(RankProfiled(end.number, operators.why_none), operators.traces)
 
     def _end_if_lost(self, model: LoadedModel, failure: BaseException) -> None:
         """If this rank's device is lost, report that and wait for the end of the group."""

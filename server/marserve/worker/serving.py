@@ -7,9 +7,10 @@ it shares with the server; the loop reads the messages.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,12 +24,15 @@ from marserve.messages import (
     Check,
     DeviceLost,
     DevicePeak,
+    EndProfile,
     Health,
     Item,
     Loaded,
     Metrics,
     NotLoaded,
     Piece,
+    Profile,
+    Profiled,
     Raised,
     Result,
     Results,
@@ -86,6 +90,9 @@ from marserve_handlers.errors import (
 from marserve_handlers.metrics import MetricsCache
 from marserve_handlers.support.line_owner import about
 
+if TYPE_CHECKING:
+    from marserve.worker.profile import Measured
+
 HAS_EXPIRED = Result(504, "", [], EXPIRED)
 WAS_CANCELLED = Result(499, "", [], CANCELLED)
 UNTOUCHED = Result(200, "", [])
@@ -117,6 +124,7 @@ class ServedModel:
             model.context.begin_call = self._begin_call
             model.context.send_call = self._send_call
         self._health = HealthCall(model)
+        self._measured: Measured | None = None  # while a profile is made
         self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
@@ -170,9 +178,14 @@ class ServedModel:
         """Handle one batch and answer it: one result an item, in order, or one message that the handler raised."""
         running.items = batch.items
         try:
-            self._serve_batch(batch, bodies)
+            if self._measured is None:
+                self._serve_batch(batch, bodies)
+            else:
+                self._measured.run(batch, lambda: self._serve_batch(batch, bodies))
         finally:
             running.items = ()
+        if self._measured is not None and self._measured.is_complete:
+            self._send_profile(self._measured)
 
     def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
@@ -524,6 +537,69 @@ class ServedModel:
         self._page.finish()
         self._take_metrics()  # dropped: measurements of a check belong to no request
         self._connection.send(checked)
+
+    # ------------------------------------------------------------------------------------------- a profile
+
+    def begin_profile(self, order: Profile) -> None:
+        """Measure the batches from now on. A profile that is still under way is dropped."""
+        from marserve.worker.profile import Measured  # here for a quicker start: most workers are never profiled
+
+        self.end_profile(EndProfile(0, drop=True))
+        if self._leader is not None:
+            self._leader.begin_profile(order)
+        measured = self._measured = Measured(order, self._model)
+        self._model = measured.model
+
+    def end_profile(self, end: EndProfile) -> None:
+        """End the profile and send what was measured, or drop it. Does nothing for one that has ended by itself."""
+        measured = self._measured
+        if measured is None or (end.number and end.number != measured.number):
+            return
+        if not end.drop:
+            self._send_profile(measured)
+            return
+        self._stop_measuring(measured)
+        measured.operators.drop()
+        if self._leader is not None:
+            self._leader.end_profile(end)
+
+    def _send_profile(self, measured: Measured) -> None:
+        from marserve.worker.profile import threads  # as above
+
+        ended = time.monotonic()
+        self._stop_measuring(measured)
+        operators = measured.operators
+        operators.finish()
+        traces = [(0, trace) for trace in operators.traces]
+        remarks: list[str] = []
+        if self._leader is not None:
+            others, remarks = self._leader.end_profile(EndProfile(measured.number))
+            traces += others
+        traces, too_large = measured.fitting(traces)
+        if too_large:
+            remarks.insert(0, too_large)
+        self._connection.send(
+            Profiled(
+                measured.number,
+                measured.began,
+                ended,
+                measured.batches,
+                [rank for rank, _ in traces],
+                operators.recorded,
+                threading.get_native_id(),
+                threads(),
+                measured.knows_waiting,
+                measured.own_s,
+                operators.why_none,
+                remarks[:MAX_WARNINGS],
+            ),
+            [trace for _, trace in traces],
+        )
+
+    def _stop_measuring(self, measured: Measured) -> None:
+        measured.close()
+        self._measured = None
+        self._model = self._model.calling(measured.inner)
 
     # ------------------------------------------------------------------------------------------- health
 

@@ -20,6 +20,7 @@ def build(material: Material, folder: Path) -> None:
     # here: a worker that loads the package needs none of it
     import torch
 
+    # here, too
     from marserve_handlers.optimising.native_package import write_package
     from marserve_handlers.optimising.onnx_export import export_again, export_program
 

@@ -31,6 +31,7 @@ def compile_whole(model: Any, folder: Path) -> Any:
     # here: where the build is another one
     import torch
 
+    # here, too
     from marserve_handlers.optimising.call_arrays import join
     from marserve_handlers.optimising.sample_calls import read_samples
 

@@ -20,6 +20,7 @@ from marserve.api.rest.models.desired_state import desired_state_router
 from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
 from marserve.api.rest.models.management import management_router
+from marserve.api.rest.models.profiles import profile_router
 from marserve.api.rest.models.replays import replay_router
 from marserve.api.rest.models.rollouts import rollout_router
 from marserve.api.rest.models.statistics import statistics_router
@@ -40,6 +41,7 @@ from marserve.app.building.devices import device_activities
 from marserve.app.building.from_settings import error_rules, sagemaker_endpoint, speaks_all_open_inference
 from marserve.app.building.parts import Parts
 from marserve.errors import ModelNotFound
+from marserve.profiling.session import Profiles
 
 log = logging.getLogger("marserve.app")
 
@@ -178,6 +180,7 @@ def _add_management(routers: Routers, parts: Parts) -> None:
         routers.append((logs, "management"))
         if parts.recorder is not None:
             routers.append((requests_router(parts.recorder, parts.happenings), "management"))
+        routers.insert(0, (profile_router(Profiles(registry)), "management"))
         rules = error_rules(settings, parts.logs.with_own_paths)
         routers.append((replay_router(registry, parts.keeper, parts.recorder, rules), "management"))
     # This router checks the management key, or the source's own secret, itself.

@@ -9,5 +9,6 @@ set_default  which version answers
 models       list and describe
 infer        send one file, print the answer
 check        whether batches are answered as single requests are
+profile      how a worker spends its time while it serves
 watches      watched places, and a look at once
 """

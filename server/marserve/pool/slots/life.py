@@ -37,6 +37,7 @@ from marserve.messages import (
     NotLoaded,
     OutOfStep,
     Piece,
+    Profiled,
     Raised,
     Request,
     Results,
@@ -46,6 +47,7 @@ from marserve.messages import (
     shown_id,
 )
 from marserve.pool.checks.certifier import Certifier
+from marserve.pool.checks.profiles import Profiles
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Landed
 from marserve.pool.dispatch.lengths.lengths import FROM_HANDLER
@@ -91,6 +93,7 @@ class LifeContext:
     metrics: VersionMetrics
     dispatcher: Dispatcher
     certifier: Certifier
+    profiles: Profiles
     reservations: Reservations
     batch_ended: Callable[[], None]
     measured: Callable[[Metrics], None]
@@ -486,6 +489,11 @@ class Life:
         self._limit.heard_at = time.monotonic()
         self._context.dispatcher.told_lengths(self.key, message.number, message.seconds, message.lengths)
 
+    def on_profiled(self, message: Profiled, bodies: list[Body]) -> None:
+        """It has ended a profile, which may have taken a while: the response limit of its batches begins anew."""
+        self._limit.heard_at = time.monotonic()
+        self._context.profiles.on_profiled(self.key, message, bodies)
+
     def on_metrics(self, message: Metrics) -> None:
         """What the handler measured."""
         self._context.measured(message)
@@ -556,6 +564,11 @@ class Life:
         self._may_retry = False
         self.terminate(found)
         return None
+
+    @property
+    def name(self) -> str:
+        """As logs name it."""
+        return self._name
 
     @property
     def vain_for_heir(self) -> int:
@@ -679,6 +692,7 @@ class Life:
             now=time.monotonic(),
         )
         self._context.certifier.lost(self.key, death.cause.value)
+        self._context.profiles.lost(self.key, death.cause.value, death.detail)
 
 
 def _declaration_of(loaded: Loaded) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from marserve.messages import Batch, Check
+from marserve.messages import Batch, Check, EndProfile, Profile
 from marserve.pool.dispatch.jobs import Flight, Question
 from marserve.pool.slots.hang_report import LOOK_BEFORE_S
 from marserve.pool.slots.life import Life
@@ -45,6 +45,17 @@ class Lives:
             life.client.check(check, bodies)
             if self._watch is None:
                 self._begin_watch()
+
+    def requests_of(self, key: str) -> int:
+        """How many requests the worker has answered; 0 for one that is gone."""
+        life = self.by_key.get(key)
+        return life.requests if life is not None else 0
+
+    def profile(self, key: str, order: Profile | EndProfile) -> None:
+        """Have the worker measure its batches, or end that."""
+        life = self.by_key.get(key)
+        if life is not None:
+            life.client.profile(order)
 
     def ask_health(self, key: str, number: int) -> None:
         """Ask the worker whether it is well."""

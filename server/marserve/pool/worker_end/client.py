@@ -27,6 +27,7 @@ from marserve.messages import (
     Counted,
     DeviceLost,
     DevicePeak,
+    EndProfile,
     Health,
     Hello,
     Item,
@@ -37,6 +38,8 @@ from marserve.messages import (
     NotLoaded,
     OutOfStep,
     Piece,
+    Profile,
+    Profiled,
     Raised,
     Results,
     Returned,
@@ -78,6 +81,9 @@ class Peer(Protocol):
 
     def on_health(self, message: Health) -> None:
         """The handler has said whether the worker is well."""
+
+    def on_profiled(self, message: Profiled, bodies: list[wire.Body]) -> None:
+        """A profile has ended; the bodies are its traces."""
 
     def on_lengths(self, message: Lengths) -> None:
         """The handler has said how long some items are."""
@@ -217,6 +223,12 @@ class WorkerClient(asyncio.Protocol):
         """Have the worker check something, or run a batch that is no flight; the peer gets the outcome."""
         self._send(check, list(bodies))
 
+    def profile(self, order: Profile | EndProfile) -> None:
+        """Have the worker measure its batches, or end that; the peer gets what it measured."""
+        if isinstance(order, Profile):
+            self.take_frames_of(order.max_bytes)
+        self._send(order)
+
     def ask_health(self, number: int) -> None:
         """Ask the handler whether the worker is well; the peer gets the answer. `number` as in the message."""
         self._send(AskHealth(number))
@@ -325,6 +337,8 @@ class WorkerClient(asyncio.Protocol):
                     peer.on_checked(cast("Checked", message))
                 elif kind is Health:
                     peer.on_health(cast("Health", message))
+                elif kind is Profiled:
+                    peer.on_profiled(cast("Profiled", message), bodies)
                 else:
                     self._hear_once(kind, message)
             if ended:

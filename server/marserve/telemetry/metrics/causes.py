@@ -88,6 +88,7 @@ CAUSES: Final[dict[str, str]] = {
     "trusted_name": "the name is kept for trusted models",
     "store_not_writable": "the model store cannot be written",
     "cannot_replay": "a recorded request cannot be run again, or not now",
+    "cannot_profile": "a version cannot be profiled, or not now",
     "rollout": "a roll-out of the model is under way",
     "rollouts_unread": "the records of roll-outs cannot be read",
     "version_in_use": "the version has traffic, or a label",

@@ -10,6 +10,7 @@ workflows      graphs of models
 events         events of object stores, and the watches
 event_bodies   reads the bodies of such events
 archives       archives that clients upload
+profiles       one worker is measured while it serves
 replays        recorded requests that are run again
 downloads      archives that are being fetched
 """

@@ -10,6 +10,7 @@ import { PAGES, routeOf, titleOf } from "./routes.js";
 // heading is `<h2 id="page-heading" tabindex="-1">`.
 const LATER = {
   model: async () => (await import("./model.js")).Model,
+  profile: async () => (await import("./profile.js")).Profile,
   requests: async () => (await import("./requests.js")).Requests,
   request: async () => (await import("./requests.js")).OneRequest,
   register: async () => (await import("./register.js")).Register,
@@ -52,7 +53,7 @@ function App() {
 }
 
 // Under which entry of the navigation a page is.
-const isIn = (route, page) => page === { model: "overview", request: "requests" }[route.page] || page === route.page;
+const isIn = (route, page) => page === { model: "overview", profile: "overview", request: "requests" }[route.page] || page === route.page;
 
 function Page({ place, route, onKeyWanted, keyRound, onShown }) {
   const load = LATER[route.page];

@@ -8,7 +8,7 @@ import { Logs } from "./logs.js";
 import { State } from "./overview.js";
 import { Trouble, usePoll } from "./poll.js";
 import { Rollout } from "./rollout.js";
-import { hashOf, ofModel, ofRequest } from "./routes.js";
+import { hashOf, ofModel, ofProfile, ofRequest } from "./routes.js";
 import { rowOf, Samples } from "./samples.js";
 import { Weights } from "./versions.js";
 import { Workers } from "./workers.js";
@@ -105,7 +105,8 @@ function Head({ name, version }) {
   return html`<p class="crumb"><a href="#/">Overview</a> /</p>
     <div class="head"><h2 id="page-heading" tabindex="-1">${name}</h2>
       ${version && html`<${State} state=${version.state} /><span class="hidden" role="status">${name} ${version.modelVersion} is ${version.state}</span>
-        <a class="end" href=${urlOf("docs")}>Routes in docs</a>`}</div>`;
+        <a class="end" href=${ofProfile(name, version.modelVersion)}>Profile</a>
+        <a href=${urlOf("docs")}>Routes in docs</a>`}</div>`;
 }
 
 function Facts({ version, stats }) {

@@ -1,0 +1,180 @@
+"""A trace in Chrome's format, as torch writes it, to spans. Pure. A worker made it, which may have written anything."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+# As in `worker.profile`, which names batches so.
+BATCH_MARK: Final = "marserve batch"
+COLLECTIVES: Final = ("gloo:", "nccl:", "mpi:")
+MAX_NAME: Final = 200
+MAX_SHAPES: Final = 300
+_KEPT: Final = frozenset(("cpu_op", "user_annotation"))
+
+
+class BadTrace(ValueError):
+    """A trace cannot be read; the message says why."""
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: int | str = 0
+    args: Any = None
+
+
+class _Document(msgspec.Struct):
+    traceEvents: list[_Event]
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that ran on a thread, in microseconds, and what it called there."""
+
+    name: str
+    thread: int | str
+    begin: float
+    end: float
+    shapes: str = ""
+    calls: list[Span] = field(default_factory=list)
+
+    @property
+    def us(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+    @property
+    def own_us(self) -> float:
+        """How long it took without what it called."""
+        return max(0.0, self.us - sum(called.us for called in self.calls))
+
+
+@dataclass(slots=True)
+class Trace:
+    """Operators by thread, the outermost ones with what they called; batches; collectives."""
+
+    operators: dict[int | str, list[Span]]
+    batches: list[Span]
+    collectives: list[Span]
+
+    def within(self, spans: Iterable[Span]) -> list[Span]:
+        """The outermost operators that began within these spans, on their threads."""
+        found: list[Span] = []
+        for outer in spans:
+            on_thread = self.operators.get(outer.thread, ())
+            found += [each for each in on_thread if outer.begin <= each.begin < outer.end]
+        return found
+
+
+def read_trace(packed: bytes, most_bytes: int) -> Trace:
+    """Read a trace that gzip packed. Raises BadTrace, also for one of more than `most_bytes` when unpacked."""
+    try:
+        events = msgspec.json.decode(_unpack(packed, most_bytes), type=_Document).traceEvents
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadTrace(f"the trace is not in Chrome's format: {error}") from None
+    operators: dict[int | str, list[Span]] = defaultdict(list)
+    batches: list[Span] = []
+    collectives: list[Span] = []
+    for event in events:
+        if event.ph != "X" or event.cat not in _KEPT or not event.dur >= 0:
+            continue
+        span = Span(event.name[:MAX_NAME], event.tid, event.ts, event.ts + event.dur, _shapes_of(event.args))
+        if event.cat == "cpu_op":
+            operators[event.tid].append(span)
+        elif span.name.startswith(BATCH_MARK):
+            batches.append(span)
+        elif span.name.startswith(COLLECTIVES):
+            collectives.append(span)
+    return Trace({thread: nest(spans) for thread, spans in operators.items()}, batches, collectives)
+
+
+def _unpack(packed: bytes, most_bytes: int) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        text = unpacker.decompress(packed, most_bytes)
+    except zlib.error as error:
+        raise BadTrace(f"the trace is not packed by gzip: {error}") from None
+    if not unpacker.eof:
+        raise BadTrace(f"the trace is cut off, or has more than {most_bytes} bytes")
+    return text
+
+
+def merge(packed: Sequence[bytes], most_bytes: int) -> bytes:
+    """These traces as one that a viewer opens, packed by gzip; those that cannot be read are left out."""
+    merged: dict[str, Any] = {}
+    for each in packed:
+        try:
+            document = msgspec.json.decode(_unpack(each, most_bytes))
+        except (BadTrace, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+            continue
+        if not merged:
+            merged = document
+        else:
+            merged["traceEvents"] += document["traceEvents"]
+    return gzip.compress(msgspec.json.encode(merged), 6) if merged else b""
+
+
+def nest(spans: list[Span]) -> list[Span]:
+    """Put each span into the innermost one around it; returns the outermost ones, in order."""
+    spans.sort(key=lambda each: (each.begin, -each.end))
+    outermost: list[Span] = []
+    around: list[Span] = []
+    for span in spans:
+        while around and around[-1].end <= span.begin:
+            around.pop()
+        if around:
+            span.end = min(span.end, around[-1].end)  # clocks differ by less than a microsecond
+            around[-1].calls.append(span)
+        else:
+            outermost.append(span)
+        around.append(span)
+    return outermost
+
+
+def _shapes_of(args: Any) -> str:
+    """The shapes of an operator's inputs: `[8, 8] [8, 8]`; empty where none were recorded."""
+    given = args.get("Input Dims") if isinstance(args, dict) else None
+    if not isinstance(given, list):
+        return ""
+    return " ".join(str(each) for each in given[:16] if each)[:MAX_SHAPES]
+
+
+def joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """These intervals, those that meet made one, in order."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def length(intervals: Sequence[tuple[float, float]]) -> float:
+    """How long intervals are together that do not meet."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def common(ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> float:
+    """How long two lists of joined intervals run at once."""
+    both, at = 0.0, 0
+    for begin, end in ours:
+        while at < len(theirs) and theirs[at][1] <= begin:
+            at += 1
+        look = at
+        while look < len(theirs) and theirs[look][0] < end:
+            both += min(end, theirs[look][1]) - max(begin, theirs[look][0])
+            look += 1
+    return both
