@@ -27,6 +27,7 @@ from marserve.option_values import (
     MAP,
     PART,
     POSITIVE_SIZE,
+    PROGRAM,
     SHARE,
     SIZE,
     TEXT,
@@ -425,6 +426,14 @@ class ModelOptions:
     )
     interpreter_name: str | None = _option(
         "environment", TEXT, "The interpreter of its workers, by a name of the server's allowed_interpreters."
+    )
+    worker_program: tuple[str, ...] = _option(
+        "workerProgram",
+        PROGRAM,
+        "The program that its workers are, in another language: its name, a file of the archive, further words.",
+        (),
+        is_described=True,
+        is_strict=True,
     )
 
 
