@@ -367,6 +367,7 @@ class ModelOptions:
         "off",
         setting="cpu_pinning",
         is_described=True,
+        is_strict=True,
     )
     threads: Mapping[str, int] | None = _option(
         "threads",
