@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from marserve.worker.without_server.conformance import Program, check
+from support.command_line import marserve
 from support.server import Server, poll
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "node"
@@ -38,14 +38,13 @@ def model_of(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return pixels[train:], digit[train:]
 
 
-def archive_of(folder: Path, store: Path) -> None:
-    """An archive whose workers are Node.js."""
-    model = {"modelName": "digits", "modelVersion": "1.0", "handler": "handler.mjs", "configFile": "model-config.yaml"}
-    with zipfile.ZipFile(store / "digits.mar", "w") as file:
-        file.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": model}))
-        file.writestr("model-config.yaml", "workerProgram: [node, worker.mjs]\nbatchSize: 4\n")
-        for path in folder.iterdir():
-            file.write(path, path.name)
+def archive_of(folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive whose workers are Node.js, by the command."""
+    monkeypatch.chdir(folder)
+    (folder / "model-config.yaml").write_text("workerProgram: [node, worker.mjs]\nbatchSize: 4\n")
+    files = ["--handler", "handler.mjs", "--extra-file", "worker.mjs", "--extra-file", "weights.json"]
+    ran = marserve("archive", "digits", *files, "--config-file", "model-config.yaml", "-o", store)
+    assert ran.status == 0, ran.err
 
 
 def program_of(folder: Path, *words: str) -> Program:
@@ -100,12 +99,12 @@ def test_a_worker_with_a_fault_does_not_pass(
     assert any(why for name, why in found.items() if name.startswith(check_name))
 
 
-def test_a_model_in_javascript_is_served_end_to_end(tmp_path: Path) -> None:
+def test_a_model_in_javascript_is_served_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trusted archives alone; digits as numpy finds them; bad input is the client's; a killed worker comes again."""
     pictures, digits = model_of(tmp_path / "model")
     store = tmp_path / "store"
     store.mkdir()
-    archive_of(tmp_path / "model", store)
+    archive_of(tmp_path / "model", store, monkeypatch)
     weights = json.loads((tmp_path / "model" / "weights.json").read_text())
 
     with Server(tmp_path, entry="marserve", store=store) as server:
