@@ -89,6 +89,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("useVenv", "use_venv", False, True, True, "da"),
     ("python", "interpreter_path", None, "/opt/p/bin/python", "/opt/p/bin/python", "da"),
     ("environment", "interpreter_name", None, "torch-1", "torch-1", "da"),
+    ("workerProgram", "worker_program", (), ["node", "w.mjs"], ("node", "w.mjs"), "da"),
 )
 
 

@@ -189,7 +189,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     def _engine(self, entry: Mapping[str, Any], *, is_compiled: bool) -> str:
         """The runtime and its version, in words."""
         if self.takes_arrays:
-            return f"ONNX Runtime {sys.modules['onnxruntime'].__version__}"
+            return f"ONNX Runtime {getattr(sys.modules.get('onnxruntime'), '__version__', '')}".rstrip()
         ending = os.path.splitext(str(entry.get("serializedFile")))[1]
         kinds = {".pt": "TorchScript", ".pt2": "exported program", ".so": "AOTInductor"}
         kind = "eager" if entry.get("modelFile") else kinds.get(ending, "eager")

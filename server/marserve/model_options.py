@@ -28,6 +28,7 @@ from marserve.option_values import (
     PART,
     PEAKS,
     POSITIVE_SIZE,
+    PROGRAM,
     SHARE,
     SIZE,
     TEXT,
@@ -380,6 +381,7 @@ class ModelOptions:
         "off",
         setting="cpu_pinning",
         is_described=True,
+        is_strict=True,
     )
     threads: Mapping[str, int] | None = _option(
         "threads",
@@ -439,6 +441,14 @@ class ModelOptions:
     )
     interpreter_name: str | None = _option(
         "environment", TEXT, "The interpreter of its workers, by a name of the server's allowed_interpreters."
+    )
+    worker_program: tuple[str, ...] = _option(
+        "workerProgram",
+        PROGRAM,
+        "The program that its workers are, in another language: its name, a file of the archive, further words.",
+        (),
+        is_described=True,
+        is_strict=True,
     )
 
 

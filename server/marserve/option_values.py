@@ -224,6 +224,15 @@ def _read_sizes(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _read_program(value: object) -> tuple[str, ...]:
+    right = "a list of words, a program's name and a file of the archive first, as [node, worker.mjs]"
+    if not isinstance(value, list) or not 2 <= len(value) <= 16:
+        raise Unusable(right)
+    if not all(isinstance(word, str) and word and "\0" not in word for word in value) or "/" in value[0]:
+        raise Unusable(right)
+    return tuple(value)
+
+
 def _read_amounts(value: object) -> dict[str, float]:
     """Resources of a cluster by name: `memory` is a size, the others are numbers of 0 or more."""
     if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
@@ -303,6 +312,11 @@ PEAKS = Kind(
     _read_peaks,
     {"oneOf": [{"const": "auto"}, {"type": "number", "exclusiveMinimum": 0}, {"type": "object"}]},
     _write_peaks,
+)
+PROGRAM = Kind(
+    _read_program,
+    {"type": "array", "minItems": 2, "maxItems": 16, "items": {"type": "string", "minLength": 1}},
+    list,
 )
 MAP = Kind(_read_map, {"type": "object"})
 AMOUNTS = Kind(_read_amounts, {"type": "object"})

@@ -16,23 +16,10 @@ from marserve import cli
 from marserve.cli import command_list
 from support.command_line import marserve
 
-COMMANDS = ("run", "new", "start", "stop", "status", "archive", "compare", "optimise", "export", "fetch", "register")
-COMMANDS += ("models", "top", "set-default", "traffic", "label", "swap", "shadow", "rollout", "unregister", "scale")
-COMMANDS += (
-    "tune",
-    "check",
-    "profile",
-    "plan",
-    "apply",
-    "undo",
-    "history",
-    "watches",
-    "logs",
-    "log-level",
-    "explain",
-    "replay",
-)
-COMMANDS += ("infer", "migrate", "version")
+COMMANDS = ("run", "new", "start", "stop", "status", "archive", "compare", "optimise", "export", "debug", "fetch")
+COMMANDS += ("register", "models", "top", "set-default", "traffic", "label", "swap", "shadow", "rollout", "unregister")
+COMMANDS += ("scale", "tune", "check", "profile", "plan", "apply", "undo", "history", "watches", "logs", "log-level")
+COMMANDS += ("explain", "replay", "infer", "migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

@@ -23,6 +23,7 @@ CHANGES_NOTHING = {
     "compare": "it reads, and runs both models in processes that end with it",
     "optimise": "it writes a new file, and only the search can say which",
     "export": "it writes a new file, and only after it has been compared",
+    "debug": "it reads, and runs the model in a process that ends with it",
     "models": "it reads",
     "top": "it reads, and scales only when a person says y to a question",
     "check": "workers answer samples, as they answer requests",

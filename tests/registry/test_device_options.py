@@ -68,12 +68,20 @@ def test_the_models_word_on_processors_goes_before_the_servers(
 def test_device_memory_is_a_size() -> None:
     """One that is none is left out with a sentence."""
     assert parse_model_config(b"deviceMemory: 12GiB\n").options.device_memory_bytes == 12 << 30
-    config = parse_model_config(b"deviceMemory: much\ncpuPinning: far\n")
+    config = parse_model_config(b"deviceMemory: much\n")
     assert config.said == {}
     assert config.warnings == [
         "deviceMemory is 'much', which is not used: it must be a number of bytes above 0, as 500MB or 2GiB",
-        "cpuPinning is 'far', which is not used: it must be one of off, near, cores",
     ]
+
+
+def test_processors_that_cannot_be_kept_to_are_refused() -> None:
+    """With the value, and what it must be."""
+    with pytest.raises(BadArchive) as refused:
+        parse_model_config(b"cpuPinning: far\n")
+    assert refused.value.message == (
+        "cpuPinning of the model's configuration is 'far'; it must be one of off, near, cores."
+    )
 
 
 def test_only_what_has_no_state_is_run_again_in_halves() -> None:

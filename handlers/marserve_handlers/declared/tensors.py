@@ -114,6 +114,8 @@ class TensorModel:
     def _calls(self, batch: _Batch, context: Context) -> Iterator[list[Span]]:
         # Without a batch axis nothing can share a call.
         most = max(self._most_rows, len(batch.rows)) if self._inputs.has_batch_axis else 1
+        if self._sizes:
+            most = self._sizes[-1]
         for number, spans in enumerate(self._inputs.calls(batch.requests, most)):
             if number:  # nothing more is run of a request that failed in an earlier call, or whose client has gone
                 batch.gone.update(span.place for span in spans if is_in_vain(context, span.place))

@@ -46,7 +46,7 @@ def compare_trace(trace: Path, source: Path, name: str, samples: Sequence[Path])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that torch would rather have another format
-            traced = torch.jit.load(str(trace), map_location="cpu").eval()
+            traced = torch.jit.load(str(trace), map_location="cpu").eval()  # type: ignore[no-untyped-call]
     except Exception as error:  # torch's reader raises what it stumbles over
         raise CannotCompare(f"{trace.name} is no TorchScript: {_first_line(error)}") from None
     model = _make(source, name)
@@ -200,7 +200,7 @@ def _lines(model: Any, call: Call) -> list[str]:
     """The author's lines that tracing the class bakes, each once."""
     with watching(model) as traps:
         try:
-            torch.jit.trace(model, call.args, check_trace=False)
+            torch.jit.trace(model, call.args, check_trace=False)  # type: ignore[no-untyped-call]
         except Exception as error:  # a class that cannot be traced today was traced elsewhere
             return [f"it cannot be traced again: {_first_line(error)}"]
     found: dict[Line, str] = {}

@@ -25,6 +25,7 @@ import torch
 
 MOST_LINES = 3
 _OF_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OF_TRACE = "TracerWarning"
 _OF_STATE = "side effects happened"
 # Methods that change what they are called on.
 _CHANGING = {
@@ -103,7 +104,7 @@ def watching(model: Any) -> Iterator[Traps]:
         warnings.simplefilter("always")
         yield traps
     for warning in caught:
-        if issubclass(warning.category, torch.jit.TracerWarning):
+        if warning.category.__name__ == _OF_TRACE:
             note_traced(traps, warning)
         elif _OF_STATE in str(warning.message):
             traps.has_state = True
@@ -146,11 +147,12 @@ def _watching_guards(found: list[tuple[str, Line]]) -> Iterator[None]:
                     found.append((f"{expression} {decided}".replace("Eq", "equal"), line))
         return decided
 
-    ShapeEnv.evaluate_expr = evaluate_and_note  # type: ignore[method-assign]
+    kind: Any = ShapeEnv
+    kind.evaluate_expr = evaluate_and_note
     try:
         yield
     finally:
-        ShapeEnv.evaluate_expr = evaluate  # type: ignore[method-assign]
+        kind.evaluate_expr = evaluate
 
 
 def _stack() -> list[tuple[str, int]]:
@@ -207,17 +209,15 @@ def _changing_lines(tree: ast.AST) -> Iterator[int]:
             targets = node.targets
         elif isinstance(node, ast.AugAssign | ast.AnnAssign):
             targets = [node.target]
-        elif _is_changing_call(node):
+        elif isinstance(node, ast.Call) and _is_changing_call(node):
             yield node.lineno
         for target in targets:
             if _is_of_self(target) or (isinstance(target, ast.Name) and target.id in outer):
                 yield target.lineno
 
 
-def _is_changing_call(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    return node.func.attr in _CHANGING and _is_of_self(node.func.value)
+def _is_changing_call(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING and _is_of_self(node.func.value)
 
 
 def _is_of_self(node: ast.expr) -> bool:

@@ -47,8 +47,9 @@ def allow_graphs(sizes: Sequence[int]) -> None:
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor import config  # here: only devices record graphs
 
-        if hasattr(config.triton, "cudagraph_capture_sizes"):
-            config.triton.cudagraph_capture_sizes = tuple(sizes)
+        triton: Any = config.triton
+        if hasattr(triton, "cudagraph_capture_sizes"):
+            triton.cudagraph_capture_sizes = tuple(sizes)
 
 
 def _padding(forward: Callable[..., Any], sizes: Sequence[int], context: Any) -> Callable[..., Any]:

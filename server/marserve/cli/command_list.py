@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "local.compare",
     "optimise": "local.optimise",
     "export": "local.export",
+    "debug": "local.debug",
     "fetch": "local.fetch",
     "register": "models.register",
     "models": "models.models",

@@ -65,6 +65,15 @@ class SubjectFailed(MarserveError):
     """The process of an archive did not do what it was told to: it said why, or it died, or it took too long."""
 
 
+def take_in(archive: Path, scratch: Path, threads: int, trusted: Collection[str]) -> Plan:
+    """Take an archive in as a server does, into a folder of its own in `scratch`. Raises as `Subject` does."""
+    folder = scratch / "unpacked"
+    folder.mkdir()
+    intake = Intake(LocalStore(archive.absolute().parent), folder, Limits(), trusted)
+    unpacked = intake.take_in(archive.name)
+    return make_plan(RegisterParameters(archive.name), unpacked, RegistryOptions(threads=threads))
+
+
 class Subject:
     """An archive and the process that has loaded it. Use it as a context: it leaves neither process nor files."""
 
@@ -82,7 +91,7 @@ class Subject:
         self._rest = b""
         self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
         try:
-            self.plan: Plan = self._take_in(archive, threads, trusted)
+            self.plan: Plan = take_in(archive, self._scratch, threads, trusted)
             self._start(memory_bytes)
         except BaseException:
             self.close()
@@ -186,13 +195,6 @@ class Subject:
                     with contextlib.suppress(OSError):  # an order that nobody read
                         pipe.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _take_in(self, archive: Path, threads: int, trusted: Collection[str]) -> Plan:
-        folder = self._scratch / "unpacked"
-        folder.mkdir()
-        intake = Intake(LocalStore(archive.absolute().parent), folder, Limits(), trusted)
-        unpacked = intake.take_in(archive.name)
-        return make_plan(RegisterParameters(archive.name), unpacked, RegistryOptions(threads=threads))
 
     def _start(self, memory_bytes: int) -> None:
         file = self._scratch / "load"

@@ -73,7 +73,7 @@ class PoolOptions(ModelOptions):
     client takes its stream slowly, as a worker does that runs one batch after the other.
 
     `python` is the interpreter of the model's own virtual environment, empty for the server's; `interpreter` is another
-    than the server's that the model names. Without
+    than the server's that the model names. `program` are the words that start a worker in another language. Without
     `may_share_imports` its workers are not forked from a template that imported packages for several models.
 
     `memory_bytes` is None if no layer sets it; `weight_bytes` is the size of the version's weights as files. With
@@ -97,6 +97,7 @@ class PoolOptions(ModelOptions):
     has_own_cores: bool = False
     python: str = ""
     interpreter: Interpreter | None = None
+    program: tuple[str, ...] = ()
     may_share_imports: bool = True
     sequences: SequenceOptions | None = None
     holds_coroutines: bool = False
@@ -111,7 +112,7 @@ class PoolOptions(ModelOptions):
     @property
     def has_own_python(self) -> bool:
         """Whether its workers run in an environment or under an interpreter of their own, so that none is forked."""
-        return bool(self.python) or self.interpreter is not None
+        return bool(self.python) or self.interpreter is not None or bool(self.program)
 
     @property
     def ranks(self) -> int:

@@ -671,7 +671,9 @@ class Security:
         is_secret=True,
     )
     trusted_models: tuple[str, ...] = _own(
-        WORDS, (), "Archives, by name or SHA-256, whose pickles are opened unchecked."
+        WORDS,
+        (),
+        "Archives, by name or SHA-256, whose pickles are opened unchecked, and whose workers may be programs.",
     )
 
 

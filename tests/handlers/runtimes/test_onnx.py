@@ -117,6 +117,18 @@ def test_options_reach_the_session(tmp_path: Path) -> None:
     assert session.get_providers() == ["CPUExecutionProvider"]
 
 
+def test_the_more_specific_key_for_threads_wins(tmp_path: Path) -> None:
+    """`onnx.…_op_num_threads`, then what the worker has of `threads` or `worker_threads`."""
+    path = save_model(tmp_path / "m.onnx")
+
+    used = [
+        open_session(path, options=options, threads=3, inter_threads=2).get_session_options()
+        for options in ({}, {"intra_op_num_threads": 1}, {"inter_op_num_threads": 1})
+    ]
+
+    assert [(each.intra_op_num_threads, each.inter_op_num_threads) for each in used] == [(3, 2), (1, 2), (3, 1)]
+
+
 def test_the_workers_threads_count_unless_configured(tmp_path: Path) -> None:
     """What the server deals out."""
     session = open_session(save_model(tmp_path / "m.onnx"), threads=3)

@@ -31,6 +31,7 @@ from marserve import __version__
 from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.declaration import DECLARATION_PATH
 from marserve.archive.contents.manifest import MANIFEST_PATH, RUNTIMES
+from marserve.archive.contents.model_config import parse_model_config
 from marserve.archive.contents.torchscript import strip_debug_records
 from marserve.archive.reading import zip_records
 from marserve.archive.reading.member_names import NameSpace, split_name
@@ -73,6 +74,17 @@ class ArchiveSpec:
     config_file: Path | None = None
     runtime: str = "python"
     keeps_folders: bool = False
+
+    @property
+    def brings_program(self) -> bool:
+        """Whether its workers are a program in another language, by `workerProgram` of its configuration.
+
+        Raises BadArchive for a configuration that no server takes.
+        """
+        if self.config_file is None or not self.config_file.is_file():
+            return False
+        config = parse_model_config(self.config_file.read_bytes(), self.config_file.name)
+        return bool(config.options.worker_program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +207,7 @@ def plan_archive(
         raise CannotArchive(f"{fault[0].upper()}{fault[1:]}; name another, such as 1.0.")
     warnings: list[str] = []
     collected = Collection()
-    handler = handler_file(spec.handler, spec.runtime)
+    handler = handler_file(spec.handler, spec.runtime, is_program=spec.brings_program)
     if handler is not None:
         collected.add(handler.name, handler)
         if handler.stem in sys.stdlib_module_names:
@@ -231,8 +243,17 @@ def with_declaration(plan: Plan, found: Declaring) -> Plan:
     return replace(plan, members=members, warnings=warnings, made=made)
 
 
-def handler_file(handler: str, runtime: str = "python") -> Path | None:
-    """The file that a handler's word names; None for built-in ones. Raises CannotArchive without such a file."""
+def handler_file(handler: str, runtime: str = "python", *, is_program: bool = False) -> Path | None:
+    """The file that a handler's word names; None for built-in ones. Raises CannotArchive without such a file.
+
+    With `is_program` it is a file in any language.
+    """
+    if is_program:
+        if not Path(handler).is_file():
+            raise CannotArchive(
+                f"Handler file does not exist: {handler}. With workerProgram it is a file in any language."
+            )
+        return Path(handler)
     module = handler.partition(":")[0]
     built_in: tuple[str, ...] = BUILT_IN_HANDLERS
     ending = ".py"

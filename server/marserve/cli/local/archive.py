@@ -322,7 +322,7 @@ def _foresee(plan: Plan) -> list[str]:
     warnings += [f"servers will refuse this archive. {finding}" for finding in findings]
     if plan.spec.model_file is not None and plan.spec.serialized_file is None:
         warnings.append(f"there is a model file ({plan.spec.model_file.name}) and no serialized file with its weights")
-    is_built_in = handler_file(plan.spec.handler, plan.spec.runtime) is None
+    is_built_in = handler_file(plan.spec.handler, plan.spec.runtime, is_program=plan.spec.brings_program) is None
     if is_built_in and plan.spec.serialized_file is None and plan.spec.handler not in _NEED_NO_FILE:
         warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
     configs = [name for name in plan.members if name.rpartition("/")[2] == _FOLDERS_CONFIG and name.count("/") <= 1]
@@ -352,7 +352,7 @@ def _compare_trace(trace: Path | None, traced_from: str | None, samples: list[Pa
 
 def _check_handler(spec: ArchiveSpec) -> None:
     """Raise CannotArchive for a missing handler, and for a built-in one with a file that it cannot load."""
-    if spec.runtime == "LSP":
+    if spec.runtime == "LSP" or spec.brings_program:
         return
     module = spec.handler.partition(":")[0]
     ours = ", ".join(BUILT_IN_HANDLERS)

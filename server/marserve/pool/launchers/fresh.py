@@ -19,11 +19,13 @@ def launch_fresh(
     lineage: str = "",
     python: str = "",
     interpreter: Interpreter | None = None,
+    program: Sequence[str] = (),
 ) -> WorkerProcess:
     """Start a worker on these ends; it says hello on the wire and waits for its order to load.
 
     `more` are the further descriptors of a rank of a group. `lineage` marks the worker's processes (`lineage.py`).
-    It runs under another `interpreter`, or under `python`, or if that is empty under the server's own.
+    It is `program`, in another language; else it runs under another `interpreter`, or under `python`, or if that is
+    empty under the server's own.
     """
     return spawn(
         ["worker", str(os.getpid()), str(ends.wire), str(ends.page), *map(str, more)],
@@ -32,5 +34,5 @@ def launch_fresh(
         out=ends.out,
         err=ends.err,
         lineage=lineage,
-        program=program_of(interpreter, python),
+        program=program or program_of(interpreter, python),
     )

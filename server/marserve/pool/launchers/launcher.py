@@ -246,6 +246,8 @@ class Launcher:
             self._why_not_first = "its workers use devices"
         elif options.interpreter is not None:
             self._why_not_first = f"its workers run under an interpreter of their own, {options.interpreter.shown}"
+        elif options.program:
+            self._why_not_first = "its workers are a program of their own (workerProgram)"
         elif options.python:
             self._why_not_first = "its workers run in a virtual environment (useVenv)"
         if sys.platform != "linux":
@@ -316,6 +318,7 @@ class Launcher:
             lineage=self._launchers.leftovers.child("fresh"),
             python=self._options.python,
             interpreter=self._options.interpreter,
+            program=self._options.program,
         )
 
     async def _check_interpreter(self) -> None:

@@ -7,6 +7,7 @@ scratch            the server's folder for extracted archives
 startup            which models the start loads, and their names
 pending_fetches    archives that are being fetched and unpacked
 installing         versions whose requirements are being installed
+worker_program     workers in another language
 handler_check      whether the handler can be found
 call_modes         batches, sequences, steps, or many calls at once
 parallel           what `parallelType` and `torchrun` mean on this server

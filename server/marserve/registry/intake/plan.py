@@ -39,6 +39,7 @@ from marserve.registry.intake.effective_options import RUNTIMES, effective_optio
 from marserve.registry.intake.handler_check import find_defect, folder_of, hides_pythons_own
 from marserve.registry.intake.registration import MOST_WORKERS, RegisterParameters, RegistryOptions
 from marserve.registry.intake.startup import name_from_file
+from marserve.registry.intake.worker_program import find_program
 from marserve.settings.values import ModelDefaults
 from marserve.store.addresses.fetch_guard import is_store_address
 from marserve.store.addresses.pinned_digest import split_digest
@@ -79,6 +80,16 @@ def make_plan(parameters: RegisterParameters, unpacked: Unpacked, options: Regis
         facts = replace(facts, warnings=(*facts.warnings, warning))
     facts, wanted = _read_wanted(facts, unpacked, options)
     facts = _with_interpreter(facts, wanted, options)
+    program = find_program(
+        facts.options,
+        unpacked.folder,
+        archive=unpacked.archive,
+        is_trusted=unpacked.is_trusted,
+        has_requirements=wanted is not None,
+    )
+    if program:  # it finds its own handler
+        facts = replace(facts, options=replace(facts.options, program=program))
+        return Plan(facts, _load(facts, handler or "", unpacked, options), unpacked, wanted)
     may_be_elsewhere = facts.options.interpreter is not None or (
         wanted is not None and wanted.requirements.asks_for_something
     )
