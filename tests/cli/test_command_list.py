@@ -18,8 +18,8 @@ from support.command_line import marserve
 
 COMMANDS = ("run", "new", "start", "stop", "status", "archive", "compare", "optimise", "export", "fetch", "register")
 COMMANDS += ("models", "top", "set-default", "traffic", "label", "swap", "shadow", "rollout", "unregister", "scale")
-COMMANDS += ("tune", "check", "plan", "apply", "undo", "history", "watches", "logs", "log-level", "explain", "replay")
-COMMANDS += ("infer", "migrate", "version")
+COMMANDS += ("bench", "tune", "check", "plan", "apply", "undo", "history", "watches", "logs", "log-level", "explain")
+COMMANDS += ("replay", "infer", "migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

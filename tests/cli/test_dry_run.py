@@ -25,6 +25,7 @@ CHANGES_NOTHING = {
     "export": "it writes a new file, and only after it has been compared",
     "models": "it reads",
     "top": "it reads, and scales only when a person says y to a question",
+    "bench": "it asks a model, as clients do",
     "check": "workers answer samples, as they answer requests",
     "plan": "it is a dry run itself",
     "history": "it reads",

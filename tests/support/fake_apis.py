@@ -63,6 +63,7 @@ def fake_apis() -> Iterator[FakeApis]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body are two writes: the second would wait 40 ms
 
         def _serve(self) -> None:
             parts = urlsplit(self.path)

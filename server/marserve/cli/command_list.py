@@ -36,6 +36,7 @@ COMMANDS = {
     "rollout": "changes.rollout",
     "unregister": "models.unregister",
     "scale": "models.scale",
+    "bench": "models.bench",
     "tune": "models.tune",
     "check": "models.check",
     "plan": "changes.plan",

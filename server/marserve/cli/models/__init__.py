@@ -4,6 +4,8 @@ register     register an archive
 unregister   remove a model or version
 swap         another archive in place of a version
 scale        how many workers
+bench        how fast it answers, beside another version too
+load_target  where `bench` sends its requests, and what
 tune         how batches are formed
 set_default  which version answers
 models       list and describe
