@@ -53,6 +53,7 @@ from rich.console import Console
 
 import client
 import memory
+import tuning
 from marserve import __version__
 
 BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
@@ -75,6 +76,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
+    "tuning": tuning.measure,
     "scrapes": scrapes.measure,
     "open_inference": open_inference.measure,
     "shared_memory": shared_memory.measure,
