@@ -342,10 +342,11 @@ class _Connection(asyncio.Protocol):
 
 def run(work: Callable[[], Any]) -> None:
     """Run a coroutine function to its end, on uvloop where it is there. Ctrl-C cancels it; raises KeyboardInterrupt."""
-    factory = None
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
-        from uvloop import new_event_loop as factory  # an optional package
+        import uvloop  # an optional package
 
+        factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(work())
 

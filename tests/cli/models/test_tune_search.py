@@ -302,6 +302,15 @@ def test_words_that_cannot_be_meant_are_refused_before_anything_is_asked(
     assert [asked.method for asked in apis.asked if asked.method != "GET"] == []
 
 
+def test_traffic_beside_the_search_is_a_note(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
+    """The figures are those of a machine that had it, too."""
+    apis._answers["GET /models/digits"] = []
+    apis.answer("GET /models/digits", [{**NOW, "lastMinute": {"requestsPerSecond": 12.5}}])
+    found([(BETTER, 300.0)])
+
+    assert "note: Clients sent 12.5 requests a second before" in _tune(apis, body).out
+
+
 def test_an_unknown_model_is_an_error_before_anything_is_loaded(apis: FakeApis, body: Path) -> None:
     """In the server's words."""
     ran = marserve(

@@ -131,7 +131,7 @@ def _read_config(file: Path | None) -> str | None:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise WrongArguments(f"{file} cannot be read: {what}.", f"Name the archive's {FILE}.") from error
+        raise WrongArguments(f"{file} cannot be read: {without_stop(what)}.", f"Name the archive's {FILE}.") from error
 
 
 def _versions(wish: Wish, server: Management) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def _workers(word: str | None, present: int, inference: str) -> list[int]:
 
 def _check_apply(server: Management, model: str, present: Setting) -> None:
     """Raise CommandFailed before minutes are spent, where the server would refuse the change."""
-    parameters = {"batch_size": present.batch_size, "dry_run": "true"}
+    parameters: dict[str, str | int] = {"batch_size": present.batch_size, "dry_run": "true"}
     try:
         server.order("PUT", model_path(model, present.layout.version), parameters)
     except CommandFailed as failure:
@@ -195,11 +195,10 @@ def _apply(server: Management, model: str, version: str, row: Row) -> str:
 
 
 def _note_traffic(described: dict[str, Any], found: Found) -> None:
-    last = described.get("lastMinute") or {}
-    if last.get("requests"):
+    rate = (described.get("lastMinute") or {}).get("requestsPerSecond", 0.0)
+    if rate > 0:
         found.notes.append(
-            f"The version answered {last['requests']} requests in the minute before: what they took of the machine is "
-            "missing in these figures."
+            f"Clients sent {rate:g} requests a second before: what those take of the machine is missing in the figures."
         )
 
 
