@@ -172,18 +172,21 @@ def test_what_is_found_is_applied_where_that_was_asked_for(
     }
 
 
-def test_where_a_document_decides_it_is_not_applied_and_nothing_is_loaded(apis: FakeApis, body: Path) -> None:
+@pytest.mark.parametrize("flag", ["--apply", "--on-live"])
+def test_where_a_document_decides_it_is_not_applied_and_nothing_is_loaded(
+    apis: FakeApis, body: Path, flag: str
+) -> None:
     """That is found out before minutes are spent; the sentence names the document."""
     with fake_apis() as governed:
         governed.answer("GET /models/digits", [NOW])
         governed.answer("GET /models/digits/all", [NOW])
         governed.answer("PUT /models/digits/1.0", REFUSED, 409)
 
-        ran = _tune(governed, body, "--apply")
+        ran = _tune(governed, body, flag)
 
         assert ran.status == 1
         assert "A document decides which models there are." in ran.err
-        assert "put its values into that document" in ran.err
+        assert "put the patch's values into the document" in ran.err
         assert governed.orders("POST") == []
 
 
@@ -193,10 +196,14 @@ def test_a_copy_that_is_refused_says_what_to_do(apis: FakeApis, body: Path) -> N
     apis.answer("POST /models", REFUSED, 409)
     apis._answers[f"DELETE /models/{COPY}/1.0"] = []
 
-    ran = _tune(apis, body)
+    governed = _tune(apis, body)
+    apis._answers["POST /models"] = []
+    apis.answer("POST /models", {"code": 507, "type": "InsufficientStorageException", "message": "No memory."}, 507)
+    full = _tune(apis, body)
 
-    assert ran.status == 1
-    assert "--on-live loads the version that serves." in ran.err
+    assert (governed.status, full.status) == (1, 1)
+    assert "Tune on a server without a document" in governed.err
+    assert "--on-live loads the version that serves" in full.err
 
 
 @pytest.mark.parametrize("ends_by", ["Ctrl-C", "failure"])
@@ -271,7 +278,7 @@ def test_a_layout_that_the_server_refuses_is_left_out(apis: FakeApis, body: Path
     ran = marserve(*words, "--management", apis.url, "--inference", apis.url)
 
     assert ran.status == 0, ran.err
-    assert "1 layouts probed" in ran.out
+    assert "settings of 1 numbers of workers" in ran.out
     assert "note: 2 workers: There is no memory for 2 workers." in ran.out
 
 
@@ -300,6 +307,28 @@ def test_words_that_cannot_be_meant_are_refused_before_anything_is_asked(
     assert ran.status == 2
     assert said in ran.err
     assert [asked.method for asked in apis.asked if asked.method != "GET"] == []
+
+
+def test_an_optimised_version_is_a_candidate_and_takes_over_by_a_rollout(
+    apis: FakeApis, body: Path, found: Callable[..., None]
+) -> None:
+    """It is loaded as a copy beside the other's, which is the default one and so removed last."""
+    optimised = description(version="1.0-optimised", modelUrl="digits-optimised.mar", batchSize=4, maxBatchDelay=100)
+    apis._answers["GET /models/digits/all"] = []
+    apis.answer("GET /models/digits/all", [NOW, optimised, description(version="0.9")])
+    apis.answer(f"DELETE /models/{COPY}/1.0-optimised", {"status": "unregistered"})
+    found([(Setting(Layout(2, "1.0-optimised"), 8, 0.0), 400.0)])
+
+    ran = _tune(apis, body, "--apply")
+
+    assert ran.status == 0, ran.err
+    urls = [asked.parameters["url"] for asked in apis.orders("POST") if asked.path == "/models"]
+    assert urls == ["digits.mar", "digits-optimised.mar"]
+    assert [asked.path for asked in apis.orders("DELETE")] == [
+        f"/models/{COPY}/1.0-optimised",
+        f"/models/{COPY}/1.0",
+    ]
+    assert "Not applied: it is version 1.0-optimised; let it take over with `marserve rollout" in ran.out
 
 
 def test_traffic_beside_the_search_is_a_note(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from marserve.cli.models.load_target import described as describe
 from marserve.cli.models.load_target import find_payloads, target_at, try_once
-from marserve.cli.models.tuned_copy import TunedCopy, setting_of
+from marserve.cli.models.tuned_copy import GOVERNED, TunedCopy, setting_of
 from marserve.cli.options import read_seconds
 from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments, table
 from marserve.cli.remote import Inference, Management, is_loopback, model_path
@@ -58,8 +58,8 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     version = str(first["modelVersion"])
     payloads = find_payloads(wish.inputs, first)
     workers = _workers(wish.workers, present.layout.workers, inference)
-    if wish.applies:
-        _check_apply(server, wish.model, present)
+    if wish.applies or wish.is_live:
+        _check_change(server, wish.model, present)
     with Inference(inference) as front:
         try_once(front, wish.model, version, payloads, timeout_s=120.0)
     layouts = [Layout(count, str(each["modelVersion"])) for each in described for count in workers]
@@ -160,14 +160,14 @@ def _workers(word: str | None, present: int, inference: str) -> list[int]:
     return sorted({present, *map(int, numbers)})
 
 
-def _check_apply(server: Management, model: str, present: Setting) -> None:
+def _check_change(server: Management, model: str, present: Setting) -> None:
     """Raise CommandFailed before minutes are spent, where the server would refuse the change."""
     parameters: dict[str, str | int] = {"batch_size": present.batch_size, "dry_run": "true"}
     try:
         server.order("PUT", model_path(model, present.layout.version), parameters)
     except CommandFailed as failure:
         if failure.detail.get("code") == 409:
-            failure.next_step = f"Without --apply the patch of {FILE} is printed: put its values into that document."
+            failure.next_step = GOVERNED
         raise
 
 
@@ -265,7 +265,7 @@ def _lines(wish: Wish, goal: Goal, found: Found, asked: int, result: str) -> lis
         )
     share = f"p{100 * goal.share:g}"
     return [
-        f"{wish.model}, {goal}: {len(found.costs)} layouts probed, {len(found.rows)} settings simulated, "
+        f"{wish.model}, {goal}: {len(found.rows)} settings of {len(found.costs)} numbers of workers simulated, "
         f"{len(rows)} measured, {asked:,} requests.",
         table(["setting", "foreseen", "measured", share, "failed"], rows),
         *(f"note: {note}" for note in found.notes),

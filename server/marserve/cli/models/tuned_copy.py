@@ -27,6 +27,10 @@ WARM_UP_BATCHES: Final = 2
 LOAD_S: Final = 600.0
 # With so many requests waiting for each place in a batch, batches are full.
 FULL: Final = 2
+GOVERNED: Final = (
+    "Tune on a server without a document, such as that of `marserve run ARCHIVE`, and put the patch's values into the "
+    "document."
+)
 
 
 def setting_of(described: dict[str, Any]) -> Setting:
@@ -100,11 +104,10 @@ class TunedCopy:
         try:
             self.server.order("POST", "/models", parameters, timeout_s=LOAD_S)
         except CommandFailed as failure:
-            if failure.next_step is None or failure.detail.get("code") == 409:
-                failure.next_step = (
-                    "Where a document says which models there are, give it the copy's name, or tune on another server. "
-                    "--on-live loads the version that serves."
-                )
+            if failure.detail.get("code") == 409:
+                failure.next_step = GOVERNED
+            elif failure.detail.get("code") in (400, 404, 507):
+                failure.next_step = "--on-live loads the version that serves, and no copy of it."
             raise
 
     def _remove(self) -> None:
