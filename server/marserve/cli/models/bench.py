@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DEFAULT_SECONDS = 10.0
 # A load that is sent later than this says more of this machine than of the server.
 MOST_LATE_S = 0.005
+# An interval that ends above this leaves room for a build that is much slower.
+WIDE = 1.2
 _SHOWN_EXAMPLE = 200
 
 
@@ -228,7 +230,8 @@ def _verdict(plan: Plan, measured: Measured) -> str:
         return f"Slower: {figure}."
     if times.is_faster(plan.allowed):
         return f"Faster: {figure}."
-    return f"Not slower beyond chance and {plan.allowed:.0%}: {figure}."
+    more = " More requests make the interval narrower." if times.high > WIDE else ""
+    return f"Not slower beyond chance and {plan.allowed:.0%}: {figure}.{more}"
 
 
 def _document(model: str, version: str | None, baseline: str | None, plan: Plan, measured: Measured) -> dict[str, Any]:
