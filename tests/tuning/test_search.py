@@ -107,7 +107,7 @@ def test_the_present_setting_is_measured_beside_the_best() -> None:
     """First, and once."""
     machine, present = Machine(), Setting(Layout(1), 3, 0.005)
 
-    found = search(SETTINGS, GOAL, machine, present=present)
+    found = search(SETTINGS, Goal(), machine, present=present)
 
     assert found.present is not None
     assert machine.measured[0][0] == found.present.setting == present

@@ -262,8 +262,11 @@ def test_on_live_the_version_itself_is_loaded_and_set_back(
     }
 
 
-def test_a_layout_that_the_server_refuses_is_left_out(apis: FakeApis, body: Path) -> None:
+def test_a_layout_that_the_server_refuses_is_left_out(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such as for memory: the true search goes on with the others, and says so."""
+    monkeypatch.setattr(tune_search, "BATCH_SIZES", (1, 8))
     take = apis.take
 
     def full(asked: Asked) -> tuple[int, bytes, str]:
