@@ -87,5 +87,5 @@ def test_ctrl_c_removes_the_copy(server: Server) -> None:
     _, said = process.communicate(timeout=60)
 
     assert process.returncode == 130, said
-    assert b"The copy is removed, and nothing was changed." in said
+    assert b"The copy is removed, and nothing changed." in said
     assert _names(server) == ["m"]

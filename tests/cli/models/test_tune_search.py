@@ -226,9 +226,30 @@ def test_the_copy_is_removed_however_the_search_ends(
     ran = _tune(apis, body, "--workers", "1")
 
     assert ran.status == (130 if ends_by == "Ctrl-C" else 1)
-    said = "The copy is removed, and nothing was changed." if ends_by == "Ctrl-C" else "No batch of digits 1.0 was"
+    said = "The copy is removed, and nothing changed." if ends_by == "Ctrl-C" else "No batch of digits 1.0 was"
     assert said in ran.err
     assert [asked.path for asked in apis.orders("DELETE")] == [f"/models/{COPY}/1.0"]
+
+
+def test_a_copy_that_is_still_loading_at_ctrl_c_is_waited_for_and_removed(apis: FakeApis, body: Path) -> None:
+    """Its registration goes on in the server."""
+    take = apis.take
+
+    def interrupted(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path == "/models" and asked.method == "POST":
+            os.kill(os.getpid(), signal.SIGINT)
+        return take(asked)
+
+    apis.take = interrupted  # type: ignore[method-assign]
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+    apis.answer(f"DELETE /models/{COPY}/1.0", {"code": 404, "message": "Not yet."}, 404)
+    apis.answer(f"DELETE /models/{COPY}/1.0", {"status": "unregistered"})
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 130
+    assert "The copy is removed, and nothing changed." in ran.err
+    assert len(apis.orders("DELETE")) == 2
 
 
 def test_a_copy_that_cannot_be_removed_is_named(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
@@ -246,6 +267,8 @@ def test_on_live_the_version_itself_is_loaded_and_set_back(
     apis: FakeApis, body: Path, found: Callable[..., None]
 ) -> None:
     """Nothing is registered."""
+    apis._answers["GET /models/digits"] = []
+    apis.answer("GET /models/digits", [{**NOW, "minWorkers": 1, "maxWorkers": 3}])
     found([(BETTER, 300.0)])
 
     ran = _tune(apis, body, "--on-live")
@@ -257,7 +280,7 @@ def test_on_live_the_version_itself_is_loaded_and_set_back(
         "batch_size": "4",
         "max_batch_delay": "100",
         "min_worker": "1",
-        "max_worker": "1",
+        "max_worker": "3",
         "synchronous": "true",
     }
 

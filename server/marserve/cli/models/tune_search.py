@@ -64,24 +64,26 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         try_once(front, wish.model, version, payloads, timeout_s=120.0)
     layouts = [Layout(count, str(each["modelVersion"])) for each in described for count in workers]
     sizes = sorted({*BATCH_SIZES, present.batch_size})
-    copy = None
-    try:
-        with output.progress() as bar:
-            task = bar.add_task("", total=None)
-            with TunedCopy(
-                server,
-                described,
-                lambda name, version: target_at(inference, name, version),
-                payloads,
-                goal,
-                seconds,
-                lambda text: bar.update(task, description=text),
-                wish.is_live,
-            ) as copy:
+    with output.progress() as bar:
+        task = bar.add_task("", total=None)
+        copy = TunedCopy(
+            server,
+            described,
+            lambda name, version: target_at(inference, name, version),
+            payloads,
+            goal,
+            seconds,
+            lambda text: bar.update(task, description=text),
+            wish.is_live,
+        )
+        try:
+            with copy:
                 found = search(space(layouts, sizes, DELAYS_S), goal, copy, present=present)
-    except KeyboardInterrupt:
-        left = copy.left if copy is not None and copy.left else "The copy is removed, and nothing was changed."
-        raise Interrupted(f"The search was given up. {left}") from None
+        except KeyboardInterrupt:
+            is_back = (
+                "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
+            )
+            raise Interrupted(f"The search was given up. {copy.left or is_back}") from None
     if copy.left:
         found.notes.append(copy.left)
     found.notes += dict.fromkeys(copy.notes)
@@ -93,7 +95,9 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
             "`marserve bench` shows what its answers are; --for gives more time.",
         )
     chosen = _chosen(found)
-    text = patch(before if before is not None else _as_config(present), _after(before, present, chosen))
+    if before is None:
+        before = patched("", {**values_of(present), "minWorkers": first["minWorkers"]})
+    text = patch(before, before if chosen is None else patched(before, values_of(chosen.setting)))
     result = _result(found, chosen, goal)
     if wish.page is not None:
         _write_page(wish.page, f"{wish.model} {version}", goal, result, found, text)
@@ -212,17 +216,10 @@ def _chosen(found: Found) -> Row | None:
     return best
 
 
-def _as_config(present: Setting) -> str:
-    return patched("", values_of(present))
-
-
-def _after(before: str | None, present: Setting, chosen: Row | None) -> str:
-    text = before if before is not None else _as_config(present)
-    return text if chosen is None else patched(text, values_of(chosen.setting))
-
-
 def _result(found: Found, chosen: Row | None, goal: Goal) -> str:
     if chosen is None:
+        if all(row.measured is None for row in found.rows if row is not found.present):
+            return "It stays as it is: there was time to measure nothing else. --for gives more."
         if found.best is None:
             return f"No setting that was measured keeps {goal}: a longer time may be kept, or a faster build is needed."
         return f"It stays as it is: nothing is better by more than {GAIN:.0%}."

@@ -25,6 +25,9 @@ from marserve.tuning.settings import Goal, Layout, Setting
 SLICES: Final = 3
 WARM_UP_BATCHES: Final = 2
 LOAD_S: Final = 600.0
+# A registration that Ctrl-C left goes on in the server: its copy is waited for so long, to be removed.
+LATE_S: Final = 10.0
+LOOK_EVERY_S: Final = 0.2
 # With so many requests waiting for each place in a batch, batches are full.
 FULL: Final = 2
 GOVERNED: Final = (
@@ -77,8 +80,11 @@ class TunedCopy:
         try:
             for described in self.described:
                 self._load(described)
-        except BaseException:
+        except CommandFailed:
             self._remove()
+            raise
+        except BaseException:
+            self._remove(LATE_S)
             raise
         self._ends = time.monotonic() + self.seconds
         return self
@@ -110,24 +116,31 @@ class TunedCopy:
                 failure.next_step = "--on-live loads the version that serves, and no copy of it."
             raise
 
-    def _remove(self) -> None:
-        """Unregister the copies, the default version last; or set back what was changed."""
+    def _remove(self, late_s: float = 0.0) -> None:
+        """Unregister the copies, the default version last; or set back what was changed.
+
+        A copy that is not there is looked for again for `late_s`.
+        """
         self.on_step("Removing the copy")
         if self.is_live:
             before = setting_of(self.described[0])
             if self._now.get(before.layout.version) != before:
                 try:
-                    self._set(before)
+                    self._set(before, least=self.described[0]["minWorkers"])
                 except CommandFailed as failure:
                     self.left = f"{self.name} {before.layout.version} keeps other options: {failure.message}"
             return
+        until = time.monotonic() + late_s
         while self._copied:
             version = self._copied.pop()
             try:
                 self.server.order("DELETE", model_path(self.name, version), {"force": "true"}, timeout_s=LOAD_S)
             except CommandFailed as failure:
-                if failure.detail.get("code") != 404:
+                if failure.detail.get("code") != 404 or (late_s and time.monotonic() >= until):
                     self.left = f"{self.name} {version} is still there; `marserve unregister {self.name}` removes it."
+                elif late_s:
+                    self._copied.append(version)
+                    time.sleep(LOOK_EVERY_S)
 
     # ------------------------------------------------------------------------------------------- of the search
 
@@ -199,7 +212,8 @@ class TunedCopy:
             return False
         return True
 
-    def _set(self, setting: Setting) -> None:
+    def _set(self, setting: Setting, least: int | None = None) -> None:
+        """Have the server serve a version so, with `least` workers, all of them if not given."""
         before = self._now.get(setting.layout.version)
         if before == setting:
             return
@@ -207,9 +221,10 @@ class TunedCopy:
             "batch_size": setting.batch_size,
             "max_batch_delay": round(1000 * setting.delay_s),
         }
-        if before is None or before.layout != setting.layout:
+        if before is None or before.layout != setting.layout or least is not None:
             workers = setting.layout.workers
-            parameters |= {"min_worker": workers, "max_worker": workers, "synchronous": "true"}
+            fewest = workers if least is None else least
+            parameters |= {"min_worker": fewest, "max_worker": workers, "synchronous": "true"}
         self._now[setting.layout.version] = replace(setting, batch_size=0)  # unknown until it is done
         self.server.order("PUT", model_path(self.name, setting.layout.version), parameters, timeout_s=LOAD_S)
         self._now[setting.layout.version] = setting
