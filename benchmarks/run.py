@@ -55,6 +55,7 @@ from rich.console import Console
 import client
 import memory
 import profiling
+import tuning
 from marserve import __version__
 
 BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
@@ -79,6 +80,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
+    "tuning": tuning.measure,
     "scrapes": scrapes.measure,
     "open_inference": open_inference.measure,
     "shared_memory": shared_memory.measure,

@@ -18,8 +18,8 @@ from support.command_line import marserve
 
 COMMANDS = ("run", "new", "start", "stop", "status", "archive", "compare", "optimise", "export", "debug", "fetch")
 COMMANDS += ("register", "models", "top", "set-default", "traffic", "label", "swap", "shadow", "rollout", "unregister")
-COMMANDS += ("scale", "tune", "check", "profile", "plan", "apply", "undo", "history", "watches", "logs", "log-level")
-COMMANDS += ("explain", "replay", "infer", "migrate", "version")
+COMMANDS += ("scale", "bench", "tune", "check", "profile", "plan", "apply", "undo", "history", "watches", "logs")
+COMMANDS += ("log-level", "explain", "replay", "infer", "migrate", "version")
 
 
 def test_help_lists_every_command() -> None:

@@ -26,6 +26,7 @@ CHANGES_NOTHING = {
     "debug": "it reads, and runs the model in a process that ends with it",
     "models": "it reads",
     "top": "it reads, and scales only when a person says y to a question",
+    "bench": "it asks a model, as clients do",
     "check": "workers answer samples, as they answer requests",
     "profile": "a worker is measured while it serves",
     "plan": "it is a dry run itself",

@@ -63,6 +63,7 @@ def fake_apis() -> Iterator[FakeApis]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body are two writes: the second would wait 40 ms
 
         def _serve(self) -> None:
             parts = urlsplit(self.path)
@@ -84,8 +85,11 @@ def fake_apis() -> Iterator[FakeApis]:
         def log_message(self, format: str, *values: object) -> None:
             """Tests print nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Listener(ThreadingHTTPServer):
+        request_queue_size = 512  # of 5 at a time the rest would wait a second or more
+        daemon_threads = True
+
+    server = Listener(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     apis.url = f"http://127.0.0.1:{server.server_address[1]}"

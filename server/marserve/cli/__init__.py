@@ -1,6 +1,7 @@
 """The command lines: `marserve`, `torchserve`, `torch-model-archiver`. One file a command.
 
     models/       one model: register, scale, infer, …
+    measuring/    one model's speed: bench, tune, profile
     changes/      many models at once, and the split of requests: apply, rollout, traffic, …
     local/        without a server: new, archive, fetch, version
     server/       start, stop, status, logs

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
+from marserve.cli.output import WrongArguments
 from marserve.model_options import BY_KEY
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)").fullmatch
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be; nothing is changed.")]
 Version = Annotated[str | None, typer.Option("--version", help="The version; the default one if not given.")]
@@ -26,3 +31,13 @@ Replace = Annotated[
     typer.Option("--replace", help="Let the file take the place of another one of its name that no version uses."),
 ]
 SentAs = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Send the file under this name.")]
+
+
+def read_seconds(flag: str, word: str | None) -> float | None:
+    """A time as it is typed, in seconds: `60s`, `500ms`, `5m`. Raises WrongArguments."""
+    if word is None:
+        return None
+    found = _DURATION(word.strip())
+    if found is None:
+        raise WrongArguments(f"{flag} is {word!r}, which is no time.", "60s, 500ms, 5m and 1h are.")
+    return float(found[1]) * _UNITS[found[2]]

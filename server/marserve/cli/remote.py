@@ -396,14 +396,15 @@ def _client(
     # A server that listens on all addresses is called on loopback.
     base = address.replace("//0.0.0.0", "//127.0.0.1", 1).replace("//[::]", "//[::1]", 1)
     # A proxy of the environment does not lead to this machine.
-    is_local = _is_loopback(urlsplit(base).hostname or "")
+    is_local = is_loopback(urlsplit(base).hostname or "")
     auth = Credentials(kind, is_local=is_local, key_file=key_file)
     # Plain HTTP to this machine needs no trusted certificates; reading them takes 30 ms.
     trust = (local_trust(settings) if parts.scheme == "https" else False) if is_local else True
     return httpx.Client(base_url=base, transport=transport, trust_env=not is_local, auth=auth, verify=trust)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

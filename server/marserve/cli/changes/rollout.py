@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Annotated, Any
 
@@ -11,14 +10,12 @@ from msgspec import to_builtins
 
 from marserve.cli.changes.shadow import read_compare
 from marserve.cli.dry_run import HEAD, as_dry, query, show_dry_run, show_dry_run_of_sent
-from marserve.cli.options import DryRun, Replace, SentAs, Upload
+from marserve.cli.options import DryRun, Replace, SentAs, Upload, read_seconds
 from marserve.cli.output import FAILED_STATUS, AsJson, Output, Step, WrongArguments, interrupted_as, table
 from marserve.cli.progress.uploads import hinting_at_files, local_archive, send_named
 from marserve.cli.progress.wait_progress import LOOK_EVERY_S, Lines
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, known_roots, model_path
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)").fullmatch
-_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _UNDER_WAY = ("preparing", "running", "paused")
 
 
@@ -93,8 +90,8 @@ def rollout(
             "url": url,
             "workers": workers,
             "steps": None if steps is None else [_percent_number("--steps", word) for word in steps.split(",")],
-            "hold": _seconds("--hold", hold),
-            "max_hold": _seconds("--max-hold", max_hold),
+            "hold": read_seconds("--hold", hold),
+            "max_hold": read_seconds("--max-hold", max_hold),
             "max_error_increase": _share("--max-error-increase", max_error_increase),
             "max_p99_increase": None if max_p99_increase == "off" else _share("--max-p99-increase", max_p99_increase),
             "compare": read_compare(compare),
@@ -231,15 +228,6 @@ def _plan(plan: dict[str, Any]) -> list[Any]:
     title = f"{plan['modelName']} {plan['modelVersion']} would take over from {plan['baseline']}, at today's traffic:"
     columns = ["step", "lasts", "requests to it", "finds errors from", "finds differing answers from"]
     return [title, table(columns, rows)]
-
-
-def _seconds(flag: str, word: str | None) -> float | None:
-    if word is None:
-        return None
-    found = _DURATION(word.strip())
-    if found is None:
-        raise WrongArguments(f"{flag} is {word!r}, which is no time.", "60s, 500ms, 5m and 1h are.")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _share(flag: str, word: str | None) -> float | None:

@@ -4,11 +4,9 @@ register     register an archive
 unregister   remove a model or version
 swap         another archive in place of a version
 scale        how many workers
-tune         how batches are formed
 set_default  which version answers
 models       list and describe
 infer        send one file, print the answer
 check        whether batches are answered as single requests are
-profile      how a worker spends its time while it serves
 watches      watched places, and a look at once
 """

@@ -1,0 +1,172 @@
+"""Finds the setting that keeps a goal at the highest rate: learns costs, simulates all settings, measures a few. Pure.
+
+What a batch costs depends on the layout and on its size. So some batches of a few sizes tell what every setting of a
+layout would do, by the real dispatcher under a clock that jumps. The best few, with the best delay of each, are then
+measured: what was not seen (a machine that has less than it says, costs with a step) shows there.
+
+A goal for a percentile is measured from rate to rate: a little below the foreseen one, then further up where it is
+kept, and down where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from marserve.pool.dispatch.lengths.latency_goal import BatchCosts
+from marserve.tuning.settings import Goal, Layout, Setting
+from marserve.tuning.simulated import Policy, highest_rate
+
+PROBED_SIZES: Final = (1, 8, 32)
+PROBES: Final = 15
+MEASURED: Final = 5
+LEAST_REQUESTS: Final = 600
+MOST_TRIALS: Final = 3
+_FIRST_SHARE, _UP, _DOWN, _OF_ANSWERED = 0.92, 1.08, 0.85, 0.92
+
+
+class Sample(NamedTuple):
+    """One measurement: the rate that was answered, a second, and the goal's percentile, None without enough answers."""
+
+    rate: float
+    percentile_s: float | None = None
+    failed: int = 0
+
+
+class Trials(Protocol):
+    """What the search asks of the outside world."""
+
+    def batch_s(self, layout: Layout, size: int, batches: int) -> Sequence[float]:
+        """How long batches of a size took under a layout, in seconds; empty where none was answered."""
+
+    def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
+        """A measurement with so many requests: at a rate, or as fast as they are answered."""
+
+    def has_time(self) -> bool:
+        """Whether another measurement may begin."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A setting: the rate that the simulation foresees, and the one that was measured, None where it was not.
+
+    `samples` are the rates that were tried and what was seen at each; `failed` how many requests were not answered.
+    """
+
+    setting: Setting
+    foreseen: float
+    measured: float | None = None
+    samples: list[tuple[float | None, Sample]] = field(default_factory=list)
+
+    @property
+    def failed(self) -> int:
+        """How many requests were not answered well."""
+        return sum(sample.failed for _, sample in self.samples)
+
+
+@dataclass(slots=True)
+class Found:
+    """All settings, the best foreseen one first, and what their layouts' batches cost. `present` is how it is now."""
+
+    rows: list[Row]
+    costs: dict[Layout, BatchCosts]
+    present: Row | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Row | None:
+        """The one with the highest measured rate; None where none kept the goal."""
+        measured = [row for row in self.rows if row.measured]
+        return max(measured, key=lambda row: row.measured or 0.0, default=None)
+
+
+def search(
+    settings: Sequence[Setting],
+    goal: Goal,
+    trials: Trials,
+    *,
+    policy: Policy = "idle",
+    present: Setting | None = None,
+) -> Found:
+    """Probe, simulate, measure. `present` is measured first, as all others are, and beside them."""
+    costs = learn(settings, trials)
+    rows = rank(settings, goal, costs, policy)
+    found = Found(rows, costs)
+    chosen = choose(rows)
+    if present is not None and present.layout in costs:
+        foreseen = highest_rate(present, costs[present.layout].cost, goal, policy=policy)
+        found.present = next((row for row in chosen if row.setting == present), Row(present, foreseen))
+        chosen = [found.present, *(row for row in chosen if row is not found.present)]
+    for number, row in enumerate(chosen):
+        if not trials.has_time():
+            found.notes.append(f"Time was up: {len(chosen) - number} of the best settings were not measured.")
+            break
+        measure(row, goal, trials)
+    return found
+
+
+def learn(settings: Iterable[Setting], trials: Trials) -> dict[Layout, BatchCosts]:
+    """What batches cost under each layout, from some of a few sizes; layouts without an answer are left out."""
+    most: dict[Layout, int] = {}
+    for setting in settings:
+        most[setting.layout] = max(setting.batch_size, most.get(setting.layout, 1))
+    learned: dict[Layout, BatchCosts] = {}
+    for layout, largest in sorted(most.items()):
+        costs = BatchCosts()
+        for size in sorted({*(size for size in PROBED_SIZES if size < largest), largest}):
+            if not trials.has_time():
+                break
+            for seconds in trials.batch_s(layout, size, PROBES):
+                costs.learn(size, seconds)
+        if not costs.is_empty:
+            learned[layout] = costs
+    return learned
+
+
+def rank(
+    settings: Iterable[Setting], goal: Goal, costs: Mapping[Layout, BatchCosts], policy: Policy = "idle"
+) -> list[Row]:
+    """What each setting would do, the best first; among equals the smaller batch, and the shorter delay."""
+    rows = [
+        Row(setting, highest_rate(setting, costs[setting.layout].cost, goal, policy=policy))
+        for setting in settings
+        if setting.layout in costs
+    ]
+    return sorted(rows, key=lambda row: (-round(row.foreseen, 6), row.setting))
+
+
+def choose(rows: Sequence[Row], count: int = MEASURED) -> list[Row]:
+    """The best few by what is foreseen, of each layout and size the best delay alone."""
+    chosen: dict[tuple[Layout, int], Row] = {}
+    for row in rows:
+        if row.foreseen > 0:
+            chosen.setdefault((row.setting.layout, row.setting.batch_size), row)
+    return list(chosen.values())[:count]
+
+
+def measure(row: Row, goal: Goal, trials: Trials, requests: int = LEAST_REQUESTS) -> None:
+    """Measure a setting: its rate is the highest one at which it kept the goal, 0 for none."""
+    row.measured = 0.0
+    if goal.seconds is None:
+        sample = trials.measure(row.setting, None, requests)
+        row.samples.append((None, sample))
+        row.measured = sample.rate
+        return
+    rate = _FIRST_SHARE * row.foreseen
+    was_kept: bool | None = None
+    for _ in range(MOST_TRIALS):
+        sample = trials.measure(row.setting, rate, requests)
+        row.samples.append((rate, sample))
+        if sample.failed and not sample.rate:
+            return  # nothing is answered at all
+        is_kept = sample.percentile_s is not None and sample.percentile_s <= goal.seconds and not sample.failed
+        if is_kept:
+            row.measured = max(row.measured, rate)
+        if was_kept is not None and is_kept != was_kept:
+            return  # between the two lies the highest rate
+        was_kept = is_kept
+        # A version that has too much to do shows what it can.
+        rate = _UP * rate if is_kept else min(_DOWN * rate, _OF_ANSWERED * sample.rate or rate)
+        if not trials.has_time():
+            return

@@ -1,0 +1,67 @@
+"""What is tuned: how a version is laid out, how its batches are formed, and what shall become better. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32)
+DELAYS_S: Final = (0.0, 0.002, 0.01)
+_GOAL = re.compile(r"p(50|90|95|99)=(\d+(?:\.\d+)?)(ms|s)").fullmatch
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Layout:
+    """A version, by how many workers it is served. What a batch costs depends on this alone."""
+
+    workers: int
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """A layout, and how its batches are formed."""
+
+    layout: Layout
+    batch_size: int
+    delay_s: float
+
+    def __str__(self) -> str:
+        many = "1 worker" if self.layout.workers == 1 else f"{self.layout.workers} workers"
+        version = f"{self.layout.version}, " if self.layout.version else ""
+        return f"{version}{many}, batches of {self.batch_size}, {1000 * self.delay_s:g} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The highest rate of requests, of which a `share` is answered within `seconds`; None: the highest rate at all."""
+
+    share: float = 0.99
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return "rate" if self.seconds is None else f"p{self.share * 100:g}={self.seconds * 1000:g}ms"
+
+
+def read_goal(word: str) -> Goal:
+    """`rate`, or `p99=50ms`. Raises ValueError."""
+    if word == "rate":
+        return Goal()
+    found = _GOAL(word.strip())
+    if found is None or float(found[2]) <= 0:
+        raise ValueError(f"--goal is {word!r}; it is rate, or a percentile with its time, such as p99=50ms")
+    return Goal(int(found[1]) / 100, float(found[2]) * (0.001 if found[3] == "ms" else 1.0))
+
+
+def space(
+    layouts: Sequence[Layout], batch_sizes: Sequence[int] = BATCH_SIZES, delays_s: Sequence[float] = DELAYS_S
+) -> list[Setting]:
+    """All settings. Batches of one never wait, so that their delay makes no difference."""
+    return [
+        Setting(layout, size, delay_s)
+        for layout in layouts
+        for size in batch_sizes
+        for delay_s in (delays_s if size > 1 else delays_s[:1])
+    ]

@@ -1,0 +1,377 @@
+"""`marserve tune --goal`: a copy is loaded and removed, what is found is shown, patched and applied."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.cli.measuring import tune_search
+from marserve.tuning.search import Found, Row, Sample, Trials
+from marserve.tuning.settings import Goal, Layout, Setting
+from support.command_line import Ran, marserve
+from support.fake_apis import Asked, FakeApis, description, fake_apis
+
+COPY = f"digits-tuning-{os.getpid()}"
+NOW = description(version="1.0", batchSize=4, maxBatchDelay=100, jobQueueSize=100)
+REFUSED = {"code": 409, "type": "ConflictStatusException", "message": "A document decides which models there are."}
+
+
+@pytest.fixture
+def apis() -> Iterator[FakeApis]:
+    """A server with a model, which takes all that is asked of it."""
+    with fake_apis() as running:
+        running.answer("GET /models/digits", [NOW])
+        running.answer("GET /models/digits/all", [NOW])
+        running.answer("POST /models", {"status": "registered"})
+        for name in (COPY, "digits"):
+            running.answer(f"PUT /models/{name}/1.0", {"status": "tuned"})
+            running.answer(f"DELETE /models/{name}/1.0", {"status": "unregistered"})
+            running.answer(f"POST /predictions/{name}/1.0", [1])
+        yield running
+
+
+@pytest.fixture
+def body(tmp_path: Path) -> Path:
+    """A request."""
+    file = tmp_path / "a.json"
+    file.write_text("[1]")
+    return file
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts another search in the place of the true one: it probes and measures once, and finds these rates."""
+
+    def put(measured: Sequence[tuple[Setting, float]], present: float = 100.0) -> None:
+        def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting) -> Found:
+            assert trials.batch_s(Layout(2, "1.0"), 8, 3)
+            assert trials.measure(Setting(Layout(2, "1.0"), 8, 0.002), 500.0, 20).rate > 0
+            now = Row(present, 100.0, now_rate, [(None, Sample(now_rate, 0.02))])
+            rows = [Row(setting, 2 * rate, rate, [(rate, Sample(rate, 0.03))]) for setting, rate in measured]
+            return Found([*rows, now], {}, now)
+
+        now_rate = present
+        monkeypatch.setattr(tune_search, "search", search)
+
+    return put
+
+
+def _tune(apis: FakeApis, body: Path, *more: object) -> Ran:
+    words = ("tune", "digits", "--goal", "p99=50ms", "--inputs", body, "--for", "60s", *more)
+    return marserve(*words, "--management", apis.url, "--inference", apis.url)
+
+
+BETTER = Setting(Layout(2, "1.0"), 16, 0.01)
+
+
+def test_a_copy_without_traffic_is_loaded_and_removed(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
+    """The version that serves is only described, and asked once whether it takes the request."""
+    found([(BETTER, 300.0)])
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 0, ran.err
+    changes = [asked for asked in apis.asked if asked.method != "GET" and not asked.path.startswith("/predictions")]
+    assert [f"{asked.method} {asked.path}" for asked in changes] == [
+        "POST /models",
+        f"PUT /models/{COPY}/1.0",
+        f"PUT /models/{COPY}/1.0",
+        f"DELETE /models/{COPY}/1.0",
+    ]
+    assert changes[0].parameters == {
+        "url": "digits.mar",
+        "model_name": COPY,
+        "initial_workers": "1",
+        "synchronous": "true",
+    }
+    assert changes[1].parameters == {
+        "batch_size": "8",
+        "max_batch_delay": "0",
+        "min_worker": "2",
+        "max_worker": "2",
+        "synchronous": "true",
+    }
+    assert changes[2].parameters == {"batch_size": "8", "max_batch_delay": "2"}
+    asked = [each.path for each in apis.asked if each.path.startswith("/predictions/digits/")]
+    assert asked == ["/predictions/digits/1.0"]
+    assert [each.body for each in apis.asked if each.path == f"/predictions/{COPY}/1.0"][:1] == [b"[1]"]
+
+
+def test_what_is_found_is_shown_with_a_patch_and_a_page(
+    apis: FakeApis, body: Path, found: Callable[..., None], tmp_path: Path
+) -> None:
+    """Against the archive's own file where it is named."""
+    (config := tmp_path / "model-config.yaml").write_text("batchSize: 4 # old\nhandler: {}\n")
+    found([(BETTER, 300.0)])
+
+    ran = _tune(apis, body, "--page", tmp_path / "page.html", "--model-config", config)
+
+    assert "2 workers, batches of 16, 10 ms" in ran.out
+    assert "3.00 times as much as now." in ran.out
+    assert "-batchSize: 4 # old\n+batchSize: 16 # old\n" in ran.out
+    assert "+minWorkers: 2\n" in ran.out
+    assert "Nothing was changed" in ran.out
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    assert config.read_text() == "batchSize: 4 # old\nhandler: {}\n"
+
+
+def test_a_script_gets_the_patch_and_the_choice(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
+    """One document."""
+    found([(BETTER, 300.0)])
+
+    document = _tune(apis, body, "--json").document
+
+    assert document["chosen"] == {
+        "version": "1.0",
+        "minWorkers": 2,
+        "maxWorkers": 2,
+        "batchSize": 16,
+        "maxBatchDelay": 10,
+    }
+    assert "-batchSize: 4\n" in document["patch"]
+    assert document["applied"] is None
+    assert document["settings"][0]["isPresent"]
+
+
+def test_what_is_hardly_better_changes_nothing(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
+    """Five percent may be the machine; nothing is applied then."""
+    found([(BETTER, 104.0)])
+
+    ran = _tune(apis, body, "--apply")
+
+    assert ran.status == 0, ran.err
+    assert "It stays as it is: nothing is better by more than 5%." in ran.out
+    assert "+batchSize" not in ran.out
+    assert [asked.parameters for asked in apis.orders("PUT") if asked.path == "/models/digits/1.0"] == [
+        {"batch_size": "4", "dry_run": "true"}
+    ]
+
+
+def test_what_is_found_is_applied_where_that_was_asked_for(
+    apis: FakeApis, body: Path, found: Callable[..., None]
+) -> None:
+    """To the version that serves."""
+    found([(BETTER, 300.0)])
+
+    ran = _tune(apis, body, "--apply")
+
+    assert "Applied to digits 1.0" in ran.out
+    assert apis.orders("PUT")[-1].path == "/models/digits/1.0"
+    assert apis.orders("PUT")[-1].parameters == {
+        "batch_size": "16",
+        "max_batch_delay": "10",
+        "min_worker": "2",
+        "max_worker": "2",
+        "synchronous": "true",
+    }
+
+
+@pytest.mark.parametrize("flag", ["--apply", "--on-live"])
+def test_where_a_document_decides_it_is_not_applied_and_nothing_is_loaded(
+    apis: FakeApis, body: Path, flag: str
+) -> None:
+    """That is found out before minutes are spent; the sentence names the document."""
+    with fake_apis() as governed:
+        governed.answer("GET /models/digits", [NOW])
+        governed.answer("GET /models/digits/all", [NOW])
+        governed.answer("PUT /models/digits/1.0", REFUSED, 409)
+
+        ran = _tune(governed, body, flag)
+
+        assert ran.status == 1
+        assert "A document decides which models there are." in ran.err
+        assert "put the patch's values into the document" in ran.err
+        assert governed.orders("POST") == []
+
+
+def test_a_copy_that_is_refused_says_what_to_do(apis: FakeApis, body: Path) -> None:
+    """Nothing is left to remove."""
+    apis._answers["POST /models"] = []
+    apis.answer("POST /models", REFUSED, 409)
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+
+    governed = _tune(apis, body)
+    apis._answers["POST /models"] = []
+    apis.answer("POST /models", {"code": 507, "type": "InsufficientStorageException", "message": "No memory."}, 507)
+    full = _tune(apis, body)
+
+    assert (governed.status, full.status) == (1, 1)
+    assert "Tune on a server without a document" in governed.err
+    assert "--on-live loads the version that serves" in full.err
+
+
+@pytest.mark.parametrize("ends_by", ["Ctrl-C", "failure"])
+def test_the_copy_is_removed_however_the_search_ends(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    """And the sentence says so."""
+    take, is_sent = apis.take, threading.Event()
+
+    def ending(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path.startswith(f"/predictions/{COPY}") and (ends_by == "failure" or len(apis.asked) > 20):
+            if ends_by == "Ctrl-C" and not is_sent.is_set():
+                is_sent.set()
+                os.kill(os.getpid(), signal.SIGINT)
+            return 500, b"{}", "application/json"
+        return take(asked)
+
+    apis.take = ending  # type: ignore[method-assign]
+
+    ran = _tune(apis, body, "--workers", "1")
+
+    assert ran.status == (130 if ends_by == "Ctrl-C" else 1)
+    said = "The copy is removed, and nothing changed." if ends_by == "Ctrl-C" else "No batch of digits 1.0 was"
+    assert said in ran.err
+    assert [asked.path for asked in apis.orders("DELETE")] == [f"/models/{COPY}/1.0"]
+
+
+def test_a_copy_that_is_still_loading_at_ctrl_c_is_waited_for_and_removed(apis: FakeApis, body: Path) -> None:
+    """Its registration goes on in the server."""
+    take = apis.take
+
+    def interrupted(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path == "/models" and asked.method == "POST":
+            os.kill(os.getpid(), signal.SIGINT)
+        return take(asked)
+
+    apis.take = interrupted  # type: ignore[method-assign]
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+    apis.answer(f"DELETE /models/{COPY}/1.0", {"code": 404, "message": "Not yet."}, 404)
+    apis.answer(f"DELETE /models/{COPY}/1.0", {"status": "unregistered"})
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 130
+    assert "The copy is removed, and nothing changed." in ran.err
+    assert len(apis.orders("DELETE")) == 2
+
+
+def test_a_copy_that_cannot_be_removed_is_named(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
+    """With the command that removes it."""
+    found([(BETTER, 300.0)])
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+    apis.answer(f"DELETE /models/{COPY}/1.0", {"code": 500, "message": "Oh."}, 500)
+
+    ran = _tune(apis, body)
+
+    assert f"`marserve unregister {COPY}` removes it" in ran.out
+
+
+def test_on_live_the_version_itself_is_loaded_and_set_back(
+    apis: FakeApis, body: Path, found: Callable[..., None]
+) -> None:
+    """Nothing is registered."""
+    apis._answers["GET /models/digits"] = []
+    apis.answer("GET /models/digits", [{**NOW, "minWorkers": 1, "maxWorkers": 3}])
+    found([(BETTER, 300.0)])
+
+    ran = _tune(apis, body, "--on-live")
+
+    assert ran.status == 0, ran.err
+    assert [asked.path for asked in apis.orders("POST") if asked.path == "/models"] == []
+    assert apis.orders("DELETE") == []
+    assert apis.orders("PUT")[-1].parameters == {
+        "batch_size": "4",
+        "max_batch_delay": "100",
+        "min_worker": "1",
+        "max_worker": "3",
+        "synchronous": "true",
+    }
+
+
+def test_a_layout_that_the_server_refuses_is_left_out(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for memory: the true search goes on with the others, and says so."""
+    monkeypatch.setattr(tune_search, "BATCH_SIZES", (1, 8))
+    take = apis.take
+
+    def full(asked: Asked) -> tuple[int, bytes, str]:
+        answer = take(asked)
+        if asked.parameters.get("min_worker") == "2":
+            return 507, b'{"code": 507, "message": "There is no memory for 2 workers."}', "application/json"
+        return answer
+
+    apis.take = full  # type: ignore[method-assign]
+    words: tuple[Any, ...] = ("tune", "digits", "--goal", "rate", "--inputs", body, "--workers", "1,2", "--for", "30s")
+
+    ran = marserve(*words, "--management", apis.url, "--inference", apis.url)
+
+    assert ran.status == 0, ran.err
+    assert "settings of 1 numbers of workers" in ran.out
+    assert "note: 2 workers: There is no memory for 2 workers." in ran.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--goal", "p99"], "--goal is 'p99'; it is rate"),
+        (["--goal", "rate", "--for", "soon"], "--for is 'soon', which is no time"),
+        (["--goal", "rate", "--for", "1s"], "--for is '1s', which is too short: 10 s are the least"),
+        (["--goal", "rate", "--workers", "1,many"], "--workers is '1,many'; it is numbers"),
+        (["--goal", "rate", "--model-config", "nothing.yaml"], "nothing.yaml cannot be read: No such file"),
+        (["--goal", "rate", "--on-live", "--candidate", "2.0"], "--candidate and --on-live exclude each other"),
+        (["--goal", "rate", "--batch-size", "8"], "--goal finds what the other options set"),
+        (["--goal", "rate", "--dry-run"], "it changes nothing without --apply"),
+        (["--apply"], "--apply is for a search"),
+        (["--for", "5m"], "--for is for a search"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_refused_before_anything_is_asked(
+    apis: FakeApis, body: Path, words: list[str], said: str
+) -> None:
+    """What was wrong, and the value."""
+    inputs = [] if "--inputs" in words or "--goal" not in words else ["--inputs", str(body)]
+    ran = marserve("tune", "digits", *words, *inputs, "--management", apis.url, "--inference", apis.url)
+
+    assert ran.status == 2
+    assert said in ran.err
+    assert [asked.method for asked in apis.asked if asked.method != "GET"] == []
+
+
+def test_an_optimised_version_is_a_candidate_and_takes_over_by_a_rollout(
+    apis: FakeApis, body: Path, found: Callable[..., None]
+) -> None:
+    """It is loaded as a copy beside the other's, which is the default one and so removed last."""
+    optimised = description(version="1.0-optimised", modelUrl="digits-optimised.mar", batchSize=4, maxBatchDelay=100)
+    apis._answers["GET /models/digits/all"] = []
+    apis.answer("GET /models/digits/all", [NOW, optimised, description(version="0.9")])
+    apis.answer(f"DELETE /models/{COPY}/1.0-optimised", {"status": "unregistered"})
+    found([(Setting(Layout(2, "1.0-optimised"), 8, 0.0), 400.0)])
+
+    ran = _tune(apis, body, "--apply")
+
+    assert ran.status == 0, ran.err
+    urls = [asked.parameters["url"] for asked in apis.orders("POST") if asked.path == "/models"]
+    assert urls == ["digits.mar", "digits-optimised.mar"]
+    assert [asked.path for asked in apis.orders("DELETE")] == [
+        f"/models/{COPY}/1.0-optimised",
+        f"/models/{COPY}/1.0",
+    ]
+    assert "Not applied: it is version 1.0-optimised; let it take over with `marserve rollout" in ran.out
+
+
+def test_traffic_beside_the_search_is_a_note(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
+    """The figures are those of a machine that had it, too."""
+    apis._answers["GET /models/digits"] = []
+    apis.answer("GET /models/digits", [{**NOW, "lastMinute": {"requestsPerSecond": 12.5}}])
+    found([(BETTER, 300.0)])
+
+    assert "note: Clients sent 12.5 requests a second before" in _tune(apis, body).out
+
+
+def test_an_unknown_model_is_an_error_before_anything_is_loaded(apis: FakeApis, body: Path) -> None:
+    """In the server's words."""
+    ran = marserve(
+        "tune", "digit", "--goal", "rate", "--inputs", body, "--management", apis.url, "--inference", apis.url
+    )
+
+    assert ran.status == 1
+    assert "/models/digit" in ran.err
+    assert apis.orders("POST") == []
