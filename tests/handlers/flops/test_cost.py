@@ -21,6 +21,11 @@ def test_what_grows_unevenly_counts_as_it_did_in_the_batch_that_was_seen(rows: i
     assert fit(lambda rows: 10 * rows * rows, rows) == Cost(0.0, 10.0 * rows)
 
 
+def test_a_bend_beyond_two_rows_is_seen() -> None:
+    """A model that does more for large batches."""
+    assert fit(lambda rows: 100 + (rows if rows < 4 else 10 * rows), 1) == Cost(0.0, 101.0)
+
+
 def test_a_model_of_one_size_counts_for_that_size() -> None:
     """An exported program may take no other."""
 

@@ -159,6 +159,19 @@ def test_a_batch_of_very_many_calls_is_not_counted() -> None:
     ]
 
 
+def test_of_batches_with_many_calls_the_whole_ones_count() -> None:
+    """The last one may not have ended when enough was seen."""
+    house = House()
+    for _ in range(3):
+        house.batch(1, *[(1, 3)] * 30)
+    assert house.watch._thread is not None
+    house.watch._thread.join()
+
+    house.batch(1, (1, 3))
+
+    assert house.told[0].cost == Cost(0.0, 30 * 130.0)
+
+
 def test_odd_arguments_fail_no_request() -> None:
     """The watch ends, and says what it met."""
 
