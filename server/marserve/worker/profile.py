@@ -162,6 +162,8 @@ class Measured:
         self.requests = 0
         self.own_s = 0.0
         """What recording took between batches."""
+        self.others: tuple[list[tuple[int, bytes]], list[str]] | None = None
+        """What the other ranks recorded, each trace with its rank, and sentences; None until they have ended."""
         self.batches: list[ProfiledBatch] = []
         self.operators = Operators(order, has_device=model.load.gpu_id is not None)
         self.began = time.monotonic()

@@ -181,8 +181,8 @@ class ServedModel:
                 self._measured.run(batch, lambda: self._serve_batch(batch, bodies))
         finally:
             running.items = ()
-        if self._measured is not None and self._measured.is_complete:
-            self._send_profile(self._measured)
+        if self._measured is not None:
+            self._go_on_measuring(self._measured)
 
     def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
@@ -557,8 +557,22 @@ class ServedModel:
             return
         self._stop_measuring(measured)
         measured.operators.drop()
-        if self._leader is not None:
+        if self._leader is not None and measured.others is None:
             self._leader.end_profile(end)
+
+    def _go_on_measuring(self, measured: Measured) -> None:
+        """A batch was measured: end the profile if it is complete, and the other ranks' recording with this one's."""
+        if measured.is_complete:
+            self._send_profile(measured)
+        elif not measured.operators.is_recording:
+            began = time.monotonic()
+            self._end_others(measured)
+            measured.own_s += time.monotonic() - began
+
+    def _end_others(self, measured: Measured) -> None:
+        """Have the other ranks end their recording, which has no bound of its own, once."""
+        if self._leader is not None and measured.others is None:
+            measured.others = self._leader.end_profile(EndProfile(measured.number))
 
     def _send_profile(self, measured: Measured) -> None:
         from marserve.worker.profile import threads  # as above
@@ -568,10 +582,9 @@ class ServedModel:
         operators = measured.operators
         operators.finish()
         traces = [(0, trace) for trace in operators.traces]
-        remarks: list[str] = []
-        if self._leader is not None:
-            others, remarks = self._leader.end_profile(EndProfile(measured.number))
-            traces += others
+        self._end_others(measured)
+        others, remarks = measured.others or ([], [])
+        traces += others
         traces, too_large = measured.fitting(traces)
         if too_large:
             remarks.insert(0, too_large)
