@@ -178,11 +178,9 @@ class ServedModel:
             if self._measured is None:
                 self._serve_batch(batch, bodies)
             else:
-                self._measured.run(batch, lambda: self._serve_batch(batch, bodies))
+                self._serve_measured(self._measured, batch, bodies)
         finally:
             running.items = ()
-        if self._measured is not None:
-            self._go_on_measuring(self._measured)
 
     def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
@@ -560,8 +558,9 @@ class ServedModel:
         if self._leader is not None and measured.others is None:
             self._leader.end_profile(end)
 
-    def _go_on_measuring(self, measured: Measured) -> None:
-        """A batch was measured: end the profile if it is complete, and the other ranks' recording with this one's."""
+    def _serve_measured(self, measured: Measured, batch: Batch, bodies: list[bytearray]) -> None:
+        """Serve a batch and measure it; if the profile, or this rank's recording, is complete, end it for all ranks."""
+        measured.run(batch, lambda: self._serve_batch(batch, bodies))
         if measured.is_complete:
             self._send_profile(measured)
         elif not measured.operators.is_recording:
