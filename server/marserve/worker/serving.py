@@ -175,10 +175,7 @@ class ServedModel:
         """Handle one batch and answer it: one result an item, in order, or one message that the handler raised."""
         running.items = batch.items
         try:
-            if self._measured is None:
-                self._serve_batch(batch, bodies)
-            else:
-                self._serve_measured(self._measured, batch, bodies)
+            self._serve_batch(batch, bodies)
         finally:
             running.items = ()
 
@@ -545,6 +542,15 @@ class ServedModel:
         measured = self._measured = Measured(order, self._model)
         self._model = measured.model
 
+        def serve_batch(batch: Batch, bodies: list[bytearray]) -> None:
+            running.items = batch.items
+            try:
+                self._serve_measured(measured, batch, bodies)
+            finally:
+                running.items = ()
+
+        self.__dict__["serve_batch"] = serve_batch  # in place of the method: without a profile nothing is looked at
+
     def end_profile(self, end: EndProfile) -> None:
         """End the profile and send what was measured, or drop it. Does nothing for one that has ended by itself."""
         measured = self._measured
@@ -608,6 +614,7 @@ class ServedModel:
     def _stop_measuring(self, measured: Measured) -> None:
         measured.close()
         self._measured = None
+        del self.__dict__["serve_batch"]
         self._model = self._model.calling(measured.inner)
 
     # ------------------------------------------------------------------------------------------- health
