@@ -185,6 +185,7 @@ def test_ranks_communicate_compute_do_both_or_idle() -> None:
         (gzip.compress(b"[" * 100_000), "not in Chrome's format"),
         (gzip.compress(b'{"traceEvents": [{"ph": "X", "dur": "long"}]}'), "not in Chrome's format"),
     ],
+    ids=["no gzip", "cut off", "large", "no list", "deep", "no number"],
 )
 def test_a_trace_that_cannot_be_read_is_a_remark(trace: bytes, said: str) -> None:
     """A worker may have written anything; its clocks are still told."""
