@@ -4,8 +4,8 @@ One server has two models. A profile of one is made under load, five seconds lon
 a request, gets requests at random at 30 % of what its worker can do. Compared is the 99th percentile of the other's
 times with those while the first model serves the same load without a profile.
 
-Off a profile a batch is looked at once for whether one is made. Measured is a batch of one echo through
-`ServedModel.serve_batch` in this process, beside the same with the look taken out.
+Without a profile nothing of it is on a batch's way. Measured is a batch of one echo through `ServedModel.serve_batch`
+in this process, beside the method as it was before there were profiles.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class _NoConnection:
 
 
 class _WithoutProfiles(ServedModel):
-    """The same without a look whether a profile is made."""
+    """The same as it was before there were profiles."""
 
     def serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
-        """As before there were profiles."""
+        """Serve it."""
         running.items = batch.items
         try:
             self._serve_batch(batch, bodies)
@@ -168,4 +168,4 @@ def _off(plan: Plan) -> Figure:
     goal = Goal("at most", MOST_OFF, "compared")
     own, beside = zip(*pairs, strict=True)
     name = "a batch of one echo in a worker that is not profiled, CPU time"
-    return Figure(name, "µs", own, "without the look for a profile", beside, goal=goal, digits=2)
+    return Figure(name, "µs", own, "as before there were profiles", beside, goal=goal, digits=2)

@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_archive(folder / "mix.mar", HANDLER)
     settings = {"load_models": "mix.mar", "default_workers_per_model": "1"}
     with Server(folder, entry="marserve", store=folder, settings=settings) as running:
-        assert running.predict("mix", "x").status_code == 200, running.describe("mix")
+        assert running.predict("mix", "x").status_code == 200
         is_over = threading.Event()
 
         def ask() -> None:

@@ -190,6 +190,7 @@ def zipped(text: bytes) -> bytes:
         (zipped(b"[" * 100_000), "not in Chrome's format"),
         (zipped(b'{"traceEvents": [{"ph": "X", "dur": "long"}]}'), "not in Chrome's format"),
     ],
+    ids=["no gzip", "cut off", "large", "no list", "deep", "no number"],
 )
 def test_a_trace_that_cannot_be_read_is_a_remark(trace: bytes, said: str) -> None:
     """A worker may have written anything; its clocks are still told."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from marserve.messages import Batch, EndProfile, Item, Load, Profile, Profiled, Stop, pack_head
+from marserve.worker import profile as profile_module
 from marserve.worker.load import LoadedModel
 from marserve.worker.profile import BATCH_MARK, Measured, Operators
 from support.model_context import make_context
@@ -153,3 +154,18 @@ def test_a_profile_without_a_batch_has_no_operators_and_no_trace() -> None:
     operators = _measure(0, Profile(1, 0, 1 << 26)).operators
 
     assert (operators.traces, operators.why_none) == ([], "no batch ran")
+
+
+def test_a_full_disk_costs_the_trace_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks go on, and the reason is said."""
+
+    def full(**words: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(profile_module.tempfile, "TemporaryDirectory", full)
+
+    measured = _measure(2, Profile(1, 0, 1 << 26))
+
+    assert len(measured.batches) == 2
+    assert measured.operators.traces == []
+    assert "No space left on device" in measured.operators.why_none

@@ -15,7 +15,20 @@ from typing import Any
 import psutil
 import pytest
 
-from marserve.messages import Call, CallEnded, DeviceLost, Item, Load, OutOfStep, Rank, Share, ToServer, pack_head
+from marserve.messages import (
+    Call,
+    CallEnded,
+    DeviceLost,
+    EndProfile,
+    Item,
+    Load,
+    OutOfStep,
+    Profile,
+    Rank,
+    Share,
+    ToServer,
+    pack_head,
+)
 from marserve.shared_page import Page, create_page
 from marserve.worker import rank as rank_module
 from marserve.worker.load import Handle, LoadedModel
@@ -609,3 +622,17 @@ def test_a_rank_hears_another_whatever_the_number_of_its_descriptor() -> None:
             Peer(0, theirs).tell(CallEnded(3, False))
 
             assert peer.hear_end(3, 5.0) == CallEnded(3, False)
+
+
+def test_the_other_ranks_record_with_rank_0_and_send_it_what_they_have(start: Callable[..., Group]) -> None:
+    """Between calls, which go on; a profile that is dropped sends nothing."""
+    group = start(lambda rows, context: ["done"])
+    group.leader.begin_profile(Profile(3, 0, 0))
+    assert group.call(b"a") == ["done"]
+    ended = group.leader.end_profile(EndProfile(3))
+    group.leader.begin_profile(Profile(4, 0, 0))
+    dropped = group.leader.end_profile(EndProfile(4, drop=True))
+
+    assert ended == ([], ["rank 1 has no operators: they were not asked for"])
+    assert dropped == ([], [])
+    assert group.call(b"a") == ["done"]

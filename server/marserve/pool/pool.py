@@ -438,8 +438,9 @@ class Pool:
     async def profile(self, wish: ProfileWish, begun: Callable[[list[int]], None]) -> TakenProfile:
         """Have one worker measure its batches while it serves; nothing is started for it.
 
-        It is one that has work, or else the one that gets the next. `begun` is called with its processes. Raises as
-        `Profiles.run`, and CannotProfile if there is no worker, or none that runs one batch at a time.
+        It is one that has work, or else the one that gets the next. `begun` is called with its processes, if they are
+        of this machine. Raises as `Profiles.run`, and CannotProfile if there is no worker, or none that runs one batch
+        at a time.
         """
         options = self.options
         name = f"Version {options.version} of {options.model}"
@@ -457,7 +458,8 @@ class Pool:
         idle = [life for life in serving if lanes.idle and life.key == lanes.idle[-1].key]
         chosen = max(busy, key=lambda life: life.requests) if busy else (idle or serving)[0]
         before = {life.key: life.requests for life in serving}
-        begun(chosen.pids)
+        is_here = chosen.process is not None and not chosen.process.node
+        begun(chosen.pids if is_here else [])
         profiled, bodies = await self.profiles.run(chosen.key, wish)
         others = [
             (life.name, life.requests - before[life.key], lane.mean_run_s)

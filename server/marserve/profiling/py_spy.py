@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 RATE: Final = 100
+NICENESS: Final = 10
 MOST_BYTES: Final = 8 << 20
 # How long it has to write after it was interrupted.
 ENDS_WITHIN_S: Final = 10.0
@@ -55,6 +57,9 @@ class PySpy:
             )
         except OSError as error:
             self._why_not = f"{self._program} cannot be started: {error.strerror}"
+            return
+        with contextlib.suppress(OSError):  # other models' workers come first
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
 
     async def end(self) -> tuple[str, str]:
         """Stop sampling: the stacks as py-spy writes them, and the reason why there are none, or ""."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from marserve.answers.profiles import ModelProfile, ProfileState, ProfileWorker
 from marserve.errors import CannotProfile, ProfileUnknown, without_stop
 from marserve.pool.checks.profiles import ProfileWish, TakenProfile
 from marserve.profiling.analysis import Analysed, Measured
-from marserve.profiling.py_spy import PySpy
+from marserve.profiling.py_spy import NICENESS, PySpy
 from marserve.registry.models import Registry
 
 __all__ = ["ProfileWish", "Profiles"]
@@ -54,14 +55,14 @@ class Profiles:
         beginning: list[asyncio.Task[None]] = []
 
         def begun(pids: list[int]) -> None:
-            if pids:  # a worker on another machine has none here
+            if pids:
                 beginning.append(asyncio.create_task(spy.begin(pids[0], wish.seconds)))
 
         try:
             name, taken = await self._registry.profile(model, version, wish, begun)
             if beginning:
                 await beginning[0]
-            stacks, why_none = await spy.end()
+            stacks, why_none = await spy.end() if beginning else ("", "the worker is on another machine")
             analysed = await _analyse(Measured(taken.profiled, list(taken.traces), wish.max_bytes, stacks))
         finally:
             if beginning:
@@ -128,6 +129,8 @@ async def _analyse(measured: Measured) -> Analysed:
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    with contextlib.suppress(OSError):  # while it imports; it does so by itself then
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
     try:
         async with asyncio.timeout(ANALYSED_WITHIN_S):
             written, said = await process.communicate(msgspec.msgpack.encode(measured))

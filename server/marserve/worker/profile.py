@@ -127,20 +127,19 @@ class Operators:
     def _stop(self) -> int:
         """Write what was recorded, and drop it. Returns how many operators, or calls of functions, there were."""
         profiler, self._profiler = self._profiler, None
-        descriptor, path = tempfile.mkstemp(suffix=".json", prefix="marserve-profile-")
-        os.close(descriptor)
         try:
             profiler.__exit__(None, None, None)
-            profiler.export_chrome_trace(path)
-            with open(path, "rb") as file:
-                written = file.read()
-        except Exception as error:  # torch's, or the disk is full
+            with tempfile.TemporaryDirectory(prefix="marserve-profile-") as folder:
+                path = os.path.join(folder, "trace.json")
+                profiler.export_chrome_trace(path)
+                with open(path, "rb") as file:
+                    written = file.read()
+        except Exception as error:  # torch's, or the disk is full: a profile fails no request
             self.why_none = f"the trace could not be written: {shown(error)[:300]}"
-            return 0
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
             profiler = None
+            _give_back()
+            return 0
+        profiler = None
         found = written.count(b'"cat": "cpu_op"') + written.count(b'"cat": "python_function"')
         if not found:
             if not self.traces:
@@ -162,6 +161,8 @@ class Measured:
         self.requests = 0
         self.own_s = 0.0
         """What recording took between batches."""
+        self.others: tuple[list[tuple[int, bytes]], list[str]] | None = None
+        """What the other ranks recorded, each trace with its rank, and sentences; None until they have ended."""
         self.batches: list[ProfiledBatch] = []
         self.operators = Operators(order, has_device=model.load.gpu_id is not None)
         self.began = time.monotonic()
@@ -174,6 +175,7 @@ class Measured:
         self._collected_s = 0.0
         self._collects_since = 0.0
         self._thread = threading.get_ident()
+        self._in_steps = model.load.is_continuous
         try:
             self._schedstat = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # another system, or a kernel without it
@@ -199,7 +201,8 @@ class Measured:
         ended = time.monotonic()
         self.operators.end_batch()
         self.own_s += time.monotonic() - ended
-        requests = len(batch.items)
+        # With continuous batching a request comes again with each step, then without its parts.
+        requests = len(batch.items) if not self._in_steps else sum(bool(item.parts) for item in batch.items)
         self.requests += requests
         if self._called is None:  # no item of it was to be answered any more
             self.batches.append(ProfiledBatch(batch.number, requests, began, ended - began, 0.0, 0.0, 0.0, 0.0, 0.0))

@@ -178,14 +178,9 @@ class ServedModel:
         """Handle one batch and answer it: one result an item, in order, or one message that the handler raised."""
         running.items = batch.items
         try:
-            if self._measured is None:
-                self._serve_batch(batch, bodies)
-            else:
-                self._measured.run(batch, lambda: self._serve_batch(batch, bodies))
+            self._serve_batch(batch, bodies)
         finally:
             running.items = ()
-        if self._measured is not None and self._measured.is_complete:
-            self._send_profile(self._measured)
 
     def _serve_batch(self, batch: Batch, bodies: list[bytearray]) -> None:
         began = time.monotonic()
@@ -550,6 +545,15 @@ class ServedModel:
         measured = self._measured = Measured(order, self._model)
         self._model = measured.model
 
+        def serve_batch(batch: Batch, bodies: list[bytearray]) -> None:
+            running.items = batch.items
+            try:
+                self._serve_measured(measured, batch, bodies)
+            finally:
+                running.items = ()
+
+        self.__dict__["serve_batch"] = serve_batch  # in place of the method: without a profile nothing is looked at
+
     def end_profile(self, end: EndProfile) -> None:
         """End the profile and send what was measured, or drop it. Does nothing for one that has ended by itself."""
         measured = self._measured
@@ -560,8 +564,23 @@ class ServedModel:
             return
         self._stop_measuring(measured)
         measured.operators.drop()
-        if self._leader is not None:
+        if self._leader is not None and measured.others is None:
             self._leader.end_profile(end)
+
+    def _serve_measured(self, measured: Measured, batch: Batch, bodies: list[bytearray]) -> None:
+        """Serve a batch and measure it; if the profile, or this rank's recording, is complete, end it for all ranks."""
+        measured.run(batch, lambda: self._serve_batch(batch, bodies))
+        if measured.is_complete:
+            self._send_profile(measured)
+        elif not measured.operators.is_recording:
+            began = time.monotonic()
+            self._end_others(measured)
+            measured.own_s += time.monotonic() - began
+
+    def _end_others(self, measured: Measured) -> None:
+        """Have the other ranks end their recording, which has no bound of its own, once."""
+        if self._leader is not None and measured.others is None:
+            measured.others = self._leader.end_profile(EndProfile(measured.number))
 
     def _send_profile(self, measured: Measured) -> None:
         from marserve.worker.profile import threads  # as above
@@ -571,10 +590,9 @@ class ServedModel:
         operators = measured.operators
         operators.finish()
         traces = [(0, trace) for trace in operators.traces]
-        remarks: list[str] = []
-        if self._leader is not None:
-            others, remarks = self._leader.end_profile(EndProfile(measured.number))
-            traces += others
+        self._end_others(measured)
+        others, remarks = measured.others or ([], [])
+        traces += others
         traces, too_large = measured.fitting(traces)
         if too_large:
             remarks.insert(0, too_large)
@@ -599,6 +617,7 @@ class ServedModel:
     def _stop_measuring(self, measured: Measured) -> None:
         measured.close()
         self._measured = None
+        del self.__dict__["serve_batch"]
         self._model = self._model.calling(measured.inner)
 
     # ------------------------------------------------------------------------------------------- health

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from marserve.errors import CannotProfile
-from marserve.messages import Answer
-from marserve.pool.checks.profiles import ProfileWish
+from marserve.errors import BadFrame, CannotProfile
+from marserve.messages import Answer, Profiled
+from marserve.pool.checks.profiles import Profiles, ProfileWish
+from marserve.pool.options import PoolOptions
 from support.processes import until
 from support.running_pool import RunningPool
 
@@ -101,3 +102,18 @@ async def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path
     async with RunningPool(tmp_path / "many", SOURCE, is_concurrent=True) as running:
         with pytest.raises(CannotProfile, match="asyncCommunication"):
             await running.pool.profile(FOREVER, no_matter)
+
+
+def test_a_profile_that_was_never_asked_for_is_a_broken_workers() -> None:
+    """One that was given up comes late, and is dropped."""
+    profiles = Profiles(PoolOptions("m", "1.0", 1, 1), lambda key, order: None, lambda key: 0)
+
+    def said(number: int, *traces: int) -> Profiled:
+        return Profiled(number, 0.0, 0.0, [], list(traces), 0, 1, 1, True, 0.0)
+
+    with pytest.raises(BadFrame, match="profile 1 of 0"):
+        profiles.on_profiled("9000/1", said(1), [])
+    profiles._last = 2
+    profiles.on_profiled("9000/1", said(1), [])
+    with pytest.raises(BadFrame, match="with 1 traces"):
+        profiles.on_profiled("9000/1", said(2, 0, 1), [b""])

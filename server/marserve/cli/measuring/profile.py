@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -20,6 +20,9 @@ from marserve.cli.remote import ConfigFile, Management, find_address, model_path
 from marserve.errors import without_stop
 from marserve.profiling.flame import draw
 from marserve.profiling.report import PARTS, got_of, write_report
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Beyond the time of the profile: its worker's batch, and the reading of its traces.
 READS_WITHIN_S = 300.0
@@ -72,7 +75,8 @@ def profile(
         asked |= {name: value for name, value in given.items() if value is not None}
         wish = {name: str(value).lower() for name, value in asked.items()}
         limit_s = READS_WITHIN_S + (seconds or 60)
-        addresses = [find_address("management", each, config) for each in management or [None]]
+        given_addresses: Sequence[str | None] = management or [None]
+        addresses = [find_address("management", each, config) for each in given_addresses]
         if len(set(addresses)) < len(addresses):
             raise WrongArguments("An address is given twice.", "Name each server once with --management.")
         making = [_Making(address, model, version, wish, limit_s) for address in addresses]
@@ -174,9 +178,9 @@ def _write(folder: Path, made: Sequence[tuple[str, ModelProfile, bytes]]) -> lis
     return list(files)
 
 
-def _described(address: str, profile: ModelProfile) -> list[object]:
+def _described(address: str, profile: ModelProfile) -> list[str | Table]:
     name = f"{profile.modelName} {profile.modelVersion}" + (f" at {address}" if address else "")
-    lines: list[object] = [f"{name}: {got_of(profile)}"]
+    lines: list[str | Table] = [f"{name}: {got_of(profile)}"]
     lines.append(
         table(
             ["part", "ms", "share"],

@@ -78,7 +78,8 @@ class Profiles:
                 f"{name} is being profiled since {since:.0f} s, one at a time: try again when that has ended."
             )
         self._last += 1
-        number, outcome = self._last, asyncio.get_running_loop().create_future()
+        number = self._last
+        outcome: asyncio.Future[tuple[Profiled, Sequence[Body]]] = asyncio.get_running_loop().create_future()
         self._key, self._began, self._outcome = key, time.monotonic(), outcome
         self._requests_before = self._requests_of(key)
         log.info("%s: worker %s is profiled", name, key)
