@@ -187,7 +187,9 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         return model
 
     def _engine(self, entry: Mapping[str, Any], *, is_compiled: bool) -> str:
-        """The runtime and its version, in words."""
+        """The runtime and its version, in words; of an optimised archive the name of the build that serves."""
+        if build := getattr(self.context, "build", ""):
+            return f"{build}, an optimised build"
         if self.takes_arrays:
             return f"ONNX Runtime {getattr(sys.modules.get('onnxruntime'), '__version__', '')}".rstrip()
         ending = os.path.splitext(str(entry.get("serializedFile")))[1]

@@ -19,6 +19,10 @@ class Unusable(ValueError):
     """A value cannot be used. The text says what it must be."""
 
 
+class AuthorsOwn(Unusable):
+    """The value is none of ours: handlers written for TorchServe may have a key of this name for themselves."""
+
+
 class Sample(NamedTuple):
     """One sample input of a model: a file of its archive (a path inside it), or, if that is empty, a body."""
 
@@ -206,7 +210,9 @@ def _read_map(value: object) -> dict[str, Any]:
 def _read_threads(value: object) -> dict[str, int]:
     """`{intra: 4, inter: 1}`, one of them at least."""
     right = "a map of intra, inter, or both, to whole numbers from 1 to 1024, as {intra: 4, inter: 1}"
-    if not isinstance(value, dict) or not value or not value.keys() <= {"intra", "inter"}:
+    if not isinstance(value, dict):
+        raise AuthorsOwn(right)
+    if not value or not value.keys() <= {"intra", "inter"}:
         raise Unusable(right)
     if not all(type(each) is int and 1 <= each <= 1024 for each in value.values()):
         raise Unusable(right)

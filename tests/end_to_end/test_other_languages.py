@@ -107,6 +107,7 @@ def test_a_model_in_javascript_is_served_end_to_end(tmp_path: Path, monkeypatch:
     archive_of(tmp_path / "model", store, monkeypatch)
     weights = json.loads((tmp_path / "model" / "weights.json").read_text())
 
+    debugged = marserve("debug", store / "digits.mar", tmp_path / "model" / "weights.json", "--trust")
     with Server(tmp_path, entry="marserve", store=store) as server:
         refused = server.register("digits.mar")
     with Server(tmp_path, entry="marserve", store=store, settings={"trusted_models": "digits.mar"}) as server:
@@ -125,6 +126,7 @@ def test_a_model_in_javascript_is_served_end_to_end(tmp_path: Path, monkeypatch:
                 break
         again = server.predict("digits", json.dumps({"pixels": pictures[0].tolist()}), **kind)
 
+    assert (debugged.status, "and debug runs Python alone." in debugged.err) == (1, True)
     assert refused.status_code == 400
     assert "trusted_models=digits.mar" in refused.text
     wanted = pictures[:60] @ np.array(weights["weights"]) + np.array(weights["bias"])

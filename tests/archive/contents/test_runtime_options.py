@@ -83,11 +83,20 @@ def test_both_sides_know_the_same_keys() -> None:
     assert ONNX_KEYS == OPTIONS
 
 
-@pytest.mark.parametrize("value", ["4", "{intra: 0}", "{intra: 2, outer: 1}", "{}", "{inter: true}", "[4]"])
+@pytest.mark.parametrize("value", ["{intra: 0}", "{intra: 2, outer: 1}", "{}", "{inter: true}", "{intra: many}"])
 def test_threads_that_cannot_be_are_refused(value: str) -> None:
     """Where values of TorchServe's keys are left out with a warning."""
     with pytest.raises(BadArchive, match=r"^threads of the model's .* is .*; it must be a map of intra, inter"):
         parse_model_config(f"threads: {value}\n".encode())
+
+
+@pytest.mark.parametrize("value", ["4", "[4]", "many"])
+def test_threads_that_are_no_map_are_the_handlers_own(value: str) -> None:
+    """As archives made for TorchServe may have them: left out, with a warning, and the archive loads."""
+    config = parse_model_config(f"threads: {value}\n".encode())
+
+    assert config.said == {}
+    assert [warning.startswith("threads is ") for warning in map(str, config.warnings)] == [True]
 
 
 def test_it_is_read_with_the_configuration(tmp_path: Path) -> None:

@@ -92,3 +92,10 @@ def test_what_is_no_torchscript_is_told_so(source: Path) -> None:
     """With torch's words."""
     with pytest.raises(CannotCompare, match=r"mine\.py is no TorchScript: "):
         compare_trace(source, source, "OnSize", [source.parent / "plus.json"])
+
+
+def test_what_is_not_finite_on_both_sides_is_alike(source: Path) -> None:
+    """Masks of minus infinity, and what comes of them."""
+    found = compared(source, trapped.Masks(), "Masks", "plus.json")
+
+    assert found.faults == []

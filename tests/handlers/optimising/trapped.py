@@ -97,3 +97,11 @@ class Sized(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(width, 3)
+
+
+class Masks(torch.nn.Module):  # type: ignore[misc]
+    """Gives numbers that are not finite."""
+
+    def forward(self, rows: Any) -> Any:
+        """Minus infinity, one that is none, and a number."""
+        return torch.cat([rows * float("-inf"), rows * float("nan"), rows], dim=1)

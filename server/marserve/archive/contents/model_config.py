@@ -23,7 +23,7 @@ from marserve.errors import BadArchive, without_stop
 from marserve.files.nearest import nearest
 from marserve.files.regular import NotRegular, open_regular
 from marserve.model_options import BY_KEY, NOTHING, ModelOptions, Said, read_value
-from marserve.option_values import Unusable
+from marserve.option_values import AuthorsOwn, Unusable
 from marserve.remarks import Remark
 
 _MAX_BYTES = 1 << 18
@@ -133,7 +133,7 @@ def _read_keys(document: dict[Any, Any], warnings: list[Remark]) -> dict[str, An
         try:
             said[option.attribute] = option.kind.read(value)
         except Unusable as error:
-            if option.is_strict:
+            if option.is_strict and not isinstance(error, AuthorsOwn):
                 raise BadArchive(
                     f"{name} of the model's configuration is {_show(value)}; it must be {without_stop(error)}."
                 ) from None

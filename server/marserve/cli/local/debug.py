@@ -54,6 +54,8 @@ def debug(
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             name = f"{plan.load.model} {plan.load.version}"
+            if plan.facts.options.program:
+                raise CommandFailed(f"{name} is run by {plan.facts.options.program[0]}, and debug runs Python alone.")
             # One call that waits for its end, whatever the archive asks for.
             load = msgspec.structs.replace(plan.load, is_concurrent=False, is_continuous=False)
             (folder / "load").write_bytes(msgspec.msgpack.encode(load))
