@@ -152,15 +152,18 @@ async def test_py_spy_is_stopped_with_the_profile_and_its_stacks_are_read(tmp_pa
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ('echo "Error: Permission Denied: Try running with sudo" >&2; exit 1', "CAP_SYS_PTRACE"),
-        ('echo "Error: no such process" >&2; exit 1', "py-spy saw nothing: Error: no such process"),
-        ("exit 0", "the worker was idle"),
+        ('echo "Error: Permission Denied: Try running with sudo" >&2', "CAP_SYS_PTRACE"),
+        ('echo "Error: no such process" >&2', "py-spy saw nothing: Error: no such process"),
+        ("true", "the worker was idle"),
     ],
 )
 async def test_where_py_spy_sees_nothing_the_reason_is_said(tmp_path: Path, script: str, said: str) -> None:
     """Its own words, or what has it attach."""
-    spy = PySpy(_program(tmp_path, script))
+    has_said = tmp_path / "said"
+    spy = PySpy(_program(tmp_path, f"{script}; touch {has_said}; exit 1"))
     await spy.begin(os.getpid(), 1)
+    while not has_said.exists():  # an interrupt would end it sooner
+        await asyncio.sleep(0.01)
     stacks, reason = await spy.end()
     await spy.close()
 
