@@ -18,9 +18,9 @@ from typing import Final
 
 from marserve.files.digests import digest_of
 from marserve.optimise.candidates import CANDIDATES, Candidate, Goal, Measured, best, bounds_of, choose, split
-from marserve.optimise.compare import Errors, describe_outputs, measure_both
+from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, measure_both
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
-from marserve.optimise.inputs import Input
+from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
 from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
 from marserve.optimise.proof import Proof
 from marserve.optimise.ratio import PAIRS, Ratio
@@ -98,7 +98,7 @@ class NothingToOptimise(SubjectFailed):
 
 def optimise(
     archive: Path,
-    inputs: Sequence[Input],
+    inputs: Sequence[Input] | None,
     wish: Wish,
     folder: Path,
     *,
@@ -107,15 +107,19 @@ def optimise(
 ) -> Report:
     """Try the candidates, and write the best one's archive into `folder`. Blocks, for minutes.
 
-    Raises NothingToOptimise, SubjectFailed for an archive that cannot be loaded, BadArchive, CannotArchive, ValueError
-    for a candidate that is none.
+    Without `inputs` those are taken that the archive brings itself, and a note says which; without candidates those
+    that its `optimise` key names.
+
+    Raises BadInputs where it has no inputs, NothingToOptimise, SubjectFailed for an archive that cannot be loaded,
+    BadArchive, CannotArchive, ValueError for a candidate that is none.
     """
     began = time.monotonic()
     trusted = [archive.name] if wish.is_trusted else []
-    calibrating, compared = ([inputs[at] for at in indices] for indices in split(len(inputs)))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
         parent = stack.enter_context(Subject(archive, threads=wish.threads, trusted=trusted))
+        given = OwnInputs(list(inputs), "") if inputs is not None else _brought(parent, scratch)
+        calibrating, compared = ([given.inputs[at] for at in indices] for indices in split(len(given.inputs)))
         on_step(f"loading {parent.name}")
         parent.loaded()
         facts = parent.facts()
@@ -139,7 +143,11 @@ def optimise(
             len(calibrating),
             [],
             facts.weight_bytes,
-            list(recorded.notes),
+            [
+                *(warning for warning in parent.plan.facts.warnings if warning.startswith("optimise ")),
+                *([given.note] if given.note else []),
+                *recorded.notes,
+            ],
         )
         agreement_is_known = bool(wish.scores or recorded.scores)
         installed = [name for name in PACKAGES if find_spec(name) is not None]
@@ -147,10 +155,11 @@ def optimise(
             facts.kind,
             facts.cpu,
             installed,
-            wish.candidates,
+            wish.candidates or parent.plan.facts.options.optimise.candidates,
             len(compared),
             wish.bounds.min_agreement,
             has_agreement=agreement_is_known,
+            is_drawn=given.is_drawn,
         ):
             report.rows.append(
                 Row(choice.candidate.name, choice.candidate.is_exact, choice.why_not)
@@ -164,6 +173,17 @@ def optimise(
             search.look_again(report.archive, report.winner, on_step)
         report.seconds = time.monotonic() - began
     return report
+
+
+def _brought(parent: Subject, scratch: Path) -> OwnInputs:
+    options = parent.plan.facts.options
+    folder = scratch / "inputs"
+    folder.mkdir()
+    unpacked = Path(parent.plan.load.model_dir)
+    try:
+        return own_inputs(unpacked, options.optimise.inputs, options.samples, options.drawn_samples, folder)
+    except BadInputs as error:
+        raise BadInputs(f"{parent.name}: {error.message}") from error
 
 
 def _refuse_what_cannot_be(facts: Facts, parent: Subject) -> None:
@@ -263,7 +283,6 @@ class _Search:
         """Write the winner's archive; its path."""
         row = next(row for row in report.rows if row.name == report.winner)
         build = self.folder_of(row.name)
-        agreement = row.agreement
         proof = Proof(
             build=row.name,
             parent="" if self.archive.is_dir() else digest_of(self.archive),
@@ -279,14 +298,7 @@ class _Search:
             versions=self.facts.versions,
             threads=self.wish.threads,
             samples=min(MOST_SAMPLES, len(self.compared)),
-            agreement=None
-            if agreement is None
-            else {
-                "by": agreement.by,
-                "agreeing": agreement.agreeing,
-                "inputs": agreement.inputs,
-                "shown": agreement.shown,
-            },
+            agreement=describe_agreement(row.agreement),
         )
         output = place_of(report.model, folder)
         write_optimised(self.archive, build, proof, output, force=force)

@@ -88,14 +88,17 @@ def pictures(folder: Path, count: int) -> Path:
     return folder
 
 
-def net_archive(folder: Path, handler: str = HANDLER, net: str = NET) -> Path:
-    """An eager model."""
-    archive = make_archive(folder / "net.mar", handler, config="batchSize: 4\n")
+def net_archive(
+    folder: Path, handler: str = HANDLER, net: str = NET, more: str = "", inputs: dict[str, bytes] | None = None
+) -> Path:
+    """An eager model, with `more` in its configuration and these request bodies."""
+    archive = make_archive(folder / "net.mar", handler, config=f"batchSize: 4\n{more}")
     with zipfile.ZipFile(archive) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
     manifest["model"]["modelFile"] = "net.py"
     members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": net.encode()}
+    members |= inputs or {}
     with zipfile.ZipFile(archive, "w") as file:
         for name, content in members.items():
             file.writestr(name, content)
@@ -126,6 +129,36 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
     ]
 
     assert [ran.status for ran in runs] == [2, 2, 2, 2]
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_without_inputs_the_archive_brings_its_own_or_is_told_what_is_missing(tmp_path: Path) -> None:
+    """Exit 1 for one that has none; a folder that its key names; samples, of which there are too few for bfloat16."""
+    pytest.importorskip("torch")
+    none = marserve("optimise", make_archive(tmp_path / "m.mar", PLAIN), "-o", tmp_path)
+    assert none.status == 1
+    assert "m 1.0: the archive has no samples, and no signature that inputs can be drawn from" in none.err
+
+    bodies = {f"in/{each.name}": each.read_bytes() for each in pictures(tmp_path / "in", 12).iterdir()}
+    named = net_archive(tmp_path, more="optimise: {candidates: [bf16], inputs: in}\n", inputs=bodies)
+    ran = marserve("optimise", named, "-o", tmp_path, "--json")
+    assert [row["name"] for row in ran.document["builds"]] == ["bf16"]
+    assert ran.document["notes"] == ["the inputs are the 12 of in in the archive"]
+    assert "more inputs are needed" in ran.document["builds"][0]["whyNot"]
+
+    files = ", ".join(f"{{file: {name}}}" for name in sorted(bodies))
+    samples = net_archive(tmp_path, more=f"samples: [{files}]\noptimise: 3\n", inputs=bodies)
+    ran = marserve("optimise", samples, "-o", tmp_path, "--json", "--candidate", "bf16")
+    assert (ran.document["calibrated"], ran.document["compared"]) == (6, 6)
+    assert "optimise is 3, which is not used: it must be a map" in ran.document["notes"][0]
+    assert "the 12 samples of the archive, which can hold 64" in ran.document["notes"][1]
+
+    unknown = net_archive(tmp_path, more="optimise: {candidates: [none], inputs: in}\n", inputs=bodies)
+    refused = marserve("optimise", unknown, "-o", tmp_path)
+    assert refused.status == 2
+    assert "there is no candidate 'none'" in refused.err
+    assert "optimise.candidates" in refused.err
 
 
 @pytest.mark.system

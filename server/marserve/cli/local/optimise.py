@@ -35,9 +35,13 @@ class Goal(StrEnum):
 def optimise(
     archive: Annotated[Path, typer.Argument(help="The archive; it stays as it is.")],
     inputs: Annotated[
-        Path,
-        typer.Option("--inputs", metavar="DIR", help="A folder of request bodies, one a file: a quarter calibrates."),
-    ],
+        Path | None,
+        typer.Option(
+            "--inputs",
+            metavar="DIR",
+            help="A folder of request bodies, one a file: a quarter calibrates; the archive's own if not given.",
+        ),
+    ] = None,
     goal: Annotated[
         Goal, typer.Option(help="One row at a time, full batches, or fewer bytes of weights.")
     ] = Goal.latency,
@@ -48,7 +52,8 @@ def optimise(
         float, typer.Option(min=0.0, max=0.9999, help="The share of inputs that must be shown to agree, by 95 %.")
     ] = 0.98,
     candidate: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A build to try, repeatable; all that suit if not given.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A build to try, repeatable; else those of its `optimise` key, or all."),
     ] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="The folder for the archive.")] = Path("."),
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite the archive that is there.")] = False,
@@ -87,7 +92,7 @@ def optimise(
     from marserve.optimise.optimise import optimise as search
 
     with Output(as_json) as output:
-        found = read_inputs(inputs)
+        found = None if inputs is None else read_inputs(inputs)
         check_archive(archive)
         check_export_path(export_path)
         wish = Wish(
@@ -118,7 +123,8 @@ def optimise(
                         on_step=lambda step: bar.update(task, description=step),
                     )
             except ValueError as error:
-                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
+                where = "--candidate" if candidate else "optimise.candidates of its model-config.yaml"
+                raise WrongArguments(f"{without_stop(str(error))}.", f"Name one of them with {where}.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = _document(report), _lines(report)
@@ -197,6 +203,9 @@ def _row(row: Row, sizes: list[int], winner: str) -> list[str]:
 
 
 def _document(report: Report) -> dict[str, Any]:
+    # here, for the time of other commands
+    from marserve.optimise.compare import describe_agreement, describe_ratios
+
     return {
         "modelName": report.model,
         "modelVersion": report.version,
@@ -216,18 +225,8 @@ def _document(report: Report) -> dict[str, Any]:
                 "faults": [] if row.verdict is None else list(row.verdict.faults),
                 "notes": [] if row.verdict is None else list(row.verdict.notes),
                 "outputs": row.outputs,
-                "agreement": None
-                if row.agreement is None
-                else {
-                    "by": row.agreement.by,
-                    "agreeing": row.agreement.agreeing,
-                    "inputs": row.agreement.inputs,
-                    "shown": row.agreement.shown,
-                },
-                "ratios": [
-                    {"rows": rows, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
-                    for rows, ratio in row.ratios.items()
-                ],
+                "agreement": describe_agreement(row.agreement),
+                "ratios": describe_ratios(row.ratios),
                 "seconds": row.seconds,
                 "bytes": row.size,
             }
