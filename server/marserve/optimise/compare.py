@@ -116,10 +116,12 @@ def describe_agreement(agreement: Agreement | None) -> dict[str, Any] | None:
     }
 
 
-def describe_ratios(ratios: Mapping[int, Ratio]) -> list[dict[str, Any]]:
-    """The ratios by batch size, as reports have them."""
+def describe_ratios(ratios: Mapping[int, Ratio], threads: int | None = None) -> list[dict[str, Any]]:
+    """The ratios by batch size, as reports have them; with so many threads, where those are said."""
+    said = {} if threads is None else {"threads": threads}
     return [
-        {"rows": rows, "middle": ratio.middle, "low": ratio.low, "high": ratio.high} for rows, ratio in ratios.items()
+        {"rows": rows, **said, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
+        for rows, ratio in ratios.items()
     ]
 
 

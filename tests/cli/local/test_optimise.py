@@ -163,6 +163,26 @@ def test_without_inputs_the_archive_brings_its_own_or_is_told_what_is_missing(tm
 
 @pytest.mark.system
 @pytest.mark.torch
+def test_a_build_is_measured_alone_and_in_full_batches_with_one_thread_and_with_a_workers_share(
+    tmp_path: Path,
+) -> None:
+    """The share is what decides, and what the page shows; with one thread alone nothing is measured twice."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+    words = ["--candidate", "channels-last", "--min-agreement", "0.1", "-o", tmp_path, "--force", "--json"]
+
+    both = marserve("optimise", archive, "--inputs", folder, *words, "--threads", 2, "--page", tmp_path / "r.html")
+    one = marserve("optimise", archive, "--inputs", folder, *words, "--threads", 1)
+
+    row = both.document["builds"][0]
+    assert [(each["rows"], each["threads"]) for each in row["ratios"]] == [(1, 2), (4, 2), (1, 1), (4, 1)], row
+    assert both.document["threads"] == 2
+    assert "times as fast at 4, 2 threads" in (tmp_path / "r.html").read_text()
+    assert [(each["rows"], each["threads"]) for each in one.document["builds"][0]["ratios"]] == [(1, 1), (4, 1)]
+
+
+@pytest.mark.system
+@pytest.mark.torch
 @pytest.mark.onnx
 def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tmp_path: Path) -> None:
     """A build that is not equal enough, one that is, and the winner, which answers as its parent."""

@@ -63,7 +63,9 @@ def optimise(
     scores: Annotated[
         list[str] | None, typer.Option(help="An output that holds class scores, where the archive does not say so.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that a worker will have.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Threads that a worker will have; its share of the cores if not given.")
+    ] = 0,
     within: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long the search may take.")] = 1800.0,
     memory: Annotated[
         float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
@@ -174,8 +176,20 @@ def _lines(report: Report) -> list[str | Table]:
         f"{report.seconds:.0f} s."
     ]
     sizes = sorted({1, report.batch_size})
-    head = ["build", *(f"× at {size}" for size in sizes), "mean error", "agreement", "MB", "built in", "result"]
-    lines.append(table(head, [_row(row, sizes, report.winner) for row in report.rows]))
+    # One thread first, and a worker's share where that is another number.
+    shares = sorted({1, report.threads})
+    with_threads = {count: f", {count} thread{'s' if count > 1 else ''}" if len(shares) > 1 else "" for count in shares}
+    columns = [(count, size) for count in shares for size in sizes]
+    head = [
+        "build",
+        *(f"× at {size}{with_threads[count]}" for count, size in columns),
+        "mean error",
+        "agreement",
+        "MB",
+        "built in",
+        "result",
+    ]
+    lines.append(table(head, [_row(row, columns, report) for row in report.rows]))
     lines += [f"note: {note}" for note in report.notes]
     if report.archive is None:
         lines.append("The parent stays: no build is equal and surely better.")
@@ -184,16 +198,17 @@ def _lines(report: Report) -> list[str | Table]:
     return lines
 
 
-def _row(row: Row, sizes: list[int], winner: str) -> list[str]:
+def _row(row: Row, columns: list[tuple[int, int]], report: Report) -> list[str]:
     from marserve.optimise.comparison import percent, shown  # here, for the time of other commands
 
     errors = [each.mean_error for each in row.worst.values()]
     result = row.why_not
     if row.verdict is not None:
-        result = "the best" if row.name == winner else "equal" if row.has_passed else row.verdict.faults[0]
+        result = "the best" if row.name == report.winner else "equal" if row.has_passed else row.verdict.faults[0]
+    measured = {threads: row.ratios if threads == report.threads else row.ratios_of_one for threads, _ in columns}
     return [
         row.name,
-        *(str(row.ratios[size]) if size in row.ratios else "-" for size in sizes),
+        *(str(measured[threads][size]) if size in measured[threads] else "-" for threads, size in columns),
         shown(max(errors)) if errors else "-",
         percent(row.agreement.shown) if row.agreement is not None else "-",
         f"{row.size / 1e6:.1f}" if row.size else "-",
@@ -211,6 +226,7 @@ def _document(report: Report) -> dict[str, Any]:
         "modelVersion": report.version,
         "goal": report.goal,
         "batchSize": report.batch_size,
+        "threads": report.threads,
         "calibrated": report.calibrated,
         "compared": report.compared,
         "seconds": report.seconds,
@@ -226,7 +242,7 @@ def _document(report: Report) -> dict[str, Any]:
                 "notes": [] if row.verdict is None else list(row.verdict.notes),
                 "outputs": row.outputs,
                 "agreement": describe_agreement(row.agreement),
-                "ratios": describe_ratios(row.ratios),
+                "ratios": [*describe_ratios(row.ratios, report.threads), *describe_ratios(row.ratios_of_one, 1)],
                 "seconds": row.seconds,
                 "bytes": row.size,
             }
