@@ -305,7 +305,8 @@ class _Search:
                 for each in (self.parent, subject):
                     each.use_threads(threads, GRACE_S)
             except SubjectFailed as error:
-                measured, untimed = {}, [f"it was not timed with {threads} threads: {_first_line(str(error))}"]
+                measured: dict[int, Ratio] = {}
+                untimed = [f"it was not timed with {threads} threads: {_first_line(str(error))}"]
             else:
                 measured, untimed = measure_both(self.parent, subject, sizes, self.wish.pairs)
             if threads == self.share:

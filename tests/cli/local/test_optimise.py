@@ -237,6 +237,7 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
         to_server = ["--management", server.management]
         told = marserve("optimise", archive, "--inputs", folder, *words, "--register", *to_server)
         described = server.client.get(f"{server.management}/models/net/1.0-optimised").json()[0]
+        page = server.client.get(f"{server.metrics}/metrics").text
         server.client.delete(f"{server.management}/models/net/1.0-optimised").raise_for_status()
         rolled = marserve("optimise", archive, "--inputs", folder, *words, "--rollout", *to_server)
         course = server.client.get(f"{server.management}/models/net/rollout").json()
@@ -244,6 +245,7 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
     assert told.status == 0, told.out + told.err
     assert told.document["registered"][0]["version"] == "1.0-optimised"
     assert [worker["computesOn"] for worker in described["workers"]] == ["bf16"]
+    assert 'marserve_workers_computing{model="net",version="1.0-optimised",on="bf16"} 1.0' in page
     assert rolled.status == 0, rolled.out + rolled.err
     assert "1.0-optimised" in json.dumps(course)
 

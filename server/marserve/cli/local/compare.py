@@ -122,11 +122,8 @@ def _lines(report: Report, names: tuple[str, str]) -> list[str | Table]:
 
 
 def _document(report: Report, names: tuple[str, str], archives: tuple[Path, Path]) -> dict[str, Any]:
-    from marserve.optimise.compare import (
-        describe_agreement,
-        describe_outputs,
-        describe_ratios,
-    )  # here, for the time of other commands
+    # here, for the time of other commands
+    from marserve.optimise.compare import describe_agreement, describe_outputs, describe_ratios
 
     return {
         "reference": {"name": names[0], "archive": str(archives[0]), "loadSeconds": report.load_s[0]},
