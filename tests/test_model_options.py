@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.model_options import BY_KEY, OPTIONS, Layer, ModelOptions, Said, fold, read_value, said_in, say, written
-from marserve.option_values import Sample, Tolerance
+from marserve.option_values import Optimising, Sample, Tolerance
 from marserve.settings import KEYS
 
 LAYERS: dict[str, Layer] = {
@@ -42,6 +42,14 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("batchCheck", "batch_check", "off", "warn", "warn", "da"),
     ("batchCheckSample", "batch_check_sample", 0.0, 1, 1.0, "da"),
     ("batchTolerance", "batch_tolerance", Tolerance(), {"absolute": 0}, Tolerance(1e-3, 0.0, (), True), "da"),
+    (
+        "optimise",
+        "optimise",
+        Optimising(),
+        {"candidates": ["onnx"], "inputs": "in"},
+        Optimising(("onnx",), "in"),
+        "da",
+    ),
     ("responseTimeout", "response_timeout_s", 120.0, 7, 7.0, "ndarms"),
     ("startupTimeout", "startup_timeout_s", 120.0, 9, 9.0, "ndarms"),
     ("invalidJson", "invalid_json", "pass", "refuse", "refuse", "das"),
@@ -186,3 +194,29 @@ def test_options_are_written_in_the_units_of_files() -> None:
     }
     assert written(say(startup_timeout_s=2.5), "responseTimeout", "startupTimeout") == {"startupTimeout": 2.5}
     assert written(say(startup_timeout_s=2.5, device_ids=(1,))) == {"startupTimeout": 2.5, "deviceIds": [1]}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("auto", "a map with the keys candidates and inputs"),
+        ({"candidate": ["onnx"]}, "a map with the keys candidates and inputs"),
+        ({"candidates": "onnx"}, "candidates are auto or a list"),
+        ({"candidates": []}, "candidates are auto or a list"),
+        ({"candidates": [1]}, "candidates are auto or a list"),
+        ({"inputs": "../in"}, "inputs are a folder of the archive"),
+        ({"inputs": "/in"}, "inputs are a folder of the archive"),
+        ({"inputs": ""}, "inputs are a folder of the archive"),
+        ({"inputs": 3}, "inputs are a folder of the archive"),
+    ],
+)
+def test_what_is_to_be_optimised_is_a_map_of_builds_and_a_folder_inside(given: object, wanted: str) -> None:
+    """Anything else is told what it must be."""
+    with pytest.raises(ValueError, match=wanted):
+        read_value("optimise", given)
+
+
+def test_what_is_to_be_optimised_is_written_as_it_was_read() -> None:
+    """`auto` is what no names mean."""
+    for given in ({"candidates": "auto"}, {"candidates": ["onnx", "bf16"], "inputs": "requests"}):
+        assert BY_KEY["optimise"].kind.write(read_value("optimise", given)) == given

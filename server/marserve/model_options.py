@@ -34,6 +34,7 @@ from marserve.option_values import (
     TEXT,
     THREADS,
     Kind,
+    Optimising,
     Sample,
     Tolerance,
     Unusable,
@@ -84,7 +85,7 @@ def _read_sample(value: object) -> Sample:
         raise Unusable("a list of samples whose contentType is text")
     if "file" in value:
         name = value["file"]
-        if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
+        if not isinstance(name, str) or not _is_inside(name):
             raise Unusable("a list of samples whose files are named by paths inside of the archive")
         return Sample(content_type or mimetypes.guess_type(name)[0], file=name)
     if "text" in value:
@@ -114,6 +115,31 @@ def _read_tolerance(value: object) -> Tolerance:
     return Tolerance(numbers["relative"], numbers["absolute"], tuple(ignore), is_given)
 
 
+def _read_optimising(value: object) -> Optimising:
+    """`{candidates: auto, inputs: requests}`; `candidates` may be a list of names."""
+    if not isinstance(value, dict) or not value.keys() <= {"candidates", "inputs"}:
+        raise Unusable("a map with the keys candidates and inputs")
+    names = value.get("candidates", "auto")
+    if names == "auto":
+        names = []
+    elif not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise Unusable("a map whose candidates are auto or a list of names of builds")
+    folder = value.get("inputs", "")
+    if not isinstance(folder, str) or ("inputs" in value and not _is_inside(folder)):
+        raise Unusable("a map whose inputs are a folder of the archive, named by its path inside of it")
+    return Optimising(tuple(names), folder)
+
+
+def _write_optimising(value: Optimising) -> dict[str, Any]:
+    written: dict[str, Any] = {"candidates": list(value.candidates) or "auto"}
+    return written | ({"inputs": value.inputs} if value.inputs else {})
+
+
+def _is_inside(path: str) -> bool:
+    return bool(path) and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
+
+
+_OPTIMISING = Kind(_read_optimising, {"type": "object"}, _write_optimising)
 _SAMPLES = Kind(_read_samples, {"type": "array", "items": {"type": "object"}})
 _BATCH_TOLERANCE = Kind(_read_tolerance, {"type": "object"})
 
@@ -252,6 +278,12 @@ class ModelOptions:
         _BATCH_TOLERANCE,
         "How far answers may be apart and still be alike: relative, absolute, and paths to ignore.",
         _TOLERANCE,
+    )
+    optimise: Optimising = _option(
+        "optimise",
+        _OPTIMISING,
+        "What marserve optimise tries: candidates, auto or names of builds, and inputs, a folder in the archive.",
+        Optimising(),
     )
     response_timeout_s: float = _option(
         "responseTimeout",

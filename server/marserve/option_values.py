@@ -44,6 +44,16 @@ class Tolerance(NamedTuple):
     is_given: bool = False
 
 
+class Optimising(NamedTuple):
+    """What `marserve optimise` tries for an archive: `candidates`, none for all that suit, and a folder of `inputs`.
+
+    `inputs` is a path inside the archive, empty for the samples.
+    """
+
+    candidates: tuple[str, ...] = ()
+    inputs: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One sort of value. `read` raises Unusable; `schema` is JSON Schema; `write` gives what a document holds."""

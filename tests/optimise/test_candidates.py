@@ -32,6 +32,7 @@ def chosen(kind: str = "torch", **given: Any) -> dict[str, str]:
         values["compared"],
         values["min_agreement"],
         has_agreement=values["has_agreement"],
+        is_drawn=values.get("is_drawn", False),
     )
     return {choice.candidate.name: choice.why_not for choice in found}
 
@@ -75,6 +76,15 @@ def test_with_too_few_inputs_only_builds_in_float32_are_tried_and_it_says_how_ma
     assert [name for name, why in told.items() if not why] == ["channels-last", "onnx", "openvino", "compile", "aot"]
     assert told["onnx-int8"] == "85 more inputs are needed to show the agreement that is asked for"
     assert chosen(compared=64, has_agreement=False)["onnx-int8"] == ""
+
+
+def test_drawn_inputs_are_for_builds_in_float32_alone_whether_or_not_something_tells_agreement() -> None:
+    """They show errors, and nothing of what users send."""
+    for has_agreement in (True, False):
+        found = chosen(is_drawn=True, has_agreement=has_agreement, compared=1000)
+        exact = {each.name for each in CANDIDATES if each.is_exact}
+        assert {name for name, why in found.items() if not why} == exact
+        assert all("drawn from the signature" in why for name, why in found.items() if name not in exact)
 
 
 def test_named_ones_are_tried_alone_and_an_unknown_name_is_refused() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marserve.optimise.inputs import BadInputs, content_type_of, find_inputs
+from marserve.optimise.inputs import BadInputs, content_type_of, find_inputs, own_inputs
+from marserve.option_values import Sample
 
 
 def test_files_come_in_the_order_of_their_names_and_hidden_ones_do_not(tmp_path: Path) -> None:
@@ -35,3 +36,47 @@ def test_a_folder_that_is_none_or_empty_is_refused(tmp_path: Path) -> None:
         find_inputs(tmp_path)
     with pytest.raises(BadInputs, match="cannot be read"):
         find_inputs(tmp_path / "none")
+
+
+def test_the_named_folder_goes_before_samples_and_samples_before_what_is_drawn(tmp_path: Path) -> None:
+    """A note says what they are."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text("1")
+    (tmp_path / "cat.png").write_bytes(b"png")
+    into = tmp_path / "into"
+    into.mkdir()
+    samples, drawn = (
+        [Sample("image/png", "cat.png"), Sample(None, body=b"text")],
+        [Sample("application/json", "", b"2")],
+    )
+
+    named = own_inputs(tmp_path, "in", samples, drawn, into)
+    of_samples = own_inputs(tmp_path, "", samples, drawn, into)
+    of_signature = own_inputs(tmp_path, "", [], drawn, into)
+
+    assert ([each.path.name for each in named.inputs], named.is_drawn) == (["a.json"], False)
+    assert [(each.path.read_bytes(), each.content_type) for each in of_samples.inputs] == [
+        (b"png", "image/png"),
+        (b"text", ""),
+    ]
+    assert "2 samples of the archive" in of_samples.note
+    assert not of_samples.is_drawn
+    assert [(each.path.read_bytes(), each.content_type) for each in of_signature.inputs] == [(b"2", "application/json")]
+    assert of_signature.is_drawn
+    assert "show errors and no agreement" in of_signature.note
+
+
+def test_an_archive_without_inputs_of_its_own_is_told_what_to_name(tmp_path: Path) -> None:
+    """So are a folder that is not in it, one that leads out of it, and a sample that is not there."""
+    inside = tmp_path / "model"
+    inside.mkdir()
+    (tmp_path / "outside").mkdir()
+    (inside / "link").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(BadInputs, match="no samples, and no signature"):
+        own_inputs(inside, "", [], [], tmp_path)
+    for name in ("none", "link", "../outside"):
+        with pytest.raises(BadInputs, match="no folder of the archive"):
+            own_inputs(inside, name, [], [], tmp_path)
+    with pytest.raises(BadInputs, match=r"the sample 'no\.png' is no file"):
+        own_inputs(inside, "", [Sample(None, "no.png")], [], tmp_path)

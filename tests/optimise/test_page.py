@@ -22,7 +22,9 @@ def build(
         "notes": [],
         "outputs": [] if error is None else [{"meanError": error}, {"meanError": error / 2}],
         "agreement": {"by": "top-1", "agreeing": 9, "inputs": 9, "shown": 0.98},
-        "ratios": [{"rows": rows, "middle": ratio, "low": ratio * 0.9, "high": ratio * 1.1} for rows in (1, 8)],
+        "ratios": [
+            {"rows": rows, "threads": 1, "middle": ratio, "low": ratio * 0.9, "high": ratio * 1.1} for rows in (1, 8)
+        ],
         "seconds": 1.0,
         "bytes": 1_500_000,
         **more,
@@ -36,6 +38,7 @@ def report(*builds: dict[str, Any], winner: str | None = None, goal: str = "late
         "modelVersion": "1.0",
         "goal": goal,
         "batchSize": 8,
+        "threads": 1,
         "calibrated": 16,
         "compared": 48,
         "seconds": 12.0,
@@ -132,9 +135,24 @@ def test_the_picture_is_of_the_batch_size_that_the_goal_is_about(goal: str, rows
     assert ("one row at a time" in page) is (rows == 1)
 
 
+def test_ratios_of_one_thread_and_of_a_workers_share_stand_beside_each_other_and_the_share_is_drawn() -> None:
+    """What serves has the share; one thread is what many workers have."""
+    ratios = [
+        {"rows": 8, "threads": threads, "middle": middle, "low": middle, "high": middle}
+        for threads, middle in ((4, 1.5), (1, 2.5))
+    ]
+    page = write_page({**report(build("onnx", ratios=ratios), goal="throughput"), "threads": 4}, 0.03)
+
+    parsed(page)
+    assert "times as fast at 8, 1 thread<" in page
+    assert "times as fast at 8, 4 threads<" in page
+    assert "onnx: 1.50 times as fast" in page
+    assert page.index("2.50 [") < page.index("1.50 [")  # one thread first
+
+
 def test_a_build_without_any_error_is_drawn_at_the_least_and_one_without_bounds_is_not() -> None:
     """The axis is logarithmic."""
-    points = points_of([build("same", error=0.0), build("zeros", error=float("inf"))], 1)
+    points = points_of([build("same", error=0.0), build("zeros", error=float("inf"))], 1, 1)
 
     assert [(point.name, point.error) for point in points] == [("same", LEAST_ERROR)]
     parsed(write_page(report(build("same", error=0.0)), 0.03))

@@ -159,6 +159,22 @@ async def test_describe_sees_the_workers(tmp_path: Path, start: str, how: str) -
         assert (gauges.oldest_s, gauges.busy_ratio) == (0.0, 0.0)
 
 
+async def test_ready_workers_are_counted_by_what_their_model_runs_on(tmp_path: Path) -> None:
+    """As handlers say at the load; those that say nothing are not among them."""
+    saying = """
+        def handle(data, context):
+            context.computes_on = "onnx-int8"
+            return data and [b"" for _ in data]
+        """
+    for source, computing in ((saying, {"onnx-int8": 2}), ("def handle(data, context):\n    return data\n", {})):
+        async with RunningPool(tmp_path, source, workers=2) as running:
+            running.pool.start()
+            assert running.metrics.read_gauges().computing == {}  # none is ready
+            await running.pool.wait_until_ready()
+
+            assert running.metrics.read_gauges().computing == computing
+
+
 async def test_the_bytes_of_inputs_and_answers_are_counted(tmp_path: Path) -> None:
     """And how long workers were busy, by the sample of the start."""
     async with RunningPool(tmp_path) as running:

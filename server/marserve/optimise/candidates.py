@@ -72,10 +72,12 @@ def choose(
     min_agreement: float | None,
     *,
     has_agreement: bool,
+    is_drawn: bool = False,
 ) -> list[Choice]:
     """Each wanted candidate (none: all), in their order, with why it is not worth a try.
 
-    `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree.
+    `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree;
+    `is_drawn`: the inputs are drawn from a declaration, and show errors alone.
     Raises ValueError for a name that is none.
     """
     unknown = [name for name in wanted if name not in NAMES]
@@ -83,10 +85,18 @@ def choose(
         raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
     chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]
     missing = inputs_needed(min_agreement) - compared if has_agreement and min_agreement is not None else 0
-    return [Choice(each, _why_not(each, kind, flags, installed, missing)) for each in chosen]
+    return [Choice(each, _why_not(each, kind, flags, installed, missing, is_drawn=is_drawn)) for each in chosen]
 
 
-def _why_not(candidate: Candidate, kind: str, flags: Collection[str], installed: Collection[str], missing: int) -> str:
+def _why_not(
+    candidate: Candidate,
+    kind: str,
+    flags: Collection[str],
+    installed: Collection[str],
+    missing: int,
+    *,
+    is_drawn: bool,
+) -> str:
     if kind not in candidate.of:
         return f"it is not made of a model that is {kind}"
     lacking = [name for name in candidate.needs if name not in installed]
@@ -97,6 +107,8 @@ def _why_not(candidate: Candidate, kind: str, flags: Collection[str], installed:
         return f"{', '.join(lacking)} is not installed, and compiles it (apt-get install {' '.join(lacking)})"
     if candidate.flags and not any(flag in flags for flag in candidate.flags):
         return f"this processor has none of {', '.join(candidate.flags)}, and is slower in it"
+    if not candidate.is_exact and is_drawn:
+        return "inputs that are drawn from the signature show errors in float32 alone: it takes --inputs"
     if not candidate.is_exact and missing > 0:
         return f"{missing} more inputs are needed to show the agreement that is asked for"
     return ""

@@ -104,6 +104,27 @@ def compare(
     return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
 
 
+def describe_agreement(agreement: Agreement | None) -> dict[str, Any] | None:
+    """An agreement, as reports and archives have it."""
+    if agreement is None:
+        return None
+    return {
+        "by": agreement.by,
+        "agreeing": agreement.agreeing,
+        "inputs": agreement.inputs,
+        "shown": agreement.shown,
+    }
+
+
+def describe_ratios(ratios: Mapping[int, Ratio], threads: int | None = None) -> list[dict[str, Any]]:
+    """The ratios by batch size, as reports have them; with so many threads, where those are said."""
+    said = {} if threads is None else {"threads": threads}
+    return [
+        {"rows": rows, **said, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
+        for rows, ratio in ratios.items()
+    ]
+
+
 def describe_outputs(runs: Mapping[str, RunErrors], mates: Mapping[str, RunErrors]) -> list[dict[str, Any]]:
     """The figures of each output in each run, as reports and archives have them."""
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from marserve.archive.contents.manifest import MANIFEST_PATH
-from marserve.archive.reading.reader import unpack
-from marserve.archive.writing.writer import Packing, output_path, refuse_existing, walk, write_packing
-from marserve.errors import BadArchive
+from marserve.archive.writing.writer import Packing, output_path, refuse_existing, write_packing
 from marserve.optimise.compare import Report, Wish, compare
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, Verdict
 from marserve.optimise.inputs import Input
-from marserve.optimise.optimised_archive import MOST_MANIFEST
+from marserve.optimise.optimised_archive import manifest_bytes, members_of
 from marserve.optimise.proof import FOLDER, PROOF_PATH
 from marserve.optimise.subject import Subject, SubjectFailed
 
@@ -90,15 +87,7 @@ def export(
 
 def _write(parent: Path, file: Path, version: str, output: Path, *, force: bool = False) -> None:
     """The parent's archive with the exported file in the place of its weights and its model file."""
-    with tempfile.TemporaryDirectory(prefix="marserve-export-") as scratch:
-        folder = parent
-        if not parent.is_dir():
-            folder = Path(scratch, "parent")
-            unpack(parent, folder)
-        members = dict(walk(folder))
-        if MANIFEST_PATH not in members:
-            raise BadArchive(f"{parent.name} has no {MANIFEST_PATH}.")
-        document = json.loads(members.pop(MANIFEST_PATH).read_bytes()[:MOST_MANIFEST])
+    with members_of(parent) as (members, document):
         manifest = _manifest(document, file.name, version)
         members = {
             name: path
@@ -120,4 +109,4 @@ def _replaced(document: dict[str, Any]) -> set[str]:
 def _manifest(document: dict[str, Any], file: str, version: str) -> bytes:
     model = {key: value for key, value in document["model"].items() if key != "modelFile"}
     model |= {"serializedFile": file, "modelVersion": version}
-    return (json.dumps({**document, "model": model}, indent=2, ensure_ascii=False) + "\n").encode()
+    return manifest_bytes({**document, "model": model})

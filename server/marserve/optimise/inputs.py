@@ -1,13 +1,19 @@
-"""A folder of request bodies: one file each, in the order of their names, with the content type of the ending."""
+"""The request bodies that builds are compared by: a folder of them, or what an archive brings itself.
+
+A folder has one file each, in the order of their names; the ending says the content type. An archive brings a folder
+that its `optimise` key names, its `samples`, or a declaration that inputs are drawn from.
+"""
 
 from __future__ import annotations
 
 import mimetypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from marserve.errors import MarserveError
+from marserve.option_values import Sample
 
 MOST_INPUTS: Final = 100_000
 # What Python's table leaves to each machine, or does not know.
@@ -24,6 +30,57 @@ class Input:
 
     path: Path
     content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnInputs:
+    """What an archive brings. `note` says what they are; `is_drawn`: they show errors, and never that answers agree."""
+
+    inputs: list[Input]
+    note: str
+    is_drawn: bool = False
+
+
+def own_inputs(
+    model_dir: Path, named: str, samples: Sequence[Sample], drawn: Sequence[Sample], into: Path
+) -> OwnInputs:
+    """The inputs that an unpacked archive brings: of the folder `named` in it, else its samples, else those drawn.
+
+    Bodies that are no files are written into the folder `into`. Raises BadInputs, also for an archive without any.
+    """
+    if named:
+        folder = (model_dir / named).resolve()
+        if not folder.is_relative_to(model_dir.resolve()) or not folder.is_dir():
+            raise BadInputs(
+                f"optimise.inputs of its model-config.yaml is {named!r}, which is no folder of the archive."
+            )
+        found = find_inputs(folder)
+        return OwnInputs(found, f"the inputs are the {len(found)} of {named} in the archive")
+    if samples:
+        count = f"{len(samples)} sample{'s' if len(samples) > 1 else ''}"
+        note = f"the inputs are the {count} of the archive, which can hold 64: a folder for --inputs shows more"
+        return OwnInputs([_written(each, model_dir, into, at) for at, each in enumerate(samples)], note)
+    if drawn:
+        note = (
+            f"the inputs are {len(drawn)} drawn from the signature: they show errors and no agreement, so only "
+            "builds in float32 are tried; name a folder of requests with --inputs"
+        )
+        return OwnInputs([_written(each, model_dir, into, at) for at, each in enumerate(drawn)], note, is_drawn=True)
+    raise BadInputs(
+        "the archive has no samples, and no signature that inputs can be drawn from: name a folder of requests with "
+        "--inputs."
+    )
+
+
+def _written(sample: Sample, model_dir: Path, into: Path, at: int) -> Input:
+    if sample.file:
+        path = model_dir / sample.file
+        if not path.is_file():
+            raise BadInputs(f"the sample {sample.file!r} is no file of the archive.")
+    else:
+        path = into / f"sample-{at}"
+        path.write_bytes(sample.body)
+    return Input(path.absolute(), sample.content_type or "")
 
 
 def find_inputs(folder: Path) -> list[Input]:

@@ -6,6 +6,7 @@ row of the report. The parent is the reference: it is recorded once, and measure
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from marserve.files.digests import digest_of
+from marserve.machine.describe import count_cores
 from marserve.optimise.candidates import (
     CANDIDATES,
     NATIVE,
@@ -29,14 +31,15 @@ from marserve.optimise.candidates import (
     choose,
     split,
 )
-from marserve.optimise.compare import Errors, describe_outputs, measure_both
+from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, measure_both
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
-from marserve.optimise.inputs import Input
+from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
 from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
 from marserve.optimise.proof import Proof
 from marserve.optimise.ratio import PAIRS, Ratio
 from marserve.optimise.recording import Recording
-from marserve.optimise.subject import Facts, Subject, SubjectFailed
+from marserve.optimise.subject import GRACE_S, Facts, Subject, SubjectFailed
+from marserve.pool.pool import threads_for
 
 GIB: Final = 1 << 30
 MOST_SAMPLES: Final = 64
@@ -49,14 +52,15 @@ class Wish:
     """What is looked for. `candidates` are names, none for all; `batch_size` 0: that of the archive.
 
     `within_s` bounds the whole search: what is unfinished then is a row that says so. `memory_bytes` bounds each
-    candidate's process. `scores` names outputs with class scores.
+    candidate's process. `threads` are a worker's share, 0 for that of a server without `worker_threads`; each build is
+    measured with one thread too. `scores` names outputs with class scores.
     """
 
     goal: Goal = "latency"
     bounds: Bounds = field(default_factory=lambda: Bounds(min_agreement=0.98))
     candidates: tuple[str, ...] = ()
     batch_size: int = 0
-    threads: int = 1
+    threads: int = 0
     within_s: float = 1800.0
     memory_bytes: int = 8 * GIB
     scores: tuple[str, ...] = ()
@@ -66,7 +70,10 @@ class Wish:
 
 @dataclass(slots=True)
 class Row:
-    """One candidate: why it was not tried or refused, or what it showed."""
+    """One candidate: why it was not tried or refused, or what it showed.
+
+    `ratios` are by batch size, with a worker's share of threads; `ratios_of_one` with one, where the share is larger.
+    """
 
     name: str
     is_exact: bool = True
@@ -76,6 +83,7 @@ class Row:
     outputs: list[dict[str, object]] = field(default_factory=list)
     agreement: Agreement | None = None
     ratios: dict[int, Ratio] = field(default_factory=dict)
+    ratios_of_one: dict[int, Ratio] = field(default_factory=dict)
     seconds: float = 0.0
     size: int = 0
 
@@ -90,6 +98,7 @@ class Report:
     """All rows, and the winner's name, empty where the parent stays; `archive` is what was written.
 
     `trust` is its digest where a server is to be told that it may load what is in it, else empty.
+    `threads` are a worker's share, with which the ratios were measured that decide.
     """
 
     model: str
@@ -101,6 +110,7 @@ class Report:
     rows: list[Row]
     parent_bytes: int
     notes: list[str]
+    threads: int = 1
     winner: str = ""
     archive: Path | None = None
     trust: str = ""
@@ -113,7 +123,7 @@ class NothingToOptimise(SubjectFailed):
 
 def optimise(
     archive: Path,
-    inputs: Sequence[Input],
+    inputs: Sequence[Input] | None,
     wish: Wish,
     folder: Path,
     *,
@@ -122,15 +132,20 @@ def optimise(
 ) -> Report:
     """Try the candidates, and write the best one's archive into `folder`. Blocks, for minutes.
 
-    Raises NothingToOptimise, SubjectFailed for an archive that cannot be loaded, BadArchive, CannotArchive, ValueError
-    for a candidate that is none.
+    Without `inputs` those are taken that the archive brings itself, and a note says which; without candidates those
+    that its `optimise` key names.
+
+    Raises BadInputs where it has no inputs, NothingToOptimise, SubjectFailed for an archive that cannot be loaded,
+    BadArchive, CannotArchive, ValueError for a candidate that is none.
     """
     began = time.monotonic()
     trusted = [archive.name] if wish.is_trusted else []
-    calibrating, compared = ([inputs[at] for at in indices] for indices in split(len(inputs)))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
-        parent = stack.enter_context(Subject(archive, threads=wish.threads, trusted=trusted))
+        parent = stack.enter_context(Subject(archive, trusted=trusted))
+        share = wish.threads or share_of(parent)
+        given = OwnInputs(list(inputs), "") if inputs is not None else _brought(parent, scratch)
+        calibrating, compared = ([given.inputs[at] for at in indices] for indices in split(len(given.inputs)))
         on_step(f"loading {parent.name}")
         parent.loaded()
         facts = parent.facts()
@@ -143,7 +158,7 @@ def optimise(
             raise NothingToOptimise(
                 f"{parent.name} cannot be built anew: {recorded.why_not or 'no input was answered'}."
             )
-        search = _Search(archive, parent, recorded, facts, wish, scratch, calibrating, compared, size, trusted)
+        search = _Search(archive, parent, recorded, facts, wish, scratch, calibrating, compared, size, trusted, share)
         search.until = began + wish.within_s
         report = Report(
             parent.plan.load.model,
@@ -154,7 +169,12 @@ def optimise(
             len(calibrating),
             [],
             facts.weight_bytes,
-            list(recorded.notes),
+            [
+                *(warning for warning in parent.plan.facts.warnings if warning.startswith("optimise ")),
+                *([given.note] if given.note else []),
+                *recorded.notes,
+            ],
+            share,
         )
         agreement_is_known = bool(wish.scores or recorded.scores)
         installed = [name for name in PACKAGES if find_spec(name) is not None]
@@ -163,10 +183,11 @@ def optimise(
             facts.kind,
             facts.cpu,
             installed,
-            wish.candidates,
+            wish.candidates or parent.plan.facts.options.optimise.candidates,
             len(compared),
             wish.bounds.min_agreement,
             has_agreement=agreement_is_known,
+            is_drawn=given.is_drawn,
         ):
             report.rows.append(
                 Row(choice.candidate.name, choice.candidate.is_exact, choice.why_not)
@@ -181,6 +202,22 @@ def optimise(
             report.trust = digest_of(report.archive) if report.winner in NATIVE else ""
         report.seconds = time.monotonic() - began
     return report
+
+
+def share_of(parent: Subject) -> int:
+    """The threads that each worker of the archive would have on this machine."""
+    return threads_for(parent.plan.facts.options.max_workers, count_cores(), os.environ.get("OMP_NUM_THREADS"))
+
+
+def _brought(parent: Subject, scratch: Path) -> OwnInputs:
+    options = parent.plan.facts.options
+    folder = scratch / "inputs"
+    folder.mkdir()
+    unpacked = Path(parent.plan.load.model_dir)
+    try:
+        return own_inputs(unpacked, options.optimise.inputs, options.samples, options.drawn_samples, folder)
+    except BadInputs as error:
+        raise BadInputs(f"{parent.name}: {error.message}") from error
 
 
 def _refuse_what_cannot_be(facts: Facts, parent: Subject) -> None:
@@ -216,6 +253,7 @@ class _Search:
     compared: Sequence[Input]
     size: int
     trusted: Sequence[str]
+    share: int
     until: float = 0.0
 
     def folder_of(self, name: str) -> Path:
@@ -240,9 +278,7 @@ class _Search:
         build.mkdir(parents=True)
         run.mkdir()
         wish = self.wish
-        with Subject(
-            self.archive, threads=wish.threads, trusted=self.trusted, memory_bytes=wish.memory_bytes
-        ) as subject:
+        with Subject(self.archive, trusted=self.trusted, memory_bytes=wish.memory_bytes) as subject:
             on_step(f"{candidate.name}: building")
             subject.loaded()
             built = subject.build(candidate.name, build, self.calibrating, self.size, left)
@@ -274,16 +310,33 @@ class _Search:
             row.agreement = errors.agreement
             if row.has_passed:
                 on_step(f"{candidate.name}: measuring beside the parent")
-                row.ratios, untimed = measure_both(self.parent, subject, sorted({1, self.size}), wish.pairs)
-                row.verdict = Verdict(row.verdict.faults, (*row.verdict.notes, *untimed))
                 subject.write_samples(build, MOST_SAMPLES)
+                self._measure(subject, row)
         shutil.rmtree(run, ignore_errors=True)
+
+    def _measure(self, subject: Subject, row: Row) -> None:
+        """Measure a build that passed, with one thread and with the worker's share of them."""
+        assert row.verdict is not None
+        sizes = sorted({1, self.size})
+        for threads in sorted({1, self.share}):
+            try:
+                for each in (self.parent, subject):
+                    each.use_threads(threads, GRACE_S)
+            except SubjectFailed as error:
+                measured: dict[int, Ratio] = {}
+                untimed = [f"it was not timed with {threads} threads: {_first_line(str(error))}"]
+            else:
+                measured, untimed = measure_both(self.parent, subject, sizes, self.wish.pairs)
+            if threads == self.share:
+                row.ratios = measured
+            else:
+                row.ratios_of_one = measured
+            row.verdict = Verdict(row.verdict.faults, (*row.verdict.notes, *untimed))
 
     def write(self, report: Report, folder: Path, *, force: bool) -> Path:
         """Write the winner's archive; its path."""
         row = next(row for row in report.rows if row.name == report.winner)
         build = self.folder_of(row.name)
-        agreement = row.agreement
         proof = Proof(
             build=row.name,
             parent="" if self.archive.is_dir() else digest_of(self.archive),
@@ -297,17 +350,10 @@ class _Search:
             ratios={str(rows): [ratio.middle, ratio.low, ratio.high] for rows, ratio in row.ratios.items()},
             cpu=self.facts.cpu,
             versions=self.facts.versions,
-            threads=self.wish.threads,
+            threads=self.share,
             samples=min(MOST_SAMPLES, len(self.compared)),
             flops=self._flops(),
-            agreement=None
-            if agreement is None
-            else {
-                "by": agreement.by,
-                "agreeing": agreement.agreeing,
-                "inputs": agreement.inputs,
-                "shown": agreement.shown,
-            },
+            agreement=describe_agreement(row.agreement),
         )
         output = place_of(report.model, folder)
         write_optimised(self.archive, build, proof, output, force=force)
@@ -326,7 +372,7 @@ class _Search:
         try:
             # What was compiled here may run here.
             trusted = [archive.name] if self.wish.is_trusted or winner in NATIVE else []
-            with Subject(archive, threads=self.wish.threads, trusted=trusted) as made:
+            with Subject(archive, threads=self.share, trusted=trusted) as made:
                 made.loaded()
                 if made.facts().build != winner:
                     raise NothingToOptimise(

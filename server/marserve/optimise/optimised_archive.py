@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from marserve.archive.contents.manifest import MANIFEST_PATH
 from marserve.archive.reading.reader import unpack
@@ -25,24 +28,41 @@ def place_of(model: str, folder: Path) -> Path:
     return output_path(f"{model}-optimised", folder, "default")
 
 
+@contextmanager
+def members_of(archive: Path) -> Iterator[tuple[dict[str, Path], dict[str, Any]]]:
+    """The files of an archive by their names in it, without the manifest, and the manifest, while this is open.
+
+    Raises BadArchive for an archive without a manifest, and what unpacking raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="marserve-parent-") as scratch:
+        folder = archive
+        if not archive.is_dir():
+            folder = Path(scratch, "parent")
+            unpack(archive, folder)
+        members = dict(walk(folder))
+        if MANIFEST_PATH not in members:
+            raise BadArchive(f"{archive.name} has no {MANIFEST_PATH}.")
+        yield members, json.loads(members.pop(MANIFEST_PATH).read_bytes()[:MOST_MANIFEST])
+
+
+def manifest_bytes(document: dict[str, Any]) -> bytes:
+    """A manifest as archives hold it."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 def write_optimised(parent: Path, build: Path, proof: Proof, output: Path, *, force: bool) -> None:
     """Write the archive whole or not at all. `build` is the folder of the build's files.
 
     Raises CannotArchive, BadArchive for a parent that holds a build already or has no manifest, OSError.
     """
-    with tempfile.TemporaryDirectory(prefix="marserve-optimised-") as scratch:
-        folder = parent
-        if not parent.is_dir():
-            folder = Path(scratch, "parent")
-            unpack(parent, folder)
-        members = dict(walk(folder))
+    with members_of(parent) as (members, document):
         if PROOF_PATH in members or any(name.startswith(f"{FOLDER}/") for name in members):
             raise BadArchive(
                 f"{parent.name} holds a build already: optimise its parent, whose version has no -optimised."
             )
-        if MANIFEST_PATH not in members:
-            raise BadArchive(f"{parent.name} has no {MANIFEST_PATH}.")
-        manifest = _with_version(members.pop(MANIFEST_PATH))
+        model = document["model"]
+        model["modelVersion"] = optimised_version(str(model.get("modelVersion") or "1.0"))
+        manifest = manifest_bytes(document)
         members |= {f"{FOLDER}/{name}": path for name, path in walk(build)}
         packing = Packing(members, output, MANIFEST_PATH, lambda _: manifest, made={PROOF_PATH: write_proof(proof)})
         write_packing(packing, output, "default", force=force)
@@ -51,10 +71,3 @@ def write_optimised(parent: Path, build: Path, proof: Proof, output: Path, *, fo
 def digests_of_build(build: Path) -> dict[str, str]:
     """The digests of a build's files, by their names in the archive."""
     return {f"{FOLDER}/{name}": digest_of(path) for name, path in walk(build)}
-
-
-def _with_version(manifest: Path) -> bytes:
-    document = json.loads(manifest.read_bytes()[:MOST_MANIFEST])
-    model = document["model"]
-    model["modelVersion"] = optimised_version(str(model.get("modelVersion") or "1.0"))
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()

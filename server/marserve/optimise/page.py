@@ -55,7 +55,8 @@ def write_page(report: Mapping[str, Any], max_error: float) -> str:
     """The page of a report, as `marserve optimise --json` has it."""
     name = f"{report['modelName']} {report['modelVersion']}"
     rows = 1 if report["goal"] == "latency" else report["batchSize"]
-    points = points_of(report["builds"], rows)
+    threads = report["threads"]
+    points = points_of(report["builds"], rows, threads)
     winner = report["winner"]
     result = (
         f"{winner} is the best, and is in {report['archive']}."
@@ -73,8 +74,8 @@ def write_page(report: Mapping[str, Any], max_error: float) -> str:
             f"<p>{escape(result)}</p>",
             f"<p>{report['calibrated']} inputs calibrated, {report['compared']} were compared, in "
             f"{report['seconds']:.0f} s. The goal was {escape(report['goal'])}.</p>",
-            _picture(points, rows, max_error),
-            _table(report["builds"], report["batchSize"], winner),
+            _picture(points, rows, threads, max_error),
+            _table(report["builds"], report["batchSize"], threads, winner),
             *(f"<p>{escape(note)}</p>" for note in report["notes"]),
             "</body></html>",
             "",
@@ -82,11 +83,11 @@ def write_page(report: Mapping[str, Any], max_error: float) -> str:
     )
 
 
-def points_of(builds: Sequence[Mapping[str, Any]], rows: int) -> list[Point]:
-    """The builds that were both compared and measured."""
+def points_of(builds: Sequence[Mapping[str, Any]], rows: int, threads: int) -> list[Point]:
+    """The builds that were both compared, and measured with so many rows and threads."""
     points = []
     for build in builds:
-        ratios = [ratio for ratio in build["ratios"] if ratio["rows"] == rows]
+        ratios = [ratio for ratio in build["ratios"] if (ratio["rows"], ratio["threads"]) == (rows, threads)]
         errors = [output["meanError"] for output in build["outputs"] if math.isfinite(output["meanError"])]
         if ratios and errors:
             ratio = ratios[0]
@@ -103,7 +104,7 @@ def points_of(builds: Sequence[Mapping[str, Any]], rows: int) -> list[Point]:
     return points
 
 
-def _picture(points: Sequence[Point], rows: int, max_error: float) -> str:
+def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float) -> str:
     """Error over ratio, both logarithmic: what lies to the right is faster, what lies below is closer."""
     if not points:
         return "<p>No build was both compared and measured.</p>"
@@ -135,7 +136,7 @@ def _picture(points: Sequence[Point], rows: int, max_error: float) -> str:
         for tick in (0.25, 0.5, 1, 2, 4, 8, 16)
         if low <= tick <= high
     ]
-    title = f"times as fast, {what}, with the interval"
+    title = f"times as fast, {what}, {_threads(threads)}, with the interval"
     drawn.append(f'<text x="{WIDTH / 2:.0f}" y="{HEIGHT - 14}" text-anchor="middle">{title}</text>')
     for point in points:
         kind = "good" if point.has_passed else "bad"
@@ -148,20 +149,27 @@ def _picture(points: Sequence[Point], rows: int, max_error: float) -> str:
     return "\n".join([*drawn, "</svg>"])
 
 
-def _table(builds: Sequence[Mapping[str, Any]], batch_size: int, winner: str | None) -> str:
-    sizes = sorted({1, batch_size})
-    head = ["build", *(f"times as fast at {size}" for size in sizes), "mean error", "agreement shown", "MB", "result"]
+def _table(builds: Sequence[Mapping[str, Any]], batch_size: int, threads: int, winner: str | None) -> str:
+    columns = [(count, size) for count in sorted({1, threads}) for size in sorted({1, batch_size})]
+    head = [
+        "build",
+        *(f"times as fast at {size}, {_threads(count)}" for count, size in columns),
+        "mean error",
+        "agreement shown",
+        "MB",
+        "result",
+    ]
     lines = ["<table><thead><tr>", *(f'<th scope="col">{escape(cell)}</th>' for cell in head), "</tr></thead><tbody>"]
     for build in builds:
-        ratios = {ratio["rows"]: ratio for ratio in build["ratios"]}
+        ratios = {(ratio["threads"], ratio["rows"]): ratio for ratio in build["ratios"]}
         errors = [output["meanError"] for output in build["outputs"]]
         agreement = build["agreement"]
         cells = [
             *(
-                f"{ratios[size]['middle']:.2f} [{ratios[size]['low']:.2f} to {ratios[size]['high']:.2f}]"
-                if size in ratios
+                f"{ratios[column]['middle']:.2f} [{ratios[column]['low']:.2f} to {ratios[column]['high']:.2f}]"
+                if column in ratios
                 else "–"
-                for size in sizes
+                for column in columns
             ),
             f"{max(errors):.2g}" if errors else "–",
             f"{math.floor(agreement['shown'] * 1000) / 10:g} %" if agreement else "–",
@@ -176,6 +184,10 @@ def _table(builds: Sequence[Mapping[str, Any]], batch_size: int, winner: str | N
             + f'<td class="{kind}">{escape(why)}</td></tr>'
         )
     return "\n".join([*lines, "</tbody></table>"])
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -86,7 +86,7 @@ class Subject:
 
         Raises BadArchive, UnsafeArchive, ArchiveNotFound and what else a registration would be refused for.
         """
-        self.archive = archive
+        self.archive, self.threads = archive, threads
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
@@ -169,6 +169,12 @@ class Subject:
         """The model's seconds for one batch of so many rows, from calls that take `seconds`. Raises SubjectFailed."""
         said = self.ask({"do": "time", "rows": rows, "seconds": seconds}, seconds)
         return float(said["seconds"]) / int(said["calls"])
+
+    def use_threads(self, threads: int, within_s: float) -> None:
+        """Have the model compute with so many threads from now on. Raises SubjectFailed."""
+        if threads != self.threads:
+            self.ask({"do": "threads", "threads": threads}, within_s)
+            self.threads = threads
 
     def ask(self, order: Mapping[str, Any], within_s: float) -> dict[str, Any]:
         """Send an order and wait for its answer. Raises SubjectFailed."""

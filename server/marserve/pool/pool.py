@@ -625,9 +625,12 @@ class Pool:
     def _gauges(self) -> Gauges:
         states = {"ready": 0, "loading": 0, "failed": 0, "stopping": len(self.leaving)}
         loads: dict[str, float] = {}
+        computing: dict[str, int] = {}
         for slot in self.slots:
             if slot.is_ready:
                 loads[slot.name] = slot.load_s
+                if slot.computes_on:
+                    computing[slot.computes_on] = computing.get(slot.computes_on, 0) + 1
             else:
                 states["failed" if slot.has_given_up else "loading"] += 1
         states["ready"] = len(loads)
@@ -640,6 +643,7 @@ class Pool:
             queue_length=self.queued,
             workers=states,
             load_s=loads,
+            computing=computing,
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
             memory_bytes=self.held_bytes,

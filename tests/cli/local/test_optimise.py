@@ -92,14 +92,17 @@ NET_FLOPS = 2 * (24 * 24 * 32 * 9 * (1 + 32) + 512 * 10)
 """Of one picture: two convolutions and a layer."""
 
 
-def net_archive(folder: Path, handler: str = HANDLER, net: str = NET, config: str = "") -> Path:
-    """An eager model."""
-    archive = make_archive(folder / "net.mar", handler, config=f"batchSize: 4\n{config}")
+def net_archive(
+    folder: Path, handler: str = HANDLER, net: str = NET, more: str = "", inputs: dict[str, bytes] | None = None
+) -> Path:
+    """An eager model, with `more` in its configuration and these request bodies."""
+    archive = make_archive(folder / "net.mar", handler, config=f"batchSize: 4\n{more}")
     with zipfile.ZipFile(archive) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
     manifest["model"]["modelFile"] = "net.py"
     members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": net.encode()}
+    members |= inputs or {}
     with zipfile.ZipFile(archive, "w") as file:
         for name, content in members.items():
             file.writestr(name, content)
@@ -130,6 +133,56 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
     ]
 
     assert [ran.status for ran in runs] == [2, 2, 2, 2]
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_without_inputs_the_archive_brings_its_own_or_is_told_what_is_missing(tmp_path: Path) -> None:
+    """Exit 1 for one that has none; a folder that its key names; samples, of which there are too few for bfloat16."""
+    pytest.importorskip("torch")
+    none = marserve("optimise", make_archive(tmp_path / "m.mar", PLAIN), "-o", tmp_path)
+    assert none.status == 1
+    assert "m 1.0: the archive has no samples, and no signature that inputs can be drawn from" in none.err
+
+    bodies = {f"in/{each.name}": each.read_bytes() for each in pictures(tmp_path / "in", 12).iterdir()}
+    named = net_archive(tmp_path, more="optimise: {candidates: [bf16], inputs: in}\n", inputs=bodies)
+    ran = marserve("optimise", named, "-o", tmp_path, "--json")
+    assert [row["name"] for row in ran.document["builds"]] == ["bf16"]
+    assert ran.document["notes"] == ["the inputs are the 12 of in in the archive"]
+    assert "more inputs are needed" in ran.document["builds"][0]["whyNot"]
+
+    files = ", ".join(f"{{file: {name}}}" for name in sorted(bodies))
+    samples = net_archive(tmp_path, more=f"samples: [{files}]\noptimise: 3\n", inputs=bodies)
+    ran = marserve("optimise", samples, "-o", tmp_path, "--json", "--candidate", "bf16")
+    assert (ran.document["calibrated"], ran.document["compared"]) == (6, 6)
+    assert "optimise is 3, which is not used: it must be a map" in ran.document["notes"][0]
+    assert "the 12 samples of the archive, which can hold 64" in ran.document["notes"][1]
+
+    unknown = net_archive(tmp_path, more="optimise: {candidates: [none], inputs: in}\n", inputs=bodies)
+    refused = marserve("optimise", unknown, "-o", tmp_path)
+    assert refused.status == 2
+    assert "there is no candidate 'none'" in refused.err
+    assert "optimise.candidates" in refused.err
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_build_is_measured_alone_and_in_full_batches_with_one_thread_and_with_a_workers_share(
+    tmp_path: Path,
+) -> None:
+    """The share is what decides, and what the page shows; with one thread alone nothing is measured twice."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+    words = ["--candidate", "channels-last", "--min-agreement", "0.1", "-o", tmp_path, "--force", "--json"]
+
+    both = marserve("optimise", archive, "--inputs", folder, *words, "--threads", 2, "--page", tmp_path / "r.html")
+    one = marserve("optimise", archive, "--inputs", folder, *words, "--threads", 1)
+
+    row = both.document["builds"][0]
+    assert [(each["rows"], each["threads"]) for each in row["ratios"]] == [(1, 2), (4, 2), (1, 1), (4, 1)], row
+    assert both.document["threads"] == 2
+    assert "times as fast at 4, 2 threads" in (tmp_path / "r.html").read_text()
+    assert [(each["rows"], each["threads"]) for each in one.document["builds"][0]["ratios"]] == [(1, 1), (4, 1)]
 
 
 @pytest.mark.system
@@ -175,7 +228,7 @@ def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tm
 def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs_no_search(tmp_path: Path) -> None:
     """It is asked first; afterwards the build serves beside its parent, or takes over."""
     pytest.importorskip("torch")
-    archive, folder = net_archive(tmp_path, config="peakFlops: 1e12\n"), pictures(tmp_path / "in", 8)
+    archive, folder = net_archive(tmp_path, more="peakFlops: 1e12\n"), pictures(tmp_path / "in", 8)
     words = ["--goal", "memory", "--candidate", "bf16", "--min-agreement", "0.1", "-o", tmp_path, "--force", "--json"]
 
     away = marserve("optimise", archive, "--inputs", folder, *words, "--register", "--management", "http://127.0.0.1:9")
@@ -194,6 +247,7 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
             described = server.client.get(f"{server.management}/models/{version}").json()[0]
             if "flops" in described:
                 break
+        page = server.client.get(f"{server.metrics}/metrics").text
         server.client.delete(f"{server.management}/models/net/1.0-optimised").raise_for_status()
         rolled = marserve("optimise", archive, "--inputs", folder, *words, "--rollout", *to_server)
         course = server.client.get(f"{server.management}/models/net/rollout").json()
@@ -202,6 +256,7 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
     assert told.document["registered"][0]["version"] == "1.0-optimised"
     assert [worker["computesOn"] for worker in described["workers"]] == ["bf16"]
     assert (described["flops"]["perRequest"], described["flops"]["peakPerSecond"]) == (NET_FLOPS, 1e12)
+    assert 'marserve_workers_computing{model="net",version="1.0-optimised",on="bf16"} 1.0' in page
     assert rolled.status == 0, rolled.out + rolled.err
     assert "1.0-optimised" in json.dumps(course)
 

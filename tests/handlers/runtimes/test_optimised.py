@@ -186,6 +186,45 @@ class Clock:
         return value
 
 
+@pytest.mark.parametrize(
+    ("load_s", "first_s", "others_s", "samples"),
+    [
+        (100.0, 2.0, 1.0, 9),  # a tenth of the load exactly
+        (100.0, 0.1, 0.1, 20),  # all of them
+        (100.0, 6.0, 1.0, 1),  # a second one might take as long
+        (0.1, 2.0, 1.0, 1),  # one at least, whatever it takes
+        (100.0, 3.0, 3.0, 3),
+        (0.0, 0.0, 0.0, 20),
+    ],
+)
+def test_the_check_takes_a_tenth_of_the_load_at_most_or_one_sample(
+    load_s: float, first_s: float, others_s: float, samples: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of the test's own: as many samples as fit, and none that would end too late."""
+    build = find_build("bf16")
+    calls = [Call((torch.randn(1, 4),), {}) for _ in range(20)]
+    write_samples(folder / "optimised" / "samples.npz", build.load(parent, folder / "optimised", 1), calls)
+    clock, ran = Clock(), 0
+
+    class Slow:
+        def load(self, parent: Any, folder: Path, threads: int) -> Any:
+            return clock.spend(build.load(parent, folder, threads), load_s)
+
+    def run(model: Any, call: Call) -> Any:
+        nonlocal ran
+        ran += 1
+        return clock.spend(model(*call.args), first_s if ran == 1 else others_s)
+
+    monkeypatch.setattr(optimised.time, "perf_counter", clock)
+    monkeypatch.setattr(optimised, "find_build", lambda name: Slow())
+    monkeypatch.setattr(optimised, "run_model", run)
+
+    _, name, context = load(folder)
+
+    assert (name, context.load_warnings, ran) == ("bf16", [], samples)
+    assert clock.now - load_s <= max(first_s, 0.1 * load_s) + 1e-6
+
+
 def test_other_versions_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was, and what is."""
     write_proof(folder, versions={**versions(), "torch": "1.0"})

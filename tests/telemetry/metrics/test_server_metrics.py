@@ -646,12 +646,29 @@ def test_a_page_that_failed_leaves_nothing_for_the_next() -> None:
     assert value_of(read_page(metrics), "marserve_queue_length", model="one", version="1.0") == 8
 
 
+def test_the_page_tells_how_many_workers_serve_a_build_and_how_many_their_parent() -> None:
+    """By what their handlers say at the load; a name with quotes is escaped, and nothing said is no line."""
+    metrics = Metrics("box")
+    for name, computing in (("one", {"onnx-int8": 2, 'a "b"': 1}), ("two", {})):
+        version = busy_version(name, "1.0")
+        version.read_gauges = lambda computing=computing: Gauges(computing=computing)
+        metrics.register(version)
+
+    page = read_page(metrics)
+
+    assert value_of(page, "marserve_workers_computing", model="one", version="1.0", on="onnx-int8") == 2
+    assert value_of(page, "marserve_workers_computing", model="one", version="1.0", on='a "b"') == 1
+    assert 'marserve_workers_computing{model="two"' not in metrics.render().decode()
+
+
 def test_the_whole_page_is_what_the_library_writes_of_the_same_registry() -> None:
     """With versions that were asked, gauges, handlers' metrics and the machine's, in both formats."""
     metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
     metrics.keep_examples()
     for version in (busy_version("echo", "1.0"), busy_version('od"d', "2\\\n")):
-        version.read_gauges = lambda: Gauges(queue_length=7, workers={"ready": 2}, load_s={"W-9000-echo_1.0": 3.5})
+        version.read_gauges = lambda: Gauges(
+            queue_length=7, workers={"ready": 2}, load_s={"W-9000-echo_1.0": 3.5}, computing={"onnx-int8": 2}
+        )
         version.processes = Processes(1.5, 1 << 20, 1 << 19)
         metrics.register(version)
         version.total_seconds.observe(0.02)

@@ -5,6 +5,7 @@ Not compiled it was seen to be five times slower than its parent.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,6 @@ def build(material: Material, folder: Path) -> None:
 def load(parent: Parent, folder: Path, threads: int) -> Any:
     """The parent, quantised and compiled."""
     library = import_torchao("quantization")
-    model = parent()
+    model = copy.deepcopy(parent())  # which may be the one that others are compared with
     library.quantize_(model, library.Int8DynamicActivationInt8WeightConfig())
     return compiled.compile_whole(model, folder)

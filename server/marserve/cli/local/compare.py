@@ -122,9 +122,9 @@ def _lines(report: Report, names: tuple[str, str]) -> list[str | Table]:
 
 
 def _document(report: Report, names: tuple[str, str], archives: tuple[Path, Path]) -> dict[str, Any]:
-    from marserve.optimise.compare import describe_outputs  # here, for the time of other commands
+    # here, for the time of other commands
+    from marserve.optimise.compare import describe_agreement, describe_outputs, describe_ratios
 
-    agreement = report.agreement
     return {
         "reference": {"name": names[0], "archive": str(archives[0]), "loadSeconds": report.load_s[0]},
         "other": {"name": names[1], "archive": str(archives[1]), "loadSeconds": report.load_s[1]},
@@ -134,14 +134,7 @@ def _document(report: Report, names: tuple[str, str], archives: tuple[Path, Path
         "faults": list(report.verdict.faults),
         "notes": list(report.verdict.notes),
         "outputs": describe_outputs(report.runs, report.mates),
-        "agreement": None
-        if agreement is None
-        else {
-            "by": agreement.by,
-            "agreeing": agreement.agreeing,
-            "inputs": agreement.inputs,
-            "shown": agreement.shown,
-        },
+        "agreement": describe_agreement(report.agreement),
         "answers": {
             "compared": report.answers.compared,
             "by": report.answers.by,
@@ -150,8 +143,5 @@ def _document(report: Report, names: tuple[str, str], archives: tuple[Path, Path
                 for at, path, seen, wanted in report.answers.differing
             ],
         },
-        "ratios": [
-            {"rows": rows, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
-            for rows, ratio in report.ratios.items()
-        ],
+        "ratios": describe_ratios(report.ratios),
     }

@@ -40,7 +40,7 @@ def export(
 ) -> None:
     """Export an archive's model as ONNX or an exported program, and archive it if it answers as before."""
     # Here, for the time of other commands: numpy.
-    from marserve.optimise.compare import describe_outputs
+    from marserve.optimise.compare import describe_outputs, describe_ratios
     from marserve.optimise.comparison import shown
     from marserve.optimise.export import export as export_model
 
@@ -73,10 +73,7 @@ def export(
             "modelVersion": made.version,
             "inputs": report.inputs,
             "outputs": describe_outputs(report.runs, report.mates),
-            "ratios": [
-                {"rows": rows, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
-                for rows, ratio in report.ratios.items()
-            ],
+            "ratios": describe_ratios(report.ratios),
             "notes": list(report.verdict.notes),
         }
         said = f"mean error {shown(max(errors))} over {report.inputs} inputs" if errors else "its answers are alike"

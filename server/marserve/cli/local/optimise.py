@@ -35,9 +35,13 @@ class Goal(StrEnum):
 def optimise(
     archive: Annotated[Path, typer.Argument(help="The archive; it stays as it is.")],
     inputs: Annotated[
-        Path,
-        typer.Option("--inputs", metavar="DIR", help="A folder of request bodies, one a file: a quarter calibrates."),
-    ],
+        Path | None,
+        typer.Option(
+            "--inputs",
+            metavar="DIR",
+            help="A folder of request bodies, one a file: a quarter calibrates; the archive's own if not given.",
+        ),
+    ] = None,
     goal: Annotated[
         Goal, typer.Option(help="One row at a time, full batches, or fewer bytes of weights.")
     ] = Goal.latency,
@@ -48,7 +52,8 @@ def optimise(
         float, typer.Option(min=0.0, max=0.9999, help="The share of inputs that must be shown to agree, by 95 %.")
     ] = 0.98,
     candidate: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A build to try, repeatable; all that suit if not given.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A build to try, repeatable; else those of its `optimise` key, or all."),
     ] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="The folder for the archive.")] = Path("."),
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite the archive that is there.")] = False,
@@ -58,7 +63,9 @@ def optimise(
     scores: Annotated[
         list[str] | None, typer.Option(help="An output that holds class scores, where the archive does not say so.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that a worker will have.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Threads that a worker will have; its share of the cores if not given.")
+    ] = 0,
     within: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long the search may take.")] = 1800.0,
     memory: Annotated[
         float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
@@ -87,7 +94,7 @@ def optimise(
     from marserve.optimise.optimise import optimise as search
 
     with Output(as_json) as output:
-        found = read_inputs(inputs)
+        found = None if inputs is None else read_inputs(inputs)
         check_archive(archive)
         check_export_path(export_path)
         wish = Wish(
@@ -118,7 +125,8 @@ def optimise(
                         on_step=lambda step: bar.update(task, description=step),
                     )
             except ValueError as error:
-                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
+                where = "--candidate" if candidate else "optimise.candidates of its model-config.yaml"
+                raise WrongArguments(f"{without_stop(str(error))}.", f"Name one of them with {where}.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = _document(report), _lines(report)
@@ -168,8 +176,20 @@ def _lines(report: Report) -> list[str | Table]:
         f"{report.seconds:.0f} s."
     ]
     sizes = sorted({1, report.batch_size})
-    head = ["build", *(f"× at {size}" for size in sizes), "mean error", "agreement", "MB", "built in", "result"]
-    lines.append(table(head, [_row(row, sizes, report.winner) for row in report.rows]))
+    # One thread first, and a worker's share where that is another number.
+    shares = sorted({1, report.threads})
+    with_threads = {count: f", {count} thread{'s' if count > 1 else ''}" if len(shares) > 1 else "" for count in shares}
+    columns = [(count, size) for count in shares for size in sizes]
+    head = [
+        "build",
+        *(f"× at {size}{with_threads[count]}" for count, size in columns),
+        "mean error",
+        "agreement",
+        "MB",
+        "built in",
+        "result",
+    ]
+    lines.append(table(head, [_row(row, columns, report) for row in report.rows]))
     lines += [f"note: {note}" for note in report.notes]
     winners = [row.verdict for row in report.rows if row.name == report.winner and row.verdict is not None]
     lines += [f"note: {report.winner}: {note}" for verdict in winners for note in verdict.notes]
@@ -185,16 +205,17 @@ def _lines(report: Report) -> list[str | Table]:
     return lines
 
 
-def _row(row: Row, sizes: list[int], winner: str) -> list[str]:
+def _row(row: Row, columns: list[tuple[int, int]], report: Report) -> list[str]:
     from marserve.optimise.comparison import percent, shown  # here, for the time of other commands
 
     errors = [each.mean_error for each in row.worst.values()]
     result = row.why_not
     if row.verdict is not None:
-        result = "the best" if row.name == winner else "equal" if row.has_passed else row.verdict.faults[0]
+        result = "the best" if row.name == report.winner else "equal" if row.has_passed else row.verdict.faults[0]
+    measured = {threads: row.ratios if threads == report.threads else row.ratios_of_one for threads, _ in columns}
     return [
         row.name,
-        *(str(row.ratios[size]) if size in row.ratios else "-" for size in sizes),
+        *(str(measured[threads][size]) if size in measured[threads] else "-" for threads, size in columns),
         shown(max(errors)) if errors else "-",
         percent(row.agreement.shown) if row.agreement is not None else "-",
         f"{row.size / 1e6:.1f}" if row.size else "-",
@@ -204,11 +225,15 @@ def _row(row: Row, sizes: list[int], winner: str) -> list[str]:
 
 
 def _document(report: Report) -> dict[str, Any]:
+    # here, for the time of other commands
+    from marserve.optimise.compare import describe_agreement, describe_ratios
+
     return {
         "modelName": report.model,
         "modelVersion": report.version,
         "goal": report.goal,
         "batchSize": report.batch_size,
+        "threads": report.threads,
         "calibrated": report.calibrated,
         "compared": report.compared,
         "seconds": report.seconds,
@@ -224,18 +249,8 @@ def _document(report: Report) -> dict[str, Any]:
                 "faults": [] if row.verdict is None else list(row.verdict.faults),
                 "notes": [] if row.verdict is None else list(row.verdict.notes),
                 "outputs": row.outputs,
-                "agreement": None
-                if row.agreement is None
-                else {
-                    "by": row.agreement.by,
-                    "agreeing": row.agreement.agreeing,
-                    "inputs": row.agreement.inputs,
-                    "shown": row.agreement.shown,
-                },
-                "ratios": [
-                    {"rows": rows, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
-                    for rows, ratio in row.ratios.items()
-                ],
+                "agreement": describe_agreement(row.agreement),
+                "ratios": [*describe_ratios(row.ratios, report.threads), *describe_ratios(row.ratios_of_one, 1)],
                 "seconds": row.seconds,
                 "bytes": row.size,
             }

@@ -279,6 +279,11 @@ class Slot:
         )
 
     @property
+    def computes_on(self) -> str:
+        """What the present worker's model runs on, by its handler's word; empty where that is not known."""
+        return self._life.computes_on if self._life is not None else ""
+
+    @property
     def pids(self) -> list[int]:
         """The present worker's process, or those of its ranks; empty without a worker."""
         return self._life.pids if self._life is not None else []

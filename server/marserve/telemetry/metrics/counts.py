@@ -58,8 +58,9 @@ class Gauges(NamedTuple):
     """The figures of a version's pool at a scrape.
 
     `workers` counts workers by state (`ready`, `loading`, …). `load_s` is how long each living worker's load took, by
-    the worker's name as in logs (`W-9000-noop_1.0`). `workers_target` is how many there should be. `sequences` is how
-    many are open, None for a model without them. `memory_bytes` is what its processes hold, None if it is not measured.
+    the worker's name as in logs (`W-9000-noop_1.0`). `computing` counts ready workers by what their model runs on,
+    where handlers say it. `workers_target` is how many there should be. `sequences` is how many are open, None for a
+    model without them. `memory_bytes` is what its processes hold, None if it is not measured.
     `failing` is how many workers are not well by their handler's own word, None where it is not asked.
     `oldest_s` is how long the request that came first has waited. `busy_ratio` is the share of the last minute in which
     ready workers ran batches, None without such a worker. `flops_utilisation` is which share of the peak of its ready
@@ -69,6 +70,7 @@ class Gauges(NamedTuple):
     queue_length: int = 0
     workers: Mapping[str, int] = {}
     load_s: Mapping[str, float] = {}
+    computing: Mapping[str, int] = {}
     workers_target: int = 0
     sequences: int | None = None
     memory_bytes: int | None = None

@@ -8,6 +8,7 @@ end of the input is the end of the process.
     flops   what the recorded calls take, before another build takes the model's place
     build   another build of the model, which takes the model's place from then on; `samples` of it go into a file
     time    the model's seconds for batches of so many rows
+    threads the model computes with so many threads from then on, loaded anew where its runtime fixes them at the load
     judge   whether answers of another build are as the handler's own, by its `compare` or within a tolerance
 """
 
@@ -64,6 +65,8 @@ class Compared:
         self._found: FoundModel = find_model(model.handle)
         self._calls: list[Call] = []
         self._requests: list[Request] = []
+        # How the model in use is loaded for so many threads; None for a model that follows torch's.
+        self._load_again: Callable[[int], Any] | None = None
 
     def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out an order. Raises what the author's code raises outside of a request."""
@@ -82,6 +85,8 @@ class Compared:
                 return self.samples(Path(order["folder"]), order["most"])
             case "time":
                 return self.time(order["rows"], order["seconds"])
+            case "threads":
+                return self.use_threads(order["threads"])
             case "judge":
                 return self.judge(order["pairs"], Path(order["ours"]), Path(order["theirs"]), order["tolerance"])
         raise ValueError(f"there is no order {order['do']!r}")
@@ -254,9 +259,8 @@ class Compared:
             return {"refused": shorten(str(error)), "notes": material.notes}
         except Exception as error:  # of a library's: it is a row of the report
             return {"refused": _short(error), "notes": material.notes}
-        holder, attribute = self._place
-        holder[attribute] = model
-        self._found = FoundModel(model)
+        self._load_again = lambda threads: made.load(lambda: parent, folder, threads)
+        self._put(model)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         return {"seconds": time.perf_counter() - began, "bytes": size, "notes": material.notes}
 
@@ -298,6 +302,11 @@ class Compared:
         if not self._place[1]:
             return "its handler keeps its model neither in an attribute of its own nor in a variable of its module"
         return ""
+
+    def _put(self, model: Any) -> None:
+        holder, attribute = self._place
+        holder[attribute] = model
+        self._found = FoundModel(model)
 
     @property
     def _place(self) -> tuple[dict[str, Any], str]:
@@ -341,6 +350,16 @@ class Compared:
             took = time.perf_counter() - began
             if took >= seconds:
                 return {"calls": calls, "seconds": took}
+
+    def use_threads(self, threads: int) -> dict[str, Any]:
+        """Compute with so many threads. Raises what libraries raise where the model is loaded anew for that."""
+        use_threads(threads)
+        self._model.context.threads = threads
+        if self._load_again is not None:
+            self._put(self._load_again(threads))
+        elif self._found.kind == "onnx" and not self._why_not_replaced():
+            self._put(self._model.context.load_model())
+        return {}
 
     # ----------------------------------------------------------------------------------------------------- judge
 

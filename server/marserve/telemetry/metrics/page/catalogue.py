@@ -253,6 +253,15 @@ CATALOGUE: Final[dict[str, Meaning]] = {
         ),
         # Workers.
         Meaning("marserve_workers", _G, (*_V, "state"), "workers", "Workers by state.", "at each scrape"),
+        Meaning(
+            "marserve_workers_computing",
+            _G,
+            (*_V, "on"),
+            "workers",
+            "Ready workers by what their model runs on, as describe's computesOn: a build of marserve optimise, "
+            "ONNX Runtime's providers; none where the handler does not say.",
+            "at each scrape",
+        ),
         Meaning("marserve_workers_target", _G, _V, "workers", "Workers that there should be.", "at each scrape"),
         Meaning(
             "marserve_worker_starts_total",

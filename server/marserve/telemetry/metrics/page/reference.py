@@ -34,6 +34,7 @@ LABELS: Final[Mapping[str, str]] = {
     "spans `queue_full`, `not_taken`, `stopped`; of roll-outs `judge`, a measure that was worse (`errors`, "
     "`rejections`, `p99`, `answers`), `too_few`, `workers`, `batching`, `not_ready`, `error`, `call`, `changed`",
     "state": "`ready`, `loading`, `failed` (given up), `stopping`",
+    "on": "what handlers said at the load: a build of `marserve optimise`, the names of ONNX Runtime's providers",
     "arm": "`baseline` or `candidate` of a roll-out",
     "result": "what became of it: of arms `answered`, `rejected`, `failed`; of downloads `fetched`, `cached`, "
     "`failed`, `cancelled`; of desired states `applied`, `failed`, `unreadable`",

@@ -57,7 +57,8 @@ def version_families(views: Views, totals: Mapping[str, ModelTotals]) -> Iterato
         yield known(name, _histograms(views, name))
     for name, read in _GAUGES.items():
         yield known(name, _gauge(views, read))
-    yield known("marserve_workers", _workers(views))
+    yield known("marserve_workers", _workers(views, lambda gauges: gauges.workers))
+    yield known("marserve_workers_computing", _workers(views, lambda gauges: gauges.computing))
     yield known("marserve_traffic_share", _shares(views))
     yield known("marserve_model_flops_total", _flops(views))
     for name, figure in _PROCESSES.items():
@@ -103,8 +104,8 @@ def _gauge(views: Views, read: Callable[[Gauges], float | None]) -> Callable[[],
     return rows
 
 
-def _workers(views: Views) -> Callable[[], Iterator[Row]]:
-    return lambda: (((*view.key, state), count) for view in views() for state, count in view.gauges.workers.items())
+def _workers(views: Views, read: Callable[[Gauges], Mapping[str, int]]) -> Callable[[], Iterator[Row]]:
+    return lambda: (((*view.key, word), count) for view in views() for word, count in read(view.gauges).items())
 
 
 def _shares(views: Views) -> Callable[[], list[Row]]:
