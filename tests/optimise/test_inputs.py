@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from marserve.optimise.inputs import BadInputs, content_type_of, find_inputs, own_inputs
+from marserve.optimise.inputs import BadInputs, content_type_of, drawn_of, find_inputs, own_inputs
 from marserve.option_values import Sample
 
 
@@ -80,3 +81,16 @@ def test_an_archive_without_inputs_of_its_own_is_told_what_to_name(tmp_path: Pat
             own_inputs(inside, name, [], [], tmp_path)
     with pytest.raises(BadInputs, match=r"the sample 'no\.png' is no file"):
         own_inputs(inside, "", [Sample(None, "no.png")], [], tmp_path)
+
+
+def test_inputs_are_drawn_from_the_signature_of_a_configuration_and_from_nothing_else() -> None:
+    """What is no signature gives none, whatever it is."""
+    tensors = {"x": {"dtype": "float32", "shape": ["batch", 2]}, "ids": {"dtype": "int64", "shape": ["batch", 1]}}
+
+    drawn = drawn_of({"inputs": tensors})
+
+    assert json.loads(drawn[0].body) == {"x": [0.0, 0.5], "ids": [0]}
+    assert len(drawn) == 2
+    assert [json.loads(each.body) for each in drawn_of({"inputs": {"x": tensors["x"]}})] == [[0.0, 0.5], [0.5, -0.5]]
+    for odd in (None, 3, [], {}, {"inputs": [1]}, {"inputs": {"x": 3}}, {"inputs": {"x": {}}}, {"inputs": {}}):
+        assert drawn_of(odd) == ()

@@ -6,14 +6,16 @@ that its `optimise` key names, its `samples`, or a declaration that inputs are d
 
 from __future__ import annotations
 
+import json
 import mimetypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from marserve.errors import MarserveError
 from marserve.option_values import Sample
+from marserve.registry.intake.drawn_samples import draw_samples
 
 MOST_INPUTS: Final = 100_000
 # What Python's table leaves to each machine, or does not know.
@@ -70,6 +72,20 @@ def own_inputs(
         "the archive has no samples, and no signature that inputs can be drawn from: name a folder of requests with "
         "--inputs."
     )
+
+
+def drawn_of(signature: object) -> tuple[Sample, ...]:
+    """Inputs drawn from `signature` of a model's configuration; none from what is no map of tensors.
+
+    The only tensor is a bare array: handlers that know nothing of names take it, and those that do take it, too.
+    """
+    tensors = signature.get("inputs") if isinstance(signature, Mapping) else None
+    if not isinstance(tensors, Mapping) or not all(isinstance(each, Mapping) for each in tensors.values()):
+        return ()
+    drawn = draw_samples({"kind": "tensors", "inputs": [{**each, "name": str(name)} for name, each in tensors.items()]})
+    if len(tensors) > 1:
+        return drawn
+    return tuple(each._replace(body=json.dumps(*json.loads(each.body).values()).encode()) for each in drawn)
 
 
 def _written(sample: Sample, model_dir: Path, into: Path, at: int) -> Input:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from marserve.errors import without_stop
 from marserve.files.digests import digest_of
 from marserve.machine.describe import count_cores
 from marserve.optimise.candidates import (
@@ -33,7 +34,7 @@ from marserve.optimise.candidates import (
 )
 from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, measure_both
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
-from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
+from marserve.optimise.inputs import BadInputs, Input, OwnInputs, drawn_of, own_inputs
 from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
 from marserve.optimise.proof import Proof
 from marserve.optimise.ratio import PAIRS, Ratio
@@ -155,9 +156,9 @@ def optimise(
         on_step(f"{len(compared)} inputs through {parent.name}")
         recorded = parent.record(compared, scratch / "parent", size, wish.within_s)
         if not recorded.runs:
-            raise NothingToOptimise(
-                f"{parent.name} cannot be built anew: {recorded.why_not or 'no input was answered'}."
-            )
+            failed = next((answer.message for answer in recorded.answers if answer.message), "")
+            none = f"no input was answered{f', the first fails with {without_stop(failed)}' if failed else ''}"
+            raise NothingToOptimise(f"{parent.name} cannot be built anew: {recorded.why_not or none}.")
         search = _Search(archive, parent, recorded, facts, wish, scratch, calibrating, compared, size, trusted, share)
         search.until = began + wish.within_s
         report = Report(
@@ -214,8 +215,10 @@ def _brought(parent: Subject, scratch: Path) -> OwnInputs:
     folder = scratch / "inputs"
     folder.mkdir()
     unpacked = Path(parent.plan.load.model_dir)
+    configured = parent.plan.unpacked.config.document or {}
+    drawn = options.drawn_samples or drawn_of(configured.get("signature"))
     try:
-        return own_inputs(unpacked, options.optimise.inputs, options.samples, options.drawn_samples, folder)
+        return own_inputs(unpacked, options.optimise.inputs, options.samples, drawn, folder)
     except BadInputs as error:
         raise BadInputs(f"{parent.name}: {error.message}") from error
 
