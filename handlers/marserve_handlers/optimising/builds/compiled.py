@@ -35,12 +35,13 @@ def compile_whole(model: Any, folder: Path) -> Any:
     from marserve_handlers.optimising.call_arrays import join
     from marserve_handlers.optimising.sample_calls import read_samples
 
-    compiled = torch.compile(model, options={"freezing": True})
+    compiled: Any = torch.compile(model, options={"freezing": True})
     call, _ = next(read_samples(folder / EXAMPLE, model))
     most = int((folder / SIZES).read_text())
+    settings: Any = torch._dynamo.config
     try:
         # Without this a failure runs as it was, in silence.
-        with torch._dynamo.config.patch(suppress_errors=False), torch.no_grad():
+        with settings.patch(suppress_errors=False), torch.no_grad():
             for rows in sorted({1, 2, most} if most > 1 else {1}):
                 batch = join([call] * rows)
                 compiled(*batch.args, **batch.kwargs)
