@@ -234,10 +234,11 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         return load_eager(model_dir, model_file, model_pt_path, self.device)
 
     def _load_exported_program(self, model_pt_path: str) -> Any:
-        """The exported program of that path, on `self.device`."""
-        from marserve_handlers.runtimes.exported import load_exported
+        """The exported program of that path, on `self.device`; a package of native code if the archive is trusted."""
+        from marserve_handlers.runtimes.exported import load_exported, load_native
 
-        return load_exported(model_pt_path, self.device)
+        model = load_native(model_pt_path, self.device, self.context)
+        return load_exported(model_pt_path, self.device) if model is None else model
 
     def _load_onnx_model(self, model_pt_path: str) -> Any:
         """A session of ONNX Runtime for that path, set up as `onnx` of the model's configuration says."""

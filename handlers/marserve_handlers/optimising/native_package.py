@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export.pt2_archive._package import AOTICompiledModel
 
 from marserve_handlers.optimising.builds import CannotBuild
 from marserve_handlers.optimising.call_arrays import Call, join, leaves_of, with_leaves
 from marserve_handlers.optimising.machine import cpu_flags
 from marserve_handlers.optimising.material import Material
 
-MODEL, FACTS = "model.pt2", "package.json"
+MODEL, FACTS = "model.pt2", ".json"
 # Without a check of its own a package of batches of two runs three; without the other a batch of one is refused.
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 CONFIG = {"freezing": True, "aot_inductor.check_lowerbound": False}
@@ -32,17 +36,16 @@ def write_package(material: Material, program: Any, folder: Path) -> None:
 
     Raises CannotBuild where it cannot be compiled, or takes neither one row nor two.
     """
-    os.environ[CHECKS] = "1"
     path = folder / MODEL
     try:
         # Not under no_grad: it was seen to lay out pictures anew then, and the package to refuse them.
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=CONFIG)
     except Exception as error:
         raise CannotBuild(f"AOTInductor does not compile it: {first_line(error)}") from None
-    package = torch._inductor.aoti_load_package(str(path))
+    package = open_package(path)
     least, most = rows_of(package, material.calls[0], material.most_rows)
     facts = {"torch": torch.__version__, "cpu": cpu_flags(), "least_rows": least, "most_rows": most}
-    (folder / FACTS).write_text(json.dumps(facts))
+    facts_of(path).write_text(json.dumps(facts))
 
 
 def rows_of(run: Any, call: Call, wanted: int) -> tuple[int, int]:
@@ -75,34 +78,65 @@ def rows_of(run: Any, call: Call, wanted: int) -> tuple[int, int]:
     return least, low
 
 
-def load_package(folder: Path) -> torch.nn.Module:
+def facts_of(package: Path) -> Path:
+    """The file beside a package."""
+    return package.with_name(package.name + FACTS)
+
+
+def is_package(path: Path) -> bool:
+    """Whether a file is a package: an exported program holds no compiled code. Nothing of it is run."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return any("/data/aotinductor/" in f"/{name}" for name in file.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def load_package(path: Path) -> torch.nn.Module:
     """The package as a module, called as its parent. Runs the package's native code.
 
+    One that another tool has made has no file beside it: it is run with whatever rows its own checks let through.
     Raises CannotBuild where it was compiled for instructions that this processor lacks, or with another torch.
     """
-    facts = read_facts(folder)
+    if not facts_of(path).exists():
+        return PackageModule(open_package(path), 1, sys.maxsize)
+    facts = read_facts(facts_of(path))
     lacking = [flag for flag in facts["cpu"] if flag not in cpu_flags()]
     if lacking:
         raise CannotBuild(f"it was compiled for a processor with {', '.join(lacking)}, which this one has not")
     if facts["torch"] != torch.__version__:
         raise CannotBuild(f"it was compiled with torch {facts['torch']}, and this is {torch.__version__}")
+    return PackageModule(open_package(path), int(facts["least_rows"]), int(facts["most_rows"]))
+
+
+def open_package(path: Path) -> Any:
+    """The package as torch has it. What it is unpacked to goes at once: a worker that is killed would leave it.
+
+    torch's own way there compiles programs first, to find out what the processor has, which is known here.
+    """
     os.environ[CHECKS] = "1"
-    run = torch._inductor.aoti_load_package(str(folder / MODEL))
-    return PackageModule(run, int(facts["least_rows"]), int(facts["most_rows"]))
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["TMPDIR"] = scratch
+        try:
+            return AOTICompiledModel(loader(str(path), "model", False, 1, -1))
+        finally:
+            if before is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = before
 
 
-def read_facts(folder: Path) -> Mapping[str, Any]:
+def read_facts(path: Path) -> Mapping[str, Any]:
     """What stands beside a package. Raises CannotBuild for what is no such file."""
     try:
-        facts = json.loads((folder / FACTS).read_text())
-        if (
-            not 1 <= int(facts["least_rows"]) <= int(facts["most_rows"])
-            or not isinstance(facts["cpu"], list)
-            or not isinstance(facts["torch"], str)
-        ):
+        facts = json.loads(path.read_text())
+        is_known = isinstance(facts["cpu"], list) and isinstance(facts["torch"], str)
+        if not is_known or not 1 <= int(facts["least_rows"]) <= int(facts["most_rows"]):
             raise ValueError("its values are of other types")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CannotBuild(f"{FACTS} beside its package cannot be read: {error}") from None
+        raise CannotBuild(f"{path.name} beside its package cannot be read: {error}") from None
     return facts  # type: ignore[no-any-return]
 
 

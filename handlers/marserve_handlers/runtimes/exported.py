@@ -1,4 +1,4 @@
-"""Loads exported programs (`.pt2`) and models compiled ahead of time (`.so`)."""
+"""Loads exported programs (`.pt2`) and models compiled ahead of time (`.so`, and packages of AOTInductor in `.pt2`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,36 @@ def load_exported(path: str, device: Any) -> torch.nn.Module:
         warnings.simplefilter("ignore")
         module.marserve_declaration = _declare(program)  # type: ignore[assignment]  # an attribute beside its own
     return module
+
+
+def load_native(path: str, device: Any, context: Any) -> torch.nn.Module | None:
+    """The package of native code of `path` as a module; None where the file is none.
+
+    Loading runs its code, so the archive must be trusted. Raises ModelNotLoadable where it is not, and for a package
+    that was compiled for another processor, device or torch.
+    """
+    # here: few models are packages
+    from marserve_handlers.optimising.builds import CannotBuild
+    from marserve_handlers.optimising.native_package import is_package, load_package
+
+    if not is_package(Path(path)):
+        return None
+    name = os.path.basename(path)
+    if getattr(context, "is_trusted", False) is not True:
+        raise ModelNotLoadable(
+            f"{name} is a package of native code, which runs as soon as it is loaded, and its archive is not among "
+            "trusted_models."
+        )
+    if torch.device(str(device)).type != "cpu":
+        raise ModelNotLoadable(f"{name} is a package of native code for a CPU, and the model is to be on {device}.")
+    try:
+        return load_package(Path(path))
+    except CannotBuild as error:
+        raise ModelNotLoadable(f"{name} cannot be run here: {error}.") from None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelNotLoadable(f"{name} is no package that this torch can load: {error}") from error
 
 
 def _declare(program: Any) -> Declaration | None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from marserve.archive.contents.manifest import MANIFEST_PATH
 from marserve.archive.writing.writer import Packing, output_path, refuse_existing, write_packing
+from marserve.files.digests import digest_of
 from marserve.optimise.compare import Report, Wish, compare
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, Verdict
 from marserve.optimise.inputs import Input
@@ -17,8 +18,8 @@ from marserve.optimise.optimised_archive import manifest_bytes, members_of
 from marserve.optimise.proof import FOLDER, PROOF_PATH
 from marserve.optimise.subject import Subject, SubjectFailed
 
-Format = Literal["onnx", "pt2"]
-FORMATS: Final[tuple[Format, ...]] = ("onnx", "pt2")
+Format = Literal["onnx", "pt2", "aoti"]
+FORMATS: Final[tuple[Format, ...]] = ("onnx", "pt2", "aoti")
 # Inputs of other shapes show which axes vary; more of them show no more.
 MOST_EXAMPLES: Final = 64
 
@@ -29,11 +30,15 @@ class CannotExport(SubjectFailed):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The archive that was written, its version, and how it compares with its parent."""
+    """The archive that was written, its version, and how it compares with its parent.
+
+    `trust` is its digest where a server is to be told that it may load what is in it, else empty.
+    """
 
     archive: Path
     version: str
     report: Report
+    trust: str = ""
 
 
 def export(
@@ -55,7 +60,7 @@ def export(
     """
     trusted = [archive.name] if is_trusted else []
     with tempfile.TemporaryDirectory(prefix="marserve-export-") as scratch:
-        file = Path(scratch, f"model.{to}")
+        file = Path(scratch, "model.onnx" if to == "onnx" else "model.pt2")
         with Subject(archive, threads=threads, trusted=trusted) as parent:
             on_step(f"loading {parent.name}")
             parent.loaded()
@@ -70,7 +75,8 @@ def export(
                 raise CannotExport(f"{parent.name} cannot be exported as {to}: {faults}.")
         ready = Path(scratch, output.name)
         _write(archive, file, version, ready)
-        trusted_both = [*trusted, ready.name] if is_trusted else []
+        # What was compiled here may run here.
+        trusted_both = [*trusted, ready.name] if is_trusted or to == "aoti" else []
         with (
             Subject(archive, threads=threads, trusted=trusted) as parent,
             Subject(ready, threads=threads, trusted=trusted_both) as other,
@@ -82,7 +88,7 @@ def export(
             raise CannotExport(f"{model} does not answer as {to} as it does now: {faults}.")
         report.verdict = Verdict(report.verdict.faults, (*made.notes, *report.verdict.notes))
         _write(archive, file, version, output, force=force)
-    return Exported(output, version, report)
+    return Exported(output, version, report, digest_of(output) if to == "aoti" else "")
 
 
 def _write(parent: Path, file: Path, version: str, output: Path, *, force: bool = False) -> None:
@@ -94,7 +100,8 @@ def _write(parent: Path, file: Path, version: str, output: Path, *, force: bool 
             for name, path in members.items()
             if name != PROOF_PATH and not name.startswith(f"{FOLDER}/") and name not in _replaced(document)
         }
-        members[file.name] = file
+        # A package of native code has a file beside it, which says what it runs on.
+        members |= {each.name: each for each in (file, file.with_name(file.name + ".json")) if each.exists()}
         write_packing(Packing(members, output, MANIFEST_PATH, lambda _: manifest), output, "default", force=force)
 
 

@@ -151,7 +151,7 @@ class Subject:
         return msgspec.convert(self.ask(order, within_s), Built)
 
     def export(self, kind: str, file: Path, inputs: Sequence[Input], most_rows: int, within_s: float) -> Built:
-        """Have the model written as `onnx` or `pt2`. Raises SubjectFailed."""
+        """Have the model written as `onnx`, `pt2` or `aoti`. Raises SubjectFailed."""
         order = {
             "do": "export",
             "to": kind,

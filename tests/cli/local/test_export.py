@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import hashlib
 import json
+import shutil
 import tempfile
 import zipfile
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 
 from marserve.optimise import export as exporting
 from support.command_line import marserve
-from support.server import make_archive
+from support.server import Server, make_archive
 
 HANDLER = "from ts.torch_handler.base_handler import BaseHandler\n\nclass Handler(BaseHandler):\n    pass\n"
 NET = """
@@ -100,6 +103,41 @@ def test_an_exported_archive_answers_as_its_parent_and_keeps_its_other_files(
     assert "modelFile" not in model
     assert again.status == 1
     assert "already exists" in again.err
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.timeout(400)  # a compiler's work, on a busy machine
+def test_a_package_of_native_code_is_exported_and_loaded_by_servers_that_trust_it(tmp_path: Path, inputs: Path) -> None:
+    """Others refuse the load and say what is missing. Larger batches than it was compiled for are answered, too."""
+    pytest.importorskip("torch")
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    archive = archive_of(tmp_path, GOOD)
+
+    ran = marserve("export", archive, "--to", "aoti", "--inputs", inputs, "-o", tmp_path, "--json")
+
+    assert ran.status == 0, ran.out + ran.err
+    made = tmp_path / "net-aoti.mar"
+    assert ran.document["trustedModels"] == hashlib.sha256(made.read_bytes()).hexdigest()
+    compared = marserve("compare", archive, made, "--inputs", inputs, "--pairs", 0)
+    assert compared.status == 1
+    assert "which runs as soon as it is loaded, and its archive is not among trusted_models" in compared.err
+    wish = {"trusted_models": ran.document["trustedModels"]}
+    for settings, status in (({}, 500), (wish, 200)):
+        with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server:
+            answer = server.register("net-aoti.mar", batch_size=16, max_batch_delay=300)
+            assert answer.status_code == status, answer.text
+            if status == 500:
+                assert "native code" in answer.json()["reason"]
+                continue
+            with concurrent.futures.ThreadPoolExecutor(16) as threads:
+                rows = [json.dumps([at, 1.0, -at / 2, 0.25]) for at in range(16)]
+                asked = [
+                    threads.submit(server.predict, "net", row, **{"content-type": "application/json"}) for row in rows
+                ]
+                answers = [each.result().json() for each in asked]
+    assert len({json.dumps(answer) for answer in answers}) == 16
 
 
 @pytest.mark.system

@@ -76,14 +76,15 @@ def test_other_batches_are_cut_or_filled_and_answered_as_they_are(
     [
         ({"cpu": ["x86_64", "avx9"]}, "it was compiled for a processor with avx9, which this one has not"),
         ({"torch": "1.0"}, "it was compiled with torch 1.0, and this is"),
-        ({"most_rows": 0}, "package.json beside its package cannot be read"),
-        ({"cpu": "all"}, "package.json beside its package cannot be read"),
+        ({"most_rows": 0}, "model.pt2.json beside its package cannot be read"),
+        ({"cpu": "all"}, "model.pt2.json beside its package cannot be read"),
     ],
 )
 def test_a_package_for_another_machine_is_not_loaded(facts: dict[str, Any], why: str, tmp_path: Path) -> None:
     """An instruction that is not there would end the process."""
     known = {"torch": torch.__version__, "cpu": cpu_flags(), "least_rows": 1, "most_rows": 4}
-    (tmp_path / native_package.FACTS).write_text(json.dumps({**known, **facts}))
+    package = tmp_path / native_package.MODEL
+    native_package.facts_of(package).write_text(json.dumps({**known, **facts}))
 
     with pytest.raises(CannotBuild, match=why):
-        native_package.load_package(tmp_path)
+        native_package.load_package(package)

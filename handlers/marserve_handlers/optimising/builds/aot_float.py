@@ -22,6 +22,6 @@ def build(material: Material, folder: Path) -> None:
 
 def load(parent: Parent, folder: Path, threads: int) -> Any:
     """The package as a module; torch's own number of threads holds."""
-    from marserve_handlers.optimising.native_package import load_package  # here: where the build is a session's
+    from marserve_handlers.optimising.native_package import MODEL, load_package  # here: where it is a session's
 
-    return load_package(folder)
+    return load_package(folder / MODEL)

@@ -1,4 +1,4 @@
-"""What `compare`, `optimise` and `export` check of the words they are given, before anything runs."""
+"""What `compare`, `optimise` and `export` check of their words before anything runs, and say alike afterwards."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def check_export_path(folder: Path) -> None:
     """Raise WrongArguments for an export path that is no folder."""
     if not folder.is_dir():
         raise WrongArguments(f"The export path {folder} is no folder.", "Name one that is there.")
+
+
+def trust_line(what: str, digest: str, without: str) -> str:
+    """What to write into a server's settings for an archive of native code, and what happens without it."""
+    return (
+        f"{what} is native code, which runs as soon as it is loaded. A server loads it with "
+        f"`trusted_models={digest}` in its settings; {without}"
+    )

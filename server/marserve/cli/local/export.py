@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs
+from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs, trust_line
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.errors import MarserveError
 
@@ -18,11 +18,12 @@ class To(StrEnum):
 
     onnx = "onnx"
     pt2 = "pt2"
+    aoti = "aoti"
 
 
 def export(
     archive: Annotated[Path, typer.Argument(help="The archive; it stays as it is.")],
-    to: Annotated[To, typer.Option("--to", help="ONNX, or torch's exported program.")],
+    to: Annotated[To, typer.Option("--to", help="ONNX, torch's exported program, or a package of native code.")],
     inputs: Annotated[
         Path, typer.Option("--inputs", metavar="DIR", help="A folder of request bodies, one a file, to compare by.")
     ],
@@ -38,7 +39,7 @@ def export(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export an archive's model as ONNX or an exported program, and archive it if it answers as before."""
+    """Export an archive's model as ONNX, an exported program or native code; archive it if it answers as before."""
     # Here, for the time of other commands: numpy.
     from marserve.optimise.compare import describe_outputs, describe_ratios
     from marserve.optimise.comparison import shown
@@ -74,11 +75,15 @@ def export(
             "inputs": report.inputs,
             "outputs": describe_outputs(report.runs, report.mates),
             "ratios": describe_ratios(report.ratios),
+            "trustedModels": made.trust or None,
             "notes": list(report.verdict.notes),
         }
+        lines = [f"note: {note}" for note in report.verdict.notes]
+        if made.trust:
+            lines.append(trust_line(to.value, made.trust, "without, its load is refused."))
         said = f"mean error {shown(max(errors))} over {report.inputs} inputs" if errors else "its answers are alike"
         output.result(
             document,
             f"{made.archive}: version {made.version}, {said}" + "".join(f", {ratio}" for ratio in ratios) + ".",
-            *(f"note: {note}" for note in report.verdict.notes),
+            *lines,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs
+from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs, trust_line
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -198,10 +198,7 @@ def _lines(report: Report) -> list[str | Table]:
     else:
         lines.append(f"{report.winner} is in {report.archive}; it is served as version {report.version}-optimised.")
         if report.trust:
-            lines.append(
-                f"{report.winner} is native code, which runs as soon as it is loaded. A server loads it with "
-                f"`trusted_models={report.trust}` in its settings; without, the parent serves."
-            )
+            lines.append(trust_line(report.winner, report.trust, "without, the parent serves."))
     return lines
 
 

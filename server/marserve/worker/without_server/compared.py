@@ -265,7 +265,7 @@ class Compared:
         return {"seconds": time.perf_counter() - began, "bytes": size, "notes": material.notes}
 
     def export(self, kind: str, file: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
-        """Write the model as an ONNX file or an exported program, from these inputs; `refused` says why not."""
+        """Write the model in another format, made from these inputs; `refused` says why not."""
         if self._found.kind != "torch":
             what = self._found.why_not or "it is a session of ONNX Runtime already"
             return {"refused": what}
@@ -280,6 +280,13 @@ class Compared:
             try:
                 if kind == "onnx":
                     write_onnx(material, Path(scratch)).replace(file)
+                elif kind == "aoti":
+                    # here, too, and not where there is no torch
+                    from marserve_handlers.optimising.native_package import MODEL, facts_of, write_package
+
+                    write_package(material, export_program(material), Path(scratch))
+                    facts_of(Path(scratch, MODEL)).replace(facts_of(file))
+                    Path(scratch, MODEL).replace(file)
                 else:
                     sys.modules["torch"].export.save(export_program(material), str(file))
             except CannotBuild as error:
