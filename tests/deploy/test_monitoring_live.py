@@ -20,6 +20,7 @@ import yaml
 from support.pages import ROOT
 from support.plugin_packages import HOLDS, Installation
 from support.server import Server, free_ports, make_archive, poll
+from support.summaries import SUMMARISE, write_round
 
 pytestmark = [
     pytest.mark.system,
@@ -155,3 +156,22 @@ def test_under_load_every_query_has_an_answer_and_alerts_fire(tmp_path: Path) ->
 
     assert [query for query in empty if NEEDS_MORE.search(query) is None] == []
     assert not fired & {"MarserveNotScraped", "MarserveDeviceLost", "MarserveDesiredStateFailed", "MarserveWatchFails"}
+
+
+def test_the_case_of_slow_requests_fires_its_alert_and_no_other(tmp_path: Path) -> None:
+    """docs/slow-requests.md begins with it: mails wait behind contracts, and nothing is broken."""
+    store = tmp_path / "store"
+    store.mkdir()
+    make_archive(store / "summaries.mar", SUMMARISE)
+    with Server(tmp_path, entry="marserve", store=store, settings={"metrics_mode": "prometheus"}) as server:
+        assert server.register("summaries.mar", initial_workers=1, synchronous="true").status_code == 200
+        with watching(server.metrics.removeprefix("http://"), tmp_path / "prometheus") as prometheus:
+            fired: dict[str, str] = {}
+            for number, _ in enumerate(poll(75, "it fires")):
+                write_round(server, number)
+                firing = prometheus.ask('ALERTS{alertstate="firing"}')
+                fired = {each["metric"]["alertname"]: each["metric"].get("model", "") for each in firing}
+                if fired:
+                    break
+
+    assert fired == {"MarserveRequestsWait": "summaries"}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,28 +11,12 @@ import pytest
 from support.browsing import Browsing, launched
 from support.explained import explained
 from support.server import Server, make_archive
+from support.summaries import SHORT, SUMMARISE, ask, write_round
 
 pytestmark = pytest.mark.browser
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 MOST_BYTES = 80_000
-# A summary takes as long as its text is: most are short, and now and then one is not.
-SUMMARISE = """
-import json
-import time
-
-def handle(data, context):
-    if data is None:
-        return None
-    for row in data:
-        text = json.loads(bytes(row["body"]))["text"]
-        with context.span("read"):
-            time.sleep(0.002)
-        with context.span("write"):
-            time.sleep(len(text) / 10_000)
-    return ["a summary"] * len(data)
-"""
-LONG = "x" * 15_000
 
 
 def test_the_case_of_the_page_is_as_it_says(tmp_path: Path) -> None:
@@ -44,20 +25,12 @@ def test_the_case_of_the_page_is_as_it_says(tmp_path: Path) -> None:
     make_archive(tmp_path / "summaries.mar", SUMMARISE)
     settings = {"load_models": "summaries.mar", "default_workers_per_model": "1"}
     with Server(tmp_path, entry="marserve", store=tmp_path, settings=settings) as server, launched() as browser:
-
-        def ask(request_id: str, text: str) -> None:
-            server.predict("summaries", json.dumps({"text": text}), **{"X-Request-Id": request_id})
-
         for number in range(20):
-            ask(f"note-{number}", "x" * 40)
+            ask(server, f"note-{number}", SHORT)
         browsing = Browsing(browser, size=(900, 900))
         page = browsing.open(f"{server.management}/#/models/summaries", ".charts")
         for round_number in range(4):
-            with ThreadPoolExecutor(8) as clients:
-                clients.submit(ask, f"contract-{round_number}", LONG)
-                time.sleep(0.2)  # the long one is with the worker by now
-                for number in range(6):
-                    clients.submit(ask, f"mail-{round_number}{number}", "x" * 40)
+            write_round(server, round_number)
         explained(server, "mail-35")
         pictures: dict[str, bytes] = {}
         page.wait_for_timeout(2500)  # the next figures

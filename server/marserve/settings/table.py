@@ -673,8 +673,8 @@ class Security:
     trusted_models: tuple[str, ...] = _own(
         WORDS,
         (),
-        "Archives, by name or SHA-256, whose pickles are opened unchecked, whose native code is loaded, and whose workers "
-        "may be programs.",
+        "Archives, by name or SHA-256, whose pickles are opened unchecked, whose native code is loaded, and whose "
+        "workers may be programs.",
     )
 
 
