@@ -122,6 +122,12 @@ class Request(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "timeline", timeline)
 
     @property
+    def kept_trace_id(self) -> str:
+        """That of its trace, if its spans are kept however it ends; else empty."""
+        trace = None if self.timeline is None else self.timeline.trace
+        return trace.trace_id if trace is not None and trace.is_sampled else ""
+
+    @property
     def shares_memory(self) -> bool:
         """Whether tensors of it lie in memory that its client changes: it is never run again to compare answers."""
         return any(name == SHARED_TENSORS for name, _ in self.server_headers)

@@ -146,6 +146,21 @@ def test_a_request_is_a_trace_with_its_stages(traced: tuple[Server, Collector]) 
     assert server.client.get(f"{server.management}/requests/{TRACE}").json()["trace_id"] == TRACE
 
 
+def test_the_page_of_metrics_has_the_trace_of_an_example(traced: tuple[Server, Collector]) -> None:
+    """From where a slow bucket leads to a trace; a request whose trace is not kept does not take its place."""
+    server, _ = traced
+    url, wish = f"{server.metrics}/metrics", {"accept": "application/openmetrics-text"}
+    server.client.get(url, headers=wish)
+    server.predict("m", "{}", traceparent=SAMPLED, **{"X-Request-Id": "shown"})
+    server.predict("m", "{}", traceparent=UNSAMPLED, **{"X-Request-Id": "not-shown"})
+
+    lines = server.client.get(url, headers=wish).text.splitlines()
+    of_total = [
+        line for line in lines if line.startswith("marserve_request_seconds_bucket") and 'stage="total"' in line
+    ]
+    assert any(f'request_id="shown",trace_id="{TRACE}"' in line for line in of_total)
+
+
 def test_the_requests_of_a_batch_are_linked_to_its_span(traced: tuple[Server, Collector]) -> None:
     """And the batch to each of them."""
     server, collector = traced

@@ -26,3 +26,19 @@ def test_values_that_are_told_together_are_counted_as_though_alone() -> None:
             alone.observe(value)
 
     assert (together.buckets, together.sum, together.last) == (alone.buckets, alone.sum, alone.last)
+
+
+def test_an_example_with_a_trace_stays_until_the_next_with_one() -> None:
+    """Where few requests have one, no page would show it."""
+    histogram = Histogram((1.0,))
+    histogram.exemplify(0.5, "before", "t")
+    histogram.keep_examples()
+    seen = []
+    for request, trace in (("a", ""), ("b", ""), ("c", "t1"), ("d", ""), ("e", "t2")):
+        histogram.exemplify(0.5, request, trace)
+        assert histogram.examples is not None
+        example = histogram.examples[0]
+        assert example is not None
+        seen.append((example.request_id, example.trace_id))
+
+    assert seen == [("a", ""), ("b", ""), ("c", "t1"), ("c", "t1"), ("e", "t2")]

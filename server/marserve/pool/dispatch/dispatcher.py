@@ -485,7 +485,8 @@ class Dispatcher:
                 job.receiver.on_answer(answer)
         metrics.total_seconds.observe_all(totals_s)
         if metrics.total_seconds.examples is not None and len(totals_s) == len(flight.jobs) > 0:
-            metrics.total_seconds.exemplify(totals_s[-1], flight.jobs[-1].request.id)
+            last = flight.jobs[-1].request
+            metrics.total_seconds.exemplify(totals_s[-1], last.id, last.kept_trace_id)
         if named_s:
             metrics.named_total_s += sum(named_s)
         if metrics.tap is not None:
@@ -779,7 +780,8 @@ class Dispatcher:
         total_s = now - job.arrived
         metrics.errors[error.cause or "unknown"] += 1
         metrics.total_seconds.observe(total_s)
-        metrics.total_seconds.exemplify(total_s, job.request.id)
+        if metrics.total_seconds.examples is not None:
+            metrics.total_seconds.exemplify(total_s, job.request.id, job.request.kept_trace_id)
         if job.request.names_version:
             metrics.named_total_s += total_s
         if metrics.tap is not None:

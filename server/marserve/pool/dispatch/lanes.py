@@ -159,8 +159,9 @@ class Lanes:
         metrics.queue_seconds.observe_all(waits_s)
         metrics.batch_sizes.observe(size)
         if metrics.queue_seconds.examples is not None and waits_s:
-            metrics.queue_seconds.exemplify(waits_s[-1], jobs[-1].request.id)
-            metrics.batch_sizes.exemplify(size, jobs[-1].request.id)
+            last = jobs[-1].request
+            metrics.queue_seconds.exemplify(waits_s[-1], last.id, last.kept_trace_id)
+            metrics.batch_sizes.exemplify(size, last.id, last.kept_trace_id)
         if named_s:
             metrics.named_queue_s += sum(named_s)
         if metrics.tap is not None:
@@ -205,7 +206,8 @@ class Lanes:
         runs, seconds = metrics.runs_by_size.get(size, (0, 0.0))
         metrics.runs_by_size[size] = (runs + 1, seconds + handler_s)
         if metrics.handler_seconds.examples is not None and flight.jobs:
-            metrics.handler_seconds.exemplify(handler_s, flight.jobs[-1].request.id)
+            last = flight.jobs[-1].request
+            metrics.handler_seconds.exemplify(handler_s, last.id, last.kept_trace_id)
         if metrics.tap is not None:
             server_s = 0.0 if flight.is_ahead else now - flight.sent_at - handler_s
             metrics.tap.ran([job.request.id for job in flight.jobs], handler_s, server_s)

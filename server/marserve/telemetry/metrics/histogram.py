@@ -77,9 +77,17 @@ class Histogram:
             self.examples = [None] * len(self.buckets)
 
     def exemplify(self, value: float, request_id: str, trace_id: str = "") -> None:
-        """Keep a value that was counted as its bucket's example; without `keep_examples` nothing is kept."""
-        if self.examples is not None:
-            self.examples[bisect_left(self.bounds, value)] = Example(value, request_id, trace_id)
+        """Keep a value that was counted as its bucket's example; without `keep_examples` nothing is kept.
+
+        One without a trace does not take the place of one with a trace: where one request in a hundred has one, no
+        page would show it.
+        """
+        if self.examples is None:
+            return
+        place = bisect_left(self.bounds, value)
+        before = self.examples[place]
+        if trace_id or before is None or not before.trace_id:
+            self.examples[place] = Example(value, request_id, trace_id)
 
     @property
     def count(self) -> int:
