@@ -108,6 +108,26 @@ def first_row(net: Any, rows: Any) -> Any:
     return net.linear(rows)[:1]
 
 
+def fewer_than_declared(net: Any, rows: Any) -> Any:
+    """A package that was declared for eight rows, and takes seven."""
+    if len(rows) == BATCH:
+        raise RuntimeError("dim value is too large")
+    return net.linear(rows)
+
+
+def misread(net: Any, rows: Any) -> Any:
+    """A quantised file that another runtime misreads: five of six answers are others (OpenVINO, a QDQ file)."""
+    scores = net.linear(rows)
+    is_right = (rows[:, :1] * 1000).long().abs() % 6 == 0
+    return torch.where(is_right, scores, scores.flip(1) * 1.01)
+
+
+def one_class_negated(net: Any, rows: Any) -> Any:
+    """A channel's scale with the wrong sign."""
+    scores = net.linear(rows)
+    return torch.cat([-scores[:, :1], scores[:, 1:]], 1)
+
+
 PLANTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "wrong scale": (lambda net, rows: net.linear(rows) * 1.2, "has a mean error of 0.2 of the mean output"),
     "permuted labels": (lambda net, rows: net.linear(rows).roll(1, 1), "has a mean error of"),
@@ -123,6 +143,14 @@ PLANTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "one answer for a batch": (first_row, "2 rows gave outputs that are not as long"),
     "a constant": (lambda net, rows: torch.ones(len(rows), CLASSES), "has a mean error of"),
     "noise": (lambda net, rows: net.linear(rows) + torch.randn(len(rows), CLASSES), "has a mean error of"),
+    "fewer rows than declared": (
+        fewer_than_declared,
+        "in batches of 8: input 0: RuntimeError('dim value is too large')",
+    ),
+    "a misread file": (misread, "has a mean error of"),
+    "a channel with the wrong sign": (one_class_negated, "has a mean error of"),
+    "infinite": (lambda net, rows: net.linear(rows) / (rows[:, :1] > -1), "elements that are no finite number"),
+    "whole numbers": (lambda net, rows: net.linear(rows).round(), "has a mean error of"),
     "another name": (lambda net, rows: {"a": net.linear(rows), "b": rows}, "the outputs are a, b, wanted output"),
 }
 LARGEST = 0.0
