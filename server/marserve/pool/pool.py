@@ -457,6 +457,7 @@ class Pool:
         busy = [life for life in serving if lanes.by_key[life.key].flights]
         idle = [life for life in serving if lanes.idle and life.key == lanes.idle[-1].key]
         chosen = max(busy, key=lambda life: life.requests) if busy else (idle or serving)[0]
+        self.profiles.refuse_second()  # before py-spy is begun
         before = {life.key: life.requests for life in serving}
         is_here = chosen.process is not None and not chosen.process.node
         begun(chosen.pids if is_here else [])

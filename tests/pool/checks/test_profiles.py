@@ -41,7 +41,7 @@ async def test_one_worker_measures_the_requests_that_it_answers_meanwhile(tmp_pa
         making = asyncio.create_task(pool.profile(ProfileWish(3, 60.0, 1 << 26), pids.extend))
         await until(lambda: pool.profiles.progress is not None, "a profile")
         with pytest.raises(CannotProfile, match=r"m 1\.0 is being profiled since 0 s, one at a time"):
-            await pool.profile(FOREVER, no_matter)
+            await pool.profile(FOREVER, lambda pids: pytest.fail("no second one is begun"))
 
         answers = [await running.ask(b"%d" % number) for number in range(8)]
         taken = await making

@@ -66,17 +66,22 @@ class Profiles:
             return None
         return time.monotonic() - self._began, max(0, self._requests_of(self._key) - self._requests_before)
 
+    def refuse_second(self) -> None:
+        """Raise CannotProfile while a profile is made."""
+        if self._outcome is not None:
+            since = time.monotonic() - self._began
+            raise CannotProfile(
+                f"{self._options.model} {self._options.version} is being profiled since {since:.0f} s, one at a time: "
+                "try again when that has ended."
+            )
+
     async def run(self, key: str, wish: ProfileWish) -> tuple[Profiled, Sequence[Body]]:
         """Have the worker of that key measure. A caller that is cancelled has the worker drop what it measured.
 
         Raises CannotProfile if one runs, if the worker ends meanwhile, or does not answer.
         """
+        self.refuse_second()
         name = f"{self._options.model} {self._options.version}"
-        if self._outcome is not None:
-            since = time.monotonic() - self._began
-            raise CannotProfile(
-                f"{name} is being profiled since {since:.0f} s, one at a time: try again when that has ended."
-            )
         self._last += 1
         number = self._last
         outcome: asyncio.Future[tuple[Profiled, Sequence[Body]]] = asyncio.get_running_loop().create_future()
@@ -124,6 +129,6 @@ class Profiles:
                     "its place, or is about to."
                     if cause != "stopped"
                     else f"The worker of {self._options.model} {self._options.version} that was profiled was stopped "
-                    "meanwhile: it was unregistered, scaled down, or replaced. Profile the version that serves now."
+                    "meanwhile: it was unregistered, scaled down, put to sleep or replaced. Profile what serves now."
                 )
             )
