@@ -81,7 +81,7 @@ def load_native(path: str, device: Any, context: Any) -> torch.nn.Module | None:
     try:
         return load_package(Path(path))
     except CannotBuild as error:
-        raise ModelNotLoadable(f"{name} cannot be run here: {error}.") from None
+        raise ModelNotLoadable(f"{name} cannot be run here ({error}).") from None
     except Exception as error:
         if is_out_of_memory(error):
             raise
