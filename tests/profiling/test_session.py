@@ -174,8 +174,11 @@ async def test_where_py_spy_sees_nothing_the_reason_is_said(tmp_path: Path, scri
 async def test_a_py_spy_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that cannot be started is said to."""
     monkeypatch.setattr(py_spy, "ENDS_WITHIN_S", 0.05)
-    spy = PySpy(_program(tmp_path, "trap '' INT\nwhile :; do sleep 0.05; done"))
+    ready = tmp_path / "ready"
+    spy = PySpy(_program(tmp_path, f"trap '' INT\ntouch {ready}\nwhile :; do sleep 0.05; done"))
     await spy.begin(os.getpid(), 60)
+    while not ready.exists():
+        await asyncio.sleep(0.01)
 
     assert await spy.end() == ("", "py-spy did not end within 0.05 s")
     await spy.close()
