@@ -12,13 +12,11 @@ import json
 import os
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export.pt2_archive._package import AOTICompiledModel
 
 from marserve_handlers.optimising.builds import CannotBuild
 from marserve_handlers.optimising.call_arrays import Call, join, leaves_of, with_leaves
@@ -83,15 +81,6 @@ def facts_of(package: Path) -> Path:
     return package.with_name(package.name + FACTS)
 
 
-def is_package(path: Path) -> bool:
-    """Whether a file is a package: an exported program holds no compiled code. Nothing of it is run."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            return any("/data/aotinductor/" in f"/{name}" for name in file.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
-
-
 def load_package(path: Path) -> torch.nn.Module:
     """The package as a module, called as its parent. Runs the package's native code.
 
@@ -101,7 +90,8 @@ def load_package(path: Path) -> torch.nn.Module:
     if not facts_of(path).exists():
         return PackageModule(open_package(path), 1, sys.maxsize)
     facts = read_facts(facts_of(path))
-    lacking = [flag for flag in facts["cpu"] if flag not in cpu_flags()]
+    here = cpu_flags()
+    lacking = [flag for flag in facts["cpu"] if flag not in here]
     if lacking:
         raise CannotBuild(f"it was compiled for a processor with {', '.join(lacking)}, which this one has not")
     if facts["torch"] != torch.__version__:
@@ -114,6 +104,8 @@ def open_package(path: Path) -> Any:
 
     torch's own way there compiles programs first, to find out what the processor has, which is known here.
     """
+    from torch.export.pt2_archive._package import AOTICompiledModel  # here: torch's private name
+
     os.environ[CHECKS] = "1"
     loader: Any = torch._C._aoti.AOTIModelPackageLoader
     before = os.environ.get("TMPDIR")

@@ -17,7 +17,7 @@ from marserve_handlers.declared.declaration import DTYPES, Declaration
 from marserve_handlers.declared.named import Spec, declare_specs
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
-from marserve_handlers.support.exported_check import check_exported_program
+from marserve_handlers.support.exported_check import check_exported_program, is_native_package
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ def load_native(path: str, device: Any, context: Any) -> torch.nn.Module | None:
     Loading runs its code, so the archive must be trusted. Raises ModelNotLoadable where it is not, and for a package
     that was compiled for another processor, device or torch.
     """
+    if not is_native_package(path):
+        return None
     # here: few models are packages
     from marserve_handlers.optimising.builds import CannotBuild
-    from marserve_handlers.optimising.native_package import is_package, load_package
+    from marserve_handlers.optimising.native_package import load_package
 
-    if not is_package(Path(path)):
-        return None
     name = os.path.basename(path)
     if getattr(context, "is_trusted", False) is not True:
         raise ModelNotLoadable(

@@ -68,9 +68,22 @@ def check_exported_program(file: str | IO[bytes]) -> None:
         raise ModelNotLoadable(f"The exported program is no zip file: {error}") from error
 
 
+def is_native_package(path: str) -> bool:
+    """Whether a file is a package of native code and no exported program. Nothing of it is run."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(map(_is_native, archive.namelist()))
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _is_native(member: str) -> bool:
+    return "/data/aotinductor/" in f"/{member}"
+
+
 def _check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
     name = info.filename
-    if "/data/aotinductor/" in f"/{name}" or name.endswith((".so", ".dll", ".dylib", ".pyd")):
+    if _is_native(name) or name.endswith((".so", ".dll", ".dylib", ".pyd")):
         raise ModelNotLoadable(f"The exported program holds compiled code ({name}), which is not run.")
     if re.search(r"/constants/(opaque|custom)_obj", f"/{name}"):
         raise ModelNotLoadable(f"The exported program holds an object that is no tensor ({name}).")

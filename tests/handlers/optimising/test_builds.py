@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from marserve_handlers.optimising import builds
 from marserve_handlers.optimising.builds import BUILDS, CannotBuild, find_build
 from marserve_handlers.optimising.call_arrays import Call, as_numpy, join, leaves_of
 from marserve_handlers.optimising.capture import run_model
@@ -224,7 +225,8 @@ def test_what_does_not_suit_is_refused_with_a_reason() -> None:
 
 
 def test_the_server_tries_the_builds_that_there_are() -> None:
-    """Both lists have the same names."""
-    from marserve.optimise.candidates import NAMES
+    """Both lists have the same names, and of native code, too."""
+    from marserve.optimise.candidates import NAMES, NATIVE
 
     assert list(NAMES) == list(BUILDS)
+    assert set(NATIVE) == builds.NATIVE
