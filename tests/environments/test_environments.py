@@ -140,7 +140,6 @@ async def test_what_lies_in_the_archive_is_installed_without_a_network(house: Ho
     assert [installed[:2] for installed in record["installed"]] == [["other", "2.0"], ["tiny", "1.0"]]
 
 
-@pytest.mark.system
 async def test_the_operators_index_is_asked(house: House) -> None:
     """By pip's own configuration, here its variables."""
     shop = house.archive.parent / "shop"
@@ -195,7 +194,6 @@ async def test_a_virtual_environment_needs_no_requirements(house: House) -> None
     environment.release()
 
 
-@pytest.mark.system
 async def test_a_folder_of_source_is_built_outside_of_the_archive(house: House) -> None:
     """Building writes into the folder, and an archive may be a folder of the store. Its failure is pip's to tell."""
     source = house.archive / "source"
@@ -248,7 +246,6 @@ async def test_a_failure_is_tried_again_by_the_next_one(house: House) -> None:
     assert not environment.was_there
 
 
-@pytest.mark.system
 async def test_an_installation_that_takes_too_long_is_ended(house: House) -> None:
     """With everything that it started."""
     with waiting_index() as index, pytest.raises(DependencyFailed) as failed:
@@ -449,7 +446,6 @@ async def test_what_is_in_the_making_is_not_cleared_away(house: House) -> None:
 # ------------------------------------------------------------------------------------------- what pip is not told
 
 
-@pytest.mark.system
 async def test_the_surroundings_do_not_say_where_to_install(house: House, tmp_path: Path) -> None:
     """Variables that would lead pip elsewhere are taken off; a requirement of a virtual environment is too."""
     write_wheel(house.archive, "tiny")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,3 +239,28 @@ def test_inputs_that_cannot_be_held_or_read_are_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr("marserve.tuning.payloads.MOST_BYTES", 2)
     with pytest.raises(NoPayloads, match="hold 3 bytes; at most 2"):
         read_payloads([(file, "")])
+
+
+def test_an_interrupt_that_leaves_the_loop_half_closed_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop was seen to raise RuntimeError then, and a copy would stay."""
+
+    class Runner:
+        def __init__(self, **options: object) -> None:
+            pass
+
+        def __enter__(self) -> Runner:
+            return self
+
+        def run(self, work: Any) -> None:
+            work.close()
+            raise KeyboardInterrupt
+
+        def __exit__(self, *error: object) -> None:
+            raise RuntimeError("Cannot close a running event loop")
+
+    async def work() -> None:
+        """Nothing."""
+
+    monkeypatch.setattr(asyncio, "Runner", Runner)
+    with pytest.raises(KeyboardInterrupt):
+        run(work)

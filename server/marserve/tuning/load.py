@@ -347,8 +347,17 @@ def run(work: Callable[[], Any]) -> None:
         import uvloop  # an optional package
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(work())
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(work())
+    except RuntimeError as error:
+        # uvloop cannot be closed where Ctrl-C came while it ran its own code.
+        before: BaseException | None = error
+        while before is not None:
+            if isinstance(before, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            before = before.__context__
+        raise
 
 
 def due_times(shape: Shape, limit: Limit) -> Iterator[float]:
