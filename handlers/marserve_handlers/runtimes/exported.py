@@ -74,7 +74,7 @@ def load_native(path: str, device: Any, context: Any) -> torch.nn.Module | None:
     if getattr(context, "is_trusted", False) is not True:
         raise ModelNotLoadable(
             f"{name} is a package of native code, which runs as soon as it is loaded, and its archive is not among "
-            "trusted_models."
+            "trusted_models. Add the archive's name or SHA-256 there if you trust where it comes from."
         )
     if torch.device(str(device)).type != "cpu":
         raise ModelNotLoadable(f"{name} is a package of native code for a CPU, and the model is to be on {device}.")

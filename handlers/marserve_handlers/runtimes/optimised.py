@@ -48,7 +48,8 @@ def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, cont
         name = str(proof["build"])
         if name in NATIVE and getattr(context, "is_trusted", False) is not True:
             raise NotAsPromised(
-                "it is native code, which runs as soon as it is loaded, and the archive is not among trusted_models"
+                "it is native code, which runs as soon as it is loaded, and the archive is not among trusted_models. "
+                "Add the archive's name or SHA-256 there if you trust where it comes from"
             )
         model = _load(Path(model_dir, FOLDER), name, proof, parent, threads)
     except NotAsPromised as error:

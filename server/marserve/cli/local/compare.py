@@ -43,7 +43,7 @@ def compare(
     ] = 600.0,
     pairs: Annotated[int, typer.Option(min=0, max=99, help="Pairs of measurements; 0 for none.")] = 9,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
+        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

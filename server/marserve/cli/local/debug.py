@@ -31,7 +31,7 @@ def debug(
     ] = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="Threads of the model; 0 for all cores.")] = 0,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
+        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -35,7 +35,7 @@ def export(
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that each model may use.")] = 1,
     within: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long each step may take.")] = 600.0,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
+        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -71,7 +71,7 @@ def optimise(
         float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
     ] = 8.0,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Load pickles that hold more than weights: they may run anything.")
+        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
     ] = False,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Write the report as an HTML page, too.")
