@@ -8,12 +8,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# At most so many players at a time: each has the ports that leave its number over, divided by this. `play.py` looks for
+# unused ports, and a server takes them a second later: by then another player might have found the same.
+PLAYERS = 16
 
 
 def main() -> None:
@@ -24,6 +28,17 @@ def main() -> None:
     from support.prepared import Prepared
 
     subprocess.Popen = Prepared  # type: ignore[misc]
+    found = play.free_ports
+    number = int((re.findall(r"\d+", os.environ.get("PYTEST_XDIST_WORKER", "")) or ["0"])[0]) % PLAYERS
+
+    def own_ports(count: int) -> list[int]:
+        """Unused ports of this player's own."""
+        ports: list[int] = []
+        while len(ports) < count:
+            ports += [port for port in found(count) if port % PLAYERS == number and port not in ports]
+        return ports[:count]
+
+    play.free_ports = own_ports
     answers = sys.stdout
     for line in sys.stdin:
         order = json.loads(line)
