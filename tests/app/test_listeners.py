@@ -17,11 +17,18 @@ from typing import Any, cast
 import httpx
 import pytest
 import uvicorn
+import uvloop
 from fastapi import APIRouter, FastAPI
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
+from marserve.api.byte_ledger import UNBOUNDED, ByteLedger
+from marserve.api.grpc.listener import GrpcAddress, GrpcListener
+from marserve.api.grpc.transport.limits import GrpcLimits
+from marserve.api.grpc.transport.port import Port
 from marserve.app import listeners
+from marserve.app.building.cannot_start import CannotStart
+from marserve.app.grpc_ports import accept_grpc
 from marserve.app.listeners import Listener, bind, reaches_this_machine_alone
 from marserve.settings import Address, Entry, apis_by_address, load_settings
 
@@ -124,6 +131,37 @@ async def test_a_listener_accepts_when_it_is_told_to_and_leaves_nothing(tmp_path
     with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
         await greeting()
     assert not path.exists()
+
+
+def test_a_listener_whose_port_another_server_has_taken_since_it_was_bound_is_an_error() -> None:
+    """Two that start at once can both bind it. uvloop, which serves, would say nothing, and nobody would answer."""
+    config = uvicorn.Config("", http=Greeting, ws="none", lifespan="off", log_config=None)
+    config.http_protocol_class, config.ssl = Greeting, None
+    sock = bind(Address("http", "127.0.0.1", 0))
+    address = Address("http", "127.0.0.1", sock.getsockname()[1])
+    listener = Listener(address, ["Management"], sock, config, ServerState())
+    try:
+        with bind(address) as other:
+            other.listen()
+            with pytest.raises(CannotStart, match=rf"{address} \(Address .*Set management_address to a free one"):
+                uvloop.run(listener.accept())
+    finally:
+        listener.close()
+
+
+def test_a_grpc_port_that_another_server_has_taken_since_it_was_bound_is_an_error() -> None:
+    """As a listener over HTTP is."""
+
+    async def accept(sock: socket.socket) -> None:
+        port = Port(sock, {}, cast("Any", None), GrpcLimits(), ByteLedger(UNBOUNDED))
+        address = GrpcAddress("127.0.0.1", sock.getsockname()[1])
+        await accept_grpc(GrpcListener("gRPC Inference", address, cast("Any", None), port))
+
+    with bind(Address("http", "127.0.0.1", 0)) as sock:
+        with bind(Address("http", "127.0.0.1", sock.getsockname()[1])) as other:
+            other.listen()
+            with pytest.raises(CannotStart, match="Set grpc_inference_port or grpc_inference_address to a free one"):
+                uvloop.run(accept(sock))
 
 
 @pytest.mark.anyio

@@ -12,7 +12,10 @@ def resolve(host: str, port: int) -> tuple[Any, ...]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the host's first address, which does not listen yet. Raises OSError."""
+    """A socket bound to the host's first address, which does not listen yet. Raises OSError.
+
+    Until one listens, others may bind the same port: `listen` says so.
+    """
     family, kind, protocol, _, where = resolve(host, port)
     sock = socket.socket(family, kind, protocol)
     try:
@@ -22,3 +25,12 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def listen(sock: socket.socket, backlog: int) -> None:
+    """Listen on a bound socket, before a loop's server is made of it.
+
+    Raises OSError if one that was bound at the same time listens already: uvloop's `create_server` tells nobody, and no
+    connection would ever come.
+    """
+    sock.listen(backlog)

@@ -14,6 +14,7 @@ from collections import Counter
 from functools import partial
 from types import TracebackType
 
+from marserve.api.sockets import listen
 from marserve.app.building.cannot_start import cannot_bind
 from marserve.app.listeners import HANDSHAKE_S, bind
 from marserve.settings import Address, Settings, apis_by_address
@@ -43,6 +44,11 @@ class EarlyProbes:
             for address, names in apis_by_address(self._settings):
                 try:
                     sock = bind(address)
+                    try:
+                        listen(sock, MOST_CONNECTIONS)
+                    except OSError:
+                        sock.close()
+                        raise
                 except OSError as error:
                     raise cannot_bind(address, error, *(f"{name.lower()}_address" for name in names)) from error
                 start = asyncio.start_unix_server if address.scheme == "unix" else asyncio.start_server

@@ -102,6 +102,15 @@ def bind_grpc(parts: Parts) -> list[GrpcListener]:
     return listeners
 
 
+async def accept_grpc(listener: GrpcListener) -> None:
+    """Accept calls from now on. Raises CannotStart if another has listened on the port since it was bound."""
+    try:
+        await listener.accept()
+    except OSError as error:
+        key = listener.name.lower().replace(" ", "_")
+        raise cannot_bind(listener.address, error, f"{key}_port", f"{key}_address") from error
+
+
 def taken_grpc_ports(settings: Settings) -> Iterator[CannotStart]:
     """The errors that binding the gRPC ports would raise now; empty without their libraries."""
     try:

@@ -32,7 +32,7 @@ from marserve.api.preflights import Preflights
 from marserve.api.rest.application import build_app
 from marserve.api.rest.only_here import is_here as is_loopback
 from marserve.api.sockets import bind as bind_tcp
-from marserve.api.sockets import resolve
+from marserve.api.sockets import listen, resolve
 from marserve.app.building.cannot_start import CannotStart, cannot_bind
 from marserve.app.building.from_settings import (
     cors_headers,
@@ -76,8 +76,12 @@ class Listener:
     server: asyncio.Server | None = None
 
     async def accept(self) -> None:
-        """Accept connections from now on."""
+        """Accept connections from now on. Raises CannotStart if another has listened on the address since it was bound."""
         loop = asyncio.get_running_loop()
+        try:
+            listen(self.sock, BACKLOG)
+        except OSError as error:
+            raise _cannot_bind(self.address, error, self.names) from error
 
         def protocol() -> asyncio.Protocol:
             made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]

@@ -31,7 +31,7 @@ from marserve.app.building.parts import Parts, build_parts
 from marserve.app.building.snapshots import write_snapshots
 from marserve.app.building.tasks import has_succeeded, keep
 from marserve.app.draining import CLOSE_CONNECTIONS_S, Stop, drain, under_way
-from marserve.app.grpc_ports import bind_grpc
+from marserve.app.grpc_ports import accept_grpc, bind_grpc
 from marserve.app.hanging_calls import give_up_hanging
 from marserve.app.last_resort import LastResort
 from marserve.app.listeners import Listener, bind_listeners
@@ -266,7 +266,7 @@ class Server:
             await listener.accept()
             log.info("%s API listens on %s", " and ".join(listener.names), listener.address)
         for grpc_listener in grpc_listeners:
-            await grpc_listener.accept()
+            await accept_grpc(grpc_listener)
             log.info("%s API listens on %s", grpc_listener.name, grpc_listener.address)
         # Not before: while nothing is served, imports and collections may hold the loop.
         watch = LoopWatch(parts.loop_lag, stuck_after_s=settings.abort_when_stuck, flush=self._logs.close)

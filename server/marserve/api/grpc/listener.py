@@ -68,7 +68,7 @@ class GrpcListener:
     port: Port = field(repr=False)
 
     async def accept(self) -> None:
-        """Accept calls from now on."""
+        """Accept calls from now on. Raises OSError if another has listened on the port since it was bound."""
         await self.port.accept()
 
     async def stop(self, grace_s: float = 0.0) -> None:

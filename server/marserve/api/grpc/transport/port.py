@@ -18,6 +18,7 @@ from marserve.api.byte_ledger import ByteLedger
 from marserve.api.grpc.transport.connection import Clients, Connection
 from marserve.api.grpc.transport.limits import GrpcLimits
 from marserve.api.grpc.transport.stream import Method
+from marserve.api.sockets import listen
 
 BACKLOG: Final = 2048
 HANDSHAKE_S: Final = 10.0
@@ -53,8 +54,9 @@ class Port:
         return sum(len(connection.streams) for connection in self._clients)
 
     async def accept(self) -> None:
-        """Take clients in from now on."""
+        """Take clients in from now on. Raises OSError if another has listened on the port since it was bound."""
         loop = asyncio.get_running_loop()
+        listen(self._sock, BACKLOG)
         self._server = await loop.create_server(
             lambda: Connection(self._methods, self._unknown, self._limits, self._ledger, self._clients),
             sock=self._sock,
