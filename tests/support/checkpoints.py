@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from marserve.archive.checkpoints.checkpoint import read_checkpoint
+
 DTYPE_BYTES = {"F32": 4, "F16": 2, "I64": 8, "U8": 1, "BOOL": 1}
 
 
@@ -39,6 +41,14 @@ def save_dcp(folder: Path, state: Mapping[str, Any]) -> Path:
         warnings.simplefilter("ignore", UserWarning)  # of no group of processes
         dcp.save(dict(state), checkpoint_id=folder, no_dist=True)
     return folder
+
+
+def as_workers_get_it(folder: Path, *, may_map: bool = False) -> Any:
+    """The checkpoint of a folder, as the server tells a worker of it."""
+    from marserve_handlers.context import Checkpoint
+
+    read = read_checkpoint(folder)
+    return Checkpoint(str(folder), may_map, json.dumps(read.layout).encode() if read.kind == "dcp" else b"")
 
 
 def change_metadata(folder: Path, change: Callable[[Any], Any]) -> None:

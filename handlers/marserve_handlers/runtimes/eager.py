@@ -25,7 +25,7 @@ def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any
     Raises ModelNotLoadable for a missing file, for more or fewer classes than one, for weights that do not fit, and
     for a file that holds more than weights.
     """
-    model = _build(model_dir, model_file)
+    model = build_eager(model_dir, model_file)
     if weights is not None:
         _load_weights(model, _preferred(weights))
     model.to(device)  # once: weights that were read onto the device would go to the host and come back
@@ -33,7 +33,8 @@ def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any
     return model
 
 
-def _build(model_dir: str, model_file: str) -> torch.nn.Module:
+def build_eager(model_dir: str, model_file: str) -> torch.nn.Module:
+    """The one model class of `model_file`, built without arguments. Raises ModelNotLoadable, or what the class does."""
     path = os.path.join(model_dir, model_file)
     if not os.path.isfile(path):
         raise ModelNotLoadable(f"Missing the {model_file} file")
