@@ -275,10 +275,10 @@ def _lines(wish: Wish, goal: Goal, found: Found, asked: int, result: str) -> lis
 
 def _measured(row: Row) -> str:
     """The highest rate that kept the goal; of none, how far down it was tried."""
-    if row.measured is None:
-        return "-"
-    rate = row.samples[-1][0] if row.samples else None
-    return f"{row.measured:.0f} /s" if row.measured or rate is None else f"none, down to {rate:.0f} /s"
+    if not row.measured:
+        rate = row.samples[-1][0] if row.samples else None
+        return "-" if row.measured is None else "none" if rate is None else f"none, down to {rate:.0f} /s"
+    return f"{row.measured:.0f} /s"
 
 
 def _document(
