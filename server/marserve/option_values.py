@@ -65,8 +65,8 @@ class Optimising(NamedTuple):
 class ParallelPlan(NamedTuple):
     """How a model is divided over the ranks of a worker: the sizes of the mesh's dimensions, and the styles of modules.
 
-    `plan` has a style for each pattern of modules' names: a pattern has one part for each part of a name, and `*` stands
-    for any text inside of a part.
+    `plan` has a style for each pattern of modules' names: a pattern has one part for each part of a name, and `*`
+    stands for any text inside of a part.
     """
 
     mesh: Mapping[str, int]
