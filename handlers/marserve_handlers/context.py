@@ -178,6 +178,10 @@ class Context:
     """The only numbers of rows that the model is to be called with, in order; empty for any."""
     keeps_to_sizes: bool = False
     """Whether batches are filled up to `allowed_batch_sizes`; a handler that does it by itself sets it."""
+    parallel: tuple[Mapping[str, int], Mapping[str, str]] | None = None
+    """The mesh and the plan by which the model is divided over the ranks of the worker; None for a whole model."""
+    one_rank: Any = None
+    """Compares the ranks' answers with those of the whole model; set where a divided model was loaded."""
     inter_threads: int = 0
     """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0

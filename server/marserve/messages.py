@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from marserve.errors import MarserveError, Thrown
-from marserve.option_values import Sample, Tolerance
+from marserve.option_values import ParallelPlan, Sample, Tolerance
 
 # ---------------------------------------------------------------------------------------------- msgpack
 
@@ -304,7 +304,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     when the server asks for it. With `overlaps` batches are preprocessed beside the one that computes, where the
     handler allows that (`worker/overlap/`). `allowed_batch_sizes`, in order, are the only numbers of rows the model is
     called with, empty for any. With `peak_flops` the model's FLOPs are counted: FLOPs a second by dtype, under the
-    empty name those of every other; measured where none is given.
+    empty name those of every other; measured where none is given. With `parallel` each rank loads its part of the
+    model, and `parallel_samples` must be answered as by the whole model.
     """
 
     model: str
@@ -341,6 +342,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     inter_threads: int = 0
     allowed_batch_sizes: list[int] = []
     peak_flops: dict[str, float] | None = None
+    parallel: ParallelPlan | None = None
+    parallel_samples: list[Sample] = []
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -25,6 +25,7 @@ from marserve.option_values import (
     FLAG_OR_WORD,
     LENGTH_RULE,
     MAP,
+    PARALLEL,
     PART,
     PEAKS,
     POSITIVE_SIZE,
@@ -35,6 +36,7 @@ from marserve.option_values import (
     THREADS,
     Kind,
     Optimising,
+    ParallelPlan,
     Sample,
     Tolerance,
     Unusable,
@@ -427,6 +429,13 @@ class ModelOptions:
     )
     parallel_level: int = _option(
         "parallelLevel", at_least(0), "How many processes, or devices, make up one worker.", 0, _RANKS
+    )
+    parallel: ParallelPlan | None = _option(
+        "parallel",
+        PARALLEL,
+        "How an eager model is divided over the ranks of each worker: a mesh, and styles of modules by their names.",
+        is_described=True,
+        is_strict=True,
     )
     torchrun: Mapping[str, Any] | None = _option(
         "torchrun", MAP, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."

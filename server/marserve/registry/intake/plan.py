@@ -356,6 +356,8 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         is_concurrent=options.is_concurrent,
         overlaps=options.overlap_preprocess,
         peak_flops=None if options.peak_flops is None else dict(options.peak_flops),
+        parallel=options.parallel,
+        parallel_samples=list(options.inputs_to_try) if options.parallel is not None else [],
         must_use_device=server.refuses_missing_devices,
         declaration=b"" if unpacked.declared is None else unpacked.declared.text,
         max_rows=options.max_rows,
