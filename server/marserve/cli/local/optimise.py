@@ -132,8 +132,7 @@ def optimise(
                         on_step=lambda step: bar.update(task, description=step),
                     )
             except ValueError as error:
-                where = "--candidate" if candidate else "optimise.candidates of its model-config.yaml"
-                raise WrongArguments(f"{without_stop(str(error))}.", f"Name one of them with {where}.") from error
+                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = _document(report), _lines(report)
