@@ -196,6 +196,10 @@ class Context:
     """The only numbers of rows that the model is to be called with, in order; empty for any."""
     keeps_to_sizes: bool = False
     """Whether batches are filled up to `allowed_batch_sizes`; a handler that does it by itself sets it."""
+    parallel: tuple[Mapping[str, int], Mapping[str, str]] | None = None
+    """The mesh and the plan by which the model is divided over the ranks of the worker; None for a whole model."""
+    one_rank: Any = None
+    """Compares the ranks' answers with those of the whole model; set where a divided model was loaded."""
     inter_threads: int = 0
     """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0
@@ -215,8 +219,17 @@ class Context:
     loaded_model: Any = None
     """The archive's model as `load_model`, or a base handler, last loaded it; None before."""
 
+    build_folder: str = ""
+    """The folder of a build that the server made of the archive, laid out as an optimised archive; empty for none."""
+
     build: str = ""
     """The name of the build of an optimised archive that serves in its own model's place, empty where none does."""
+
+    refused_build: str = ""
+    """The name of a build that was to serve and does not, so that the archive's own model does; empty for none."""
+
+    build_ratios: Mapping[str, float] = {}
+    """How many times as fast as its parent the build was that serves, by rows of a batch."""
 
     build_flops: Mapping[str, Any] | None = None
     """What the archive of such a build says that its own model takes, as it was counted; None where it does not say."""

@@ -280,6 +280,9 @@ class ModelDescription(Document, kw_only=True):
     clientTimeoutInMills: Annotated[int, Meta(description="milliseconds; 0 for no limit")]
     parallelType: Literal["", "pp", "tp", "pptp", "custom"]
     parallelLevel: int
+    parallel: Annotated[
+        dict[str, dict[str, int | str]] | None, Meta(description="how the model is divided over a worker's ranks")
+    ] = None
     deviceType: Literal["cpu", "gpu"]
     deviceIds: list[int] | None = None
     continuousBatching: bool

@@ -113,10 +113,12 @@ def make_context(load: Load) -> Context:
         metrics=metrics,
         model_yaml_config=unpack(load.model_config) if load.model_config is not None else {},
     )
+    context.parallel = load.parallel
     context.allowed_batch_sizes = tuple(load.allowed_batch_sizes)
     context.threads, context.inter_threads = load.threads, load.inter_threads
     context.must_use_device = load.must_use_device
     context.is_trusted = load.is_trusted
+    context.build_folder = load.build
     context.open_model = _open_model
     if load.checkpoint is not None:
         folder = os.path.join(load.model_dir, load.checkpoint.folder)

@@ -120,6 +120,10 @@ class WorkerLoop:
             if load.rank is not None:
                 self._join(load.rank)
             model = load_model(load)
+            if load.parallel is not None:
+                from marserve.worker.checks import compare_ranks  # here for a quicker start: few models are divided
+
+                compare_ranks(model)
             use_inter_threads(load.inter_threads)
             check_device_use(model)
             if self._leader is not None:

@@ -91,8 +91,8 @@ def describe_version(
         "modelUrl": hide_query(facts.url),
         "runtime": facts.runtime,
         **written(now, *IN_FORCE, "maxRetryTimeoutInSec", "clientTimeoutInMills"),
-        "parallelType": config.parallel_type or "",
-        "parallelLevel": config.parallel_level,
+        "parallelType": config.parallel_type or ("" if config.parallel is None else "tp"),
+        "parallelLevel": config.parallel_level if config.parallel is None else config.parallel.ranks,
         "deviceType": "gpu" if options.gpu_ids else "cpu",
     }
     if config.device_ids and options.gpu_ids == tuple(config.device_ids):

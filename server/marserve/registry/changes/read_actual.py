@@ -25,8 +25,9 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     archive = version.plan.unpacked.config.document or {}
     now = written(version.options, *IN_FORCE)
     asked = written(facts.asked)
-    if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
-        asked["parallelLevel"] = facts.options.parallel_level  # from a snapshot
+    level = facts.options.parallel_level if facts.config.parallel is None else 0
+    if level and level != facts.config.parallel_level:
+        asked["parallelLevel"] = level  # from a snapshot
     config = {**{key: value for key, value in archive.items() if key in DECLARABLE}, **asked, **now}
     base = _undeclared(version, options)
     unsaid = {**base, **facts.left_by_calls} if base else {}

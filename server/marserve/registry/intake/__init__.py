@@ -11,7 +11,7 @@ installing         versions whose requirements are being installed
 worker_program     workers in another language
 handler_check      whether the handler can be found
 call_modes         batches, sequences, steps, or many calls at once
-parallel           what `parallelType` and `torchrun` mean on this server
+parallel           what `parallel`, `parallelType` and `torchrun` mean on this server
 effective_options  which value wins: registration, archive, `models` setting, default
 drawn_samples      inputs that fit a declaration, to warm up and check with
 plan               makes the plan of a version
