@@ -114,7 +114,7 @@ def read_state(path: str) -> Any:
 def saying_what_is_wrong(path: str) -> Iterator[None]:
     """Raise ModelNotLoadable, with the file's name, for what is wrong with a file of weights while it is read."""
     name = os.path.basename(path)
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise ModelNotLoadable(f"The archive's serialized file {name} is missing.")
     try:
         yield

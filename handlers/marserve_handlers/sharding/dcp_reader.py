@@ -103,6 +103,27 @@ class TensorReader(StorageReader):
         """Any folder will do."""
         return True
 
+    def read_part(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
+        """A part of a tensor, of the pieces that have some of it. Each slice has a begin and an end.
+
+        Raises NotTensors, OSError.
+        """
+        whole = torch.empty([each.stop - each.start for each in part], dtype=self.tensors[name][0])
+        for chunk in self._chunks[name]:
+            spans = [
+                (max(begin, each.start), min(begin + size, each.stop))
+                for begin, size, each in zip(chunk.offsets, chunk.sizes, part, strict=True)
+            ]
+            if any(begin >= end for begin, end in spans):
+                continue
+            place = self._places[MetadataIndex(name, chunk.offsets)]
+            with open(self._find(place.path), "rb", buffering=0) as file:
+                piece = self._read_piece(name, place, file)
+            inside = tuple(slice(a - at, b - at) for (a, b), at in zip(spans, chunk.offsets, strict=True))
+            to = tuple(slice(a - each.start, b - each.start) for (a, b), each in zip(spans, part, strict=True))
+            whole[to] = piece[inside]
+        return whole
+
     def _find(self, relative: str) -> str:
         path = os.path.realpath(self._folder / relative)
         if not Path(path).is_relative_to(os.path.realpath(self._folder)):
@@ -113,6 +134,16 @@ class TensorReader(StorageReader):
         name, place = item.storage_index.fqn, self._places[item.storage_index]
         if item.type is not LoadItemType.TENSOR:
             raise NotTensors(f"{name} is asked for as bytes, which are not unpickled")
+        tensor = self._read_piece(name, place, file)
+        for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, begin, length)
+        target = planner.resolve_tensor(item).detach()
+        if target.size() != tensor.size():
+            raise NotTensors(f"{name} has the shape {list(tensor.size())} in {place.path}")
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
+
+    def _read_piece(self, name: str, place: _Place, file: IO[bytes]) -> torch.Tensor:
         if not 0 <= place.offset <= place.offset + place.length <= os.fstat(file.fileno()).st_size:
             raise NotTensors(f"{name} lies beyond the end of {place.path}")
         piece = bytearray(place.length)
@@ -127,13 +158,7 @@ class TensorReader(StorageReader):
         tensor = torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True)
         if not isinstance(tensor, torch.Tensor):
             raise NotTensors(f"{name} is no tensor in {place.path}")
-        for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            tensor = tensor.narrow(dimension, begin, length)
-        target = planner.resolve_tensor(item).detach()
-        if target.size() != tensor.size():
-            raise NotTensors(f"{name} has the shape {list(tensor.size())} in {place.path}")
-        target.copy_(tensor)
-        planner.commit_tensor(item, target)
+        return tensor
 
 
 def fill(state: dict[str, Any], reader: TensorReader, *, is_alone: bool = True) -> None:

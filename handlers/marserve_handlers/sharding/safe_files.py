@@ -6,7 +6,9 @@ as it lasts, which would end the process; so only files that nothing else writes
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -98,6 +100,25 @@ def read_tensors(stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
                     tensors[name] = torch.empty(each.shape, dtype=each.dtype)
                     _fill(file, each.begin, tensors[name], name)
     return tensors
+
+
+def read_part(stored: Stored, name: str, part: tuple[slice, ...]) -> torch.Tensor:
+    """A part of a tensor in memory of its own; nothing else of the file is read. Each slice has a begin and an end.
+
+    Raises OSError, EOFError.
+    """
+    tensor = torch.empty([each.stop - each.start for each in part], dtype=stored.dtype)
+    # So many of the last dimensions are taken whole, or are one run of what lies behind them.
+    run = len(part)
+    while run and (run == len(part) or part[run] == slice(0, stored.shape[run])):
+        run -= 1
+    strides = [math.prod(stored.shape[each + 1 :]) for each in range(len(part))]
+    last = part[run].start * strides[run] if part else 0
+    with open(stored.path, "rb", buffering=0) as file:
+        for place in itertools.product(*(range(each.stop - each.start) for each in part[:run])):
+            outer = sum((part[each].start + at) * strides[each] for each, at in enumerate(place))
+            _fill(file, stored.begin + (outer + last) * stored.dtype.itemsize, tensor[place], name)
+    return tensor
 
 
 def _fill(file: Any, begin: int, tensor: torch.Tensor, name: str) -> None:

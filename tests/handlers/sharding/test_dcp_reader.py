@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marserve.archive.checkpoints.checkpoint import read_checkpoint
-from support.checkpoints import save_dcp
+from support.checkpoints import save_dcp, save_in_pieces
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -43,6 +43,19 @@ def test_tensors_are_read_and_each_byte_once(folder: Path) -> None:
     assert torch.equal(state["w"], torch.arange(12.0).reshape(3, 4))
     assert torch.equal(state["b"], torch.ones(3))
     assert reader.bytes_read == os.path.getsize(folder / "__0_0.distcp")
+
+
+def test_a_part_is_put_together_of_the_pieces_that_have_some_of_it(tmp_path: Path) -> None:
+    """However many ranks have saved it."""
+    from marserve_handlers.sharding.dcp_reader import TensorReader
+
+    whole = torch.arange(24.0).reshape(6, 4)
+    folder = save_in_pieces(tmp_path / "three", {"w": whole, "n": torch.tensor(3)}, 3)
+    reader = TensorReader(folder, json.dumps(_layout(folder)).encode())
+
+    assert torch.equal(reader.read_part("w", (slice(1, 5), slice(1, 3))), whole[1:5, 1:3])
+    assert torch.equal(reader.read_part("w", (slice(2, 4), slice(0, 4))), whole[2:4])
+    assert reader.read_part("n", ()).item() == 3
 
 
 def test_what_is_unpickled_of_metadata_is_nothing(folder: Path) -> None:
