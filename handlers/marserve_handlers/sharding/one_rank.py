@@ -138,6 +138,6 @@ def _on_host(leaf: Any) -> Any:
 
 def _differ(what: str) -> ModelNotLoadable:
     return ModelNotLoadable(
-        f"parallel: {what.rstrip('.')}. Look at its plan: what reads a colwise module must be rowwise, and the heads of "
-        "an attention must divide by the ranks. A module that is left out of the plan stays whole."
+        f"parallel: {what.rstrip('.')}. Look at its plan: what reads a colwise module must be rowwise, and the heads "
+        "of an attention must divide by the ranks. A module that is left out of the plan stays whole."
     )

@@ -165,5 +165,3 @@ def test_an_error_is_a_share_of_the_largest_number(seen: list[float], wanted: li
 def test_a_number_that_is_none_on_one_side_alone_is_no_small_error(seen: list[float], wanted: list[float]) -> None:
     """It is refused at any bound."""
     assert not error_of(np.array(seen), np.array(wanted)) <= 1e9
-
-
