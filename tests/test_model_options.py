@@ -47,7 +47,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
         "optimise",
         Optimising(),
         {"candidates": ["onnx"], "inputs": "in"},
-        Optimising(("onnx",), "in"),
+        Optimising(("onnx",), "in", is_asked=True),
         "da",
     ),
     ("responseTimeout", "response_timeout_s", 120.0, 7, 7.0, "ndarms"),
@@ -207,11 +207,12 @@ def test_options_are_written_in_the_units_of_files() -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ("auto", "a map with the keys candidates and inputs"),
-        ({"candidate": ["onnx"]}, "a map with the keys candidates and inputs"),
+        ("auto", "a map with the keys candidates, inputs, or both"),
+        ({"candidate": ["onnx"]}, "a map with the keys candidates, inputs, or both"),
         ({"candidates": "onnx"}, "candidates are auto or a list"),
         ({"candidates": []}, "candidates are auto or a list"),
         ({"candidates": [1]}, "candidates are auto or a list"),
+        ({"candidates": ["onnx", "onyx"]}, "candidates are auto or a list of channels-last, bf16, onnx, "),
         ({"inputs": "../in"}, "inputs are a folder of the archive"),
         ({"inputs": "/in"}, "inputs are a folder of the archive"),
         ({"inputs": ""}, "inputs are a folder of the archive"),

@@ -181,14 +181,15 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     def _load_served(self, model_dir: str, model_file: str | None, serialized_file: str | None) -> Any:
         """The build that an optimised archive holds, if it does what was promised; else the archive's model."""
         parent = functools.partial(self._load_model, model_dir, model_file, serialized_file)
+        made_here = getattr(self.context, "build_folder", "")
+        has_build = made_here or os.path.isfile(os.path.join(model_dir, "MAR-INF", "optimised.json"))
         is_whole = getattr(self.context, "parallel", None) is None
-        proof = os.path.join(model_dir, "MAR-INF", "optimised.json")
-        if self.device.type != "cpu" or not is_whole or not os.path.isfile(proof):
+        if self.device.type != "cpu" or not is_whole or not has_build:
             model = parent()
         else:
             from marserve_handlers.runtimes.optimised import load_optimised
 
-            model = load_optimised(model_dir, parent, getattr(self.context, "threads", 0), self.context)
+            model = load_optimised(made_here or model_dir, parent, getattr(self.context, "threads", 0), self.context)
         if isinstance(self.context, Context):  # an author's tests may have another one
             self.context.loaded_model = model
         return model

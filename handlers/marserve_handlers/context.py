@@ -196,8 +196,17 @@ class Context:
     loaded_model: Any = None
     """The archive's model as `load_model`, or a base handler, last loaded it; None before."""
 
+    build_folder: str = ""
+    """The folder of a build that the server made of the archive, laid out as an optimised archive; empty for none."""
+
     build: str = ""
     """The name of the build of an optimised archive that serves in its own model's place, empty where none does."""
+
+    refused_build: str = ""
+    """The name of a build that was to serve and does not, so that the archive's own model does; empty for none."""
+
+    build_ratios: Mapping[str, float] = {}
+    """How many times as fast as its parent the build was that serves, by rows of a batch."""
 
     build_flops: Mapping[str, Any] | None = None
     """What the archive of such a build says that its own model takes, as it was counted; None where it does not say."""

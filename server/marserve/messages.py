@@ -305,7 +305,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     handler allows that (`worker/overlap/`). `allowed_batch_sizes`, in order, are the only numbers of rows the model is
     called with, empty for any. With `peak_flops` the model's FLOPs are counted: FLOPs a second by dtype, under the
     empty name those of every other; measured where none is given. With `parallel` each rank loads its part of the
-    model, and `parallel_samples` must be answered as by the whole model.
+    model, and `parallel_samples` must be answered as by the whole model. `build` is the folder of a faster build of the
+    model that this server made, empty for none: the build serves if it does what is recorded there.
     """
 
     model: str
@@ -344,6 +345,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     peak_flops: dict[str, float] | None = None
     parallel: ParallelPlan | None = None
     parallel_samples: list[Sample] = []
+    build: str = ""
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -550,7 +552,9 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     of what the model declares, empty if its handler declares nothing. `has_health`: the handler can be asked whether
     the worker is well (`AskHealth`). With `overlaps` the worker preprocesses the next batch beside the one that
     computes, so that it should be sent one ahead. `engine` is the runtime with its version, empty where the handler
-    loads by itself; `cpu_flags` are then the instructions by which runtimes choose kernels.
+    loads by itself; `cpu_flags` are then the instructions by which runtimes choose kernels. `refused_build` is the
+    build of `marserve optimise` that was to serve and does not, empty for none; `warnings` say why. `build_ratios` is
+    how many times as fast as its parent the build was that serves, by rows of a batch; empty without one.
     """
 
     seconds: Seconds
@@ -565,6 +569,8 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     overlaps: bool = False
     engine: Sentence = ""
     cpu_flags: list[Sentence] = []
+    refused_build: Sentence = ""
+    build_ratios: dict[Sentence, Seconds] = {}
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

@@ -18,6 +18,7 @@ from typing import Any, Literal, ParamSpec
 from marserve.option_values import (
     AMOUNTS,
     BATCH_SIZES,
+    BUILDS,
     DEVICE_IDS,
     DURATION,
     EXIT_CODES,
@@ -120,16 +121,16 @@ def _read_tolerance(value: object) -> Tolerance:
 def _read_optimising(value: object) -> Optimising:
     """`{candidates: auto, inputs: requests}`; `candidates` may be a list of names."""
     if not isinstance(value, dict) or not value.keys() <= {"candidates", "inputs"}:
-        raise Unusable("a map with the keys candidates and inputs")
+        raise Unusable("a map with the keys candidates, inputs, or both, as {candidates: auto, inputs: requests}")
     names = value.get("candidates", "auto")
     if names == "auto":
         names = []
-    elif not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise Unusable("a map whose candidates are auto or a list of names of builds")
+    elif not isinstance(names, list) or not names or not all(name in BUILDS for name in names):
+        raise Unusable(f"a map whose candidates are auto or a list of {', '.join(BUILDS)}")
     folder = value.get("inputs", "")
     if not isinstance(folder, str) or ("inputs" in value and not _is_inside(folder)):
         raise Unusable("a map whose inputs are a folder of the archive, named by its path inside of it")
-    return Optimising(tuple(names), folder)
+    return Optimising(tuple(dict.fromkeys(names)), folder, is_asked=True)
 
 
 def _write_optimising(value: Optimising) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def _write_optimising(value: Optimising) -> dict[str, Any]:
 
 
 def _is_inside(path: str) -> bool:
-    return bool(path) and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
+    return bool(path) and "\0" not in path and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
 
 
 _OPTIMISING = Kind(_read_optimising, {"type": "object"}, _write_optimising)
@@ -284,8 +285,9 @@ class ModelOptions:
     optimise: Optimising = _option(
         "optimise",
         _OPTIMISING,
-        "What marserve optimise tries: candidates, auto or names of builds, and inputs, a folder in the archive.",
+        "A faster build of the model is looked for: candidates, auto or names of builds, and inputs, a folder inside.",
         Optimising(),
+        is_strict=True,
     )
     response_timeout_s: float = _option(
         "responseTimeout",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _LENGTH_RULE = re.compile(r"body_bytes|handler|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
@@ -52,14 +52,31 @@ class Tolerance(NamedTuple):
     is_given: bool = False
 
 
-class Optimising(NamedTuple):
-    """What `marserve optimise` tries for an archive: `candidates`, none for all that suit, and a folder of `inputs`.
+# The builds that can be made of a model, in the order in which they are tried.
+BUILDS: Final = (
+    "channels-last",
+    "bf16",
+    "onnx",
+    "onnx-int8",
+    "openvino",
+    "openvino-int8",
+    "compile",
+    "aot",
+    "aot-int8",
+    "int8-rows",
+)
 
-    `inputs` is a path inside the archive, empty for the samples.
+
+class Optimising(NamedTuple):
+    """Which builds are tried of an archive's model: `candidates`, none for all that suit, and a folder of `inputs`.
+
+    `inputs` is a path inside the archive, empty for the samples. `is_asked`: the archive has the key, so that a server
+    looks for a faster build by itself.
     """
 
     candidates: tuple[str, ...] = ()
     inputs: str = ""
+    is_asked: bool = False
 
 
 class ParallelPlan(NamedTuple):

@@ -171,7 +171,6 @@ def optimise(
             [],
             facts.weight_bytes,
             [
-                *(warning for warning in parent.plan.facts.warnings if warning.startswith("optimise ")),
                 *([given.note] if given.note else []),
                 *recorded.notes,
             ],

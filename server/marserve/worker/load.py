@@ -118,6 +118,7 @@ def make_context(load: Load) -> Context:
     context.threads, context.inter_threads = load.threads, load.inter_threads
     context.must_use_device = load.must_use_device
     context.is_trusted = load.is_trusted
+    context.build_folder = load.build
     context.open_model = _open_model
     return context
 

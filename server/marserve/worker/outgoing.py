@@ -135,6 +135,14 @@ def engine_of(context: Any) -> tuple[str, list[str]]:
     return "", []
 
 
+def build_of(context: Any) -> tuple[str, dict[str, float]]:
+    """The build that was to serve and does not, and the ratios of one that does; empty for none."""
+    with contextlib.suppress(BaseException):
+        ratios = {words_of(rows)[:MAX_NAME]: float(ratio) for rows, ratio in context.build_ratios.items()}
+        return words_of(context.refused_build)[:MAX_NAME], ratios
+    return "", {}
+
+
 def warnings_since(context: Any, sent: int) -> list[str]:
     """The handler's warnings for describe after the first `sent`."""
     with contextlib.suppress(BaseException):

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -282,6 +282,11 @@ class Slot:
     def computes_on(self) -> str:
         """What the present worker's model runs on, by its handler's word; empty where that is not known."""
         return self._life.computes_on if self._life is not None else ""
+
+    @property
+    def build_ratios(self) -> Mapping[str, float]:
+        """How many times as fast as its parent the present worker's build was, by rows; empty without one."""
+        return self._life.build_ratios if self._life is not None else {}
 
     @property
     def pids(self) -> list[int]:

@@ -258,6 +258,7 @@ def _facts(
         drawn_samples=draw_samples(document),
         declares_coroutine=document is not None and document["kind"] == "item" and document.get("async") is True,
     )
+    _check_inputs(model, options.optimise.inputs, unpacked.folder)
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
         options = replace(options, ray=replace(options.ray, archive=_origin(unpacked)))
@@ -286,6 +287,18 @@ def _facts(
         declared=parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
         declaration=document,
+    )
+
+
+def _check_inputs(model: str, named: str, folder: Path) -> None:
+    """Raise BadArchive for inputs of `optimise` that are no folder of the archive, or an empty one."""
+    inputs = (folder / named).resolve()
+    if not named or (inputs.is_relative_to(folder.resolve()) and inputs.is_dir() and any(inputs.iterdir())):
+        return
+    what = "holds no files" if inputs.is_dir() else "is no folder of the archive"
+    raise BadArchive(
+        f"optimise.inputs in the configuration of model {model} is {named!r}, which {what}: put request bodies there, "
+        "one a file, or leave it out, and the samples of the archive are taken."
     )
 
 

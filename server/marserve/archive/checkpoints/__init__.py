@@ -1,0 +1,8 @@
+"""Checkpoints beside a model: what is in them, read from their headers alone. Nothing in them is unpickled, no torch.
+
+checkpoint         a folder's checkpoint, of either kind
+dcp_metadata       the folders of torch.distributed.checkpoint
+pickled_values     the values of a pickle, without its classes
+safetensors_index  safetensors files, one or several
+contents           what a checkpoint holds, and how it is refused
+"""
