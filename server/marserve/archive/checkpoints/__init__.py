@@ -5,4 +5,5 @@ dcp_metadata       the folders of torch.distributed.checkpoint
 pickled_values     the values of a pickle, without its classes
 safetensors_index  safetensors files, one or several
 contents           what a checkpoint holds, and how it is refused
+shares             how much of a model each rank holds, by a plan of `parallel`
 """
