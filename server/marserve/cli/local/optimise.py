@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
+from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -70,9 +71,7 @@ def optimise(
     memory: Annotated[
         float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
     ] = 8.0,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
-    ] = False,
+    trust: Trust = False,
     page: Annotated[
         list[Path] | None,
         typer.Option(
