@@ -15,7 +15,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from marserve_handlers.context import Context
+from marserve_handlers.context import Checkpoint, Context
 from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionException
 from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.support.devices.devices import Device, choose_device
@@ -247,6 +247,12 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             from marserve_handlers.sharding.parallel import load_parallel
 
             return load_parallel(model_dir, model_file, model_pt_path, self.device, self.context)
+        checkpoint = getattr(self.context, "checkpoint", None)
+        if isinstance(checkpoint, Checkpoint):
+            # here: it imports torch, and few models have one
+            from marserve_handlers.sharding.meta_load import load_with_checkpoint
+
+            return load_with_checkpoint(model_dir, model_file, self.device, checkpoint, self.context)
         from marserve_handlers.runtimes.eager import load_eager
 
         return load_eager(model_dir, model_file, model_pt_path, self.device)

@@ -388,6 +388,15 @@ def _write_peaks(peaks: Mapping[str, float]) -> object:
     return peaks[""] if list(peaks) == [""] else dict(peaks)
 
 
+_LONGEST_PLACE = 2000
+
+
+def _read_checkpoint(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_PLACE or "://" in value:
+        raise Unusable("a folder of the archive, or of the model store")
+    return value.strip()
+
+
 def _read_text(value: object) -> str:
     """A text; a number, as YAML reads `3.10`, is one too, so that it is refused where it names nothing."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
@@ -407,6 +416,7 @@ SIZE = Kind(_read_size, _SIZE_SCHEMA)
 POSITIVE_SIZE = Kind(_read_positive_size, _SIZE_SCHEMA)
 LENGTH_RULE = Kind(_read_length_rule, {"type": "string", "minLength": 1})
 TEXT = Kind(_read_text, {"type": "string", "minLength": 1})
+CHECKPOINT = Kind(_read_checkpoint, {"type": "string", "minLength": 1, "maxLength": _LONGEST_PLACE})
 DEVICE_IDS = Kind(_read_device_ids, {"type": "array", "items": {"type": "integer", "minimum": 0}}, list)
 EXIT_CODES = Kind(_read_exit_codes, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, list)
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 1024}

@@ -36,7 +36,7 @@ def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any
 
 
 def build_eager(model_dir: str, model_file: str) -> torch.nn.Module:
-    """The one model class of `model_file`, built without arguments. Raises ModelNotLoadable."""
+    """The one model class of `model_file`, built without arguments. Raises ModelNotLoadable, or what the class does."""
     path = os.path.join(model_dir, model_file)
     if not os.path.isfile(path):
         raise ModelNotLoadable(f"Missing the {model_file} file")
@@ -114,7 +114,7 @@ def read_state(path: str) -> Any:
 def saying_what_is_wrong(path: str) -> Iterator[None]:
     """Raise ModelNotLoadable, with the file's name, for what is wrong with a file of weights while it is read."""
     name = os.path.basename(path)
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise ModelNotLoadable(f"The archive's serialized file {name} is missing.")
     try:
         yield

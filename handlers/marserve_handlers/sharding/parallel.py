@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from marserve_handlers.context import note_warning
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.runtimes.eager import build_eager, preferred_weights, read_state, saying_what_is_wrong
+from marserve_handlers.sharding.checkpoint_weights import CheckpointWeights
 from marserve_handlers.sharding.mesh import join_mesh
 from marserve_handlers.sharding.one_rank import OneRank
 from marserve_handlers.sharding.plan import EMBEDDING, LINEAR, BadPlan, Division, Module, divide
@@ -80,17 +82,23 @@ def load_parallel(
     """This rank's part of the model of `model_file`, on `device`, for evaluation.
 
     `context.parallel` has the mesh and the plan; `context.one_rank` is set, by which samples are compared. `weights` is
-    a path as for `load_eager`; None leaves the class's own numbers, which are drawn alike on every rank. Raises
-    ModelNotLoadable for a plan that does not fit the model, and for weights that do not.
+    a path as for `load_eager`; None leaves the class's own numbers, which are drawn alike on every rank. The weights of
+    `context.checkpoint` come before both. Raises ModelNotLoadable for a plan that does not fit the model, and for
+    weights that do not.
     """
     sizes, plan = context.parallel
-    model, own = build_empty(model_dir, model_file, keeps_numbers=weights is None)
+    checkpoint = getattr(context, "checkpoint", None)
+    path = None if weights is None else preferred_weights(weights)
+    if checkpoint is not None:
+        path = os.path.normpath(checkpoint.folder)
+    model, own = build_empty(model_dir, model_file, keeps_numbers=path is None)
     division = check_plan(model, plan, sizes)
     for remark in division.remarks:
         note_warning(context, remark)
-    path = None if weights is None else preferred_weights(weights)
     with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
-        source = HeldWeights(own) if path is None else open_weights(path)
+        source: Weights = HeldWeights(own)
+        if path is not None:
+            source = open_weights(path) if checkpoint is None else CheckpointWeights(checkpoint)
     names = places_of(model, source.shapes(), os.path.basename(path or model_file))
     mesh = join_mesh(sizes, device)
     parallelize_module(model, mesh, torch_styles(model, division), src_data_rank=None)
@@ -98,9 +106,15 @@ def load_parallel(
         module = model.get_submodule(name)
         module.forward = _outside_inference_mode(module.forward)
     with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
+        began = time.perf_counter()
         fill(model, source, names, device)
+    if isinstance(source, CheckpointWeights):
+        checkpoint.size, checkpoint.seconds = source.bytes_read, time.perf_counter() - began
+        context.has_taken_checkpoint = True
 
     def whole() -> nn.Module:
+        if isinstance(source, CheckpointWeights):
+            return build_whole(model_dir, model_file, source.read_all())
         return build_whole(model_dir, model_file, own if path is None else read_all(path))
 
     context.one_rank = OneRank(model, whole, ranks=mesh.size(), rank=mesh.get_local_rank())

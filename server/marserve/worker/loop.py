@@ -113,7 +113,7 @@ class WorkerLoop:
     def _load(self, load: Load) -> None:
         began = time.monotonic()
         try:
-            limit_memory(load.memory_limit_bytes)
+            limit_memory(load.loading_limit_bytes)
             enter_model_folder(load)
             stay_on(load.cpus)
             use_threads(load.threads)

@@ -27,6 +27,7 @@ from marserve_handlers.errors import ModelNotLoadable  # noqa: E402
 from marserve_handlers.sharding import parallel  # noqa: E402
 from marserve_handlers.sharding.plan import bytes_of_a_rank, divide, divided_dim  # noqa: E402
 from support import divided  # noqa: E402
+from support.checkpoints import as_workers_get_it, save_in_pieces  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -87,6 +88,41 @@ def test_the_parts_of_the_ranks_make_up_the_whole(tmp_path: Path, monkeypatch: p
     assert held == bytes_of_a_rank(modules, division)
     assert torch.equal(parts[1].angles, whole.angles)  # in no file: its class computes it
     assert torch.equal(parts[1].scale, whole.scale)
+
+
+@pytest.mark.parametrize("saved_by", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_fill_their_parts_from_a_checkpoint_saved_by_any_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_by: int, ranks: int
+) -> None:
+    """Of safetensors files (here saved by none), and of pieces of one or two ranks."""
+    whole = divided.build(divided.source())
+    folder, state = archive_of(tmp_path, divided.source()), whole.state_dict()
+    if saved_by:
+        save_in_pieces(tmp_path / "weights", state, saved_by)
+    else:
+        (tmp_path / "weights").mkdir()
+        for number, names in enumerate((list(state)[::2], list(state)[1::2])):
+            save_file({name: state[name] for name in names}, tmp_path / "weights" / f"{number}.safetensors")
+    parts, read = [], 0
+    for rank in range(ranks):
+        context = context_of(PLAN, ranks)
+        context.checkpoint = as_workers_get_it(tmp_path / "weights")
+        with rank_of(ranks, rank, monkeypatch):
+            parts.append(parallel.load_parallel(folder, "model.py", None, CPU, context))
+        assert context.has_taken_checkpoint
+        read = context.checkpoint.size
+
+    modules = list(parallel.modules_of(whole))
+    division = divide(modules, PLAN, ranks)
+    for module in modules:
+        for leaf in module.shapes:
+            mine = [getattr(part.get_submodule(module.name), leaf) for part in parts]
+            local = [each.to_local() if isinstance(each, DTensor) else each for each in mine]
+            dim = divided_dim(module.kind, division.styles.get(module.name, "replicate"), leaf)
+            wanted = getattr(whole.get_submodule(module.name), leaf)
+            assert torch.equal(torch.cat(local, dim) if dim is not None else local[1], wanted), (module.name, leaf)
+    assert read == bytes_of_a_rank(modules, division) + whole.scale.nbytes
 
 
 FLAT = """

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from marserve.archive.reading.member_names import split_name
 from marserve.errors import BadArchive, UnsafeArchive, without_stop
@@ -52,11 +52,16 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes from `offset` on of a file that belong to one tensor, or to a piece of it."""
+    """The bytes from `offset` on of a file that belong to one tensor, or to a piece of it.
+
+    A piece begins in the tensor at `begin` and has the shape `shape`.
+    """
 
     name: str
     offset: int
     length: int
+    begin: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,16 @@ class Checkpoint:
     def bytes(self) -> int:
         """The bytes of all tensors."""
         return sum(saved.bytes for saved in self.tensors.values())
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """All of it as a JSON document."""
+        tensors = {name: [saved.dtype, saved.shape] for name, saved in self.tensors.items()}
+        files = {
+            path: [[part.name, part.offset, part.length, part.begin, part.shape] for part in parts]
+            for path, parts in self.files.items()
+        }
+        return {"tensors": tensors, "files": files}
 
 
 class BadCheckpoint(BadArchive):

@@ -2,6 +2,7 @@
 
 torch unpickles `.metadata`, opens whatever path it names, and unpickles an entry of bytes freely. So it is read here
 without its classes, and refused unless each entry is a piece of a tensor, in a file below the folder, in its bounds.
+Workers get what was read, and open no `.metadata`.
 What torch wrote between saving and loading with extensions (compression, encryption) is refused: they are code.
 """
 
@@ -30,14 +31,15 @@ from marserve.archive.checkpoints.contents import (
 from marserve.archive.checkpoints.pickled_values import Built, Name, NotPlain, Pairs, read_values
 from marserve.archive.pickles.check_budget import CheckBudget, Overspent
 from marserve.archive.pickles.pickle_program import Refused, Span, run
-from marserve.files.regular import TooLarge, read_regular
+from marserve.files.regular import TooLarge, open_regular, read_regular
 
 METADATA = ".metadata"
 _MAX_BYTES = 64 << 20
-_MOST_PIECES = 1_000_000
+_MOST_PIECES = 200_000
 # Pairs of pieces of one tensor that are compared with each other.
 _MOST_COMPARED = 4_000_000
 
+_PACKAGE = b"torch.distributed.checkpoint"
 _CLASSES = "torch.distributed.checkpoint.metadata"
 _METADATA, _INDEX = f"{_CLASSES}.Metadata", f"{_CLASSES}.MetadataIndex"
 _TENSOR, _BYTES, _CHUNK = (f"{_CLASSES}.{name}StorageMetadata" for name in ("Tensor", "Bytes", "Chunk"))
@@ -45,7 +47,7 @@ _PROPERTIES, _STORAGE_META = f"{_CLASSES}.TensorProperties", f"{_CLASSES}.Storag
 _INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
 _SIZE = "torch.Size"
 
-#: All that a `.metadata` may name. The reader of the worker's has the same; a test compares them.
+#: All that a `.metadata` may name.
 GLOBALS = frozenset(
     [
         *(_METADATA, _INDEX, _TENSOR, _BYTES, _CHUNK, _PROPERTIES, _STORAGE_META, _INFO, _SIZE),
@@ -56,7 +58,15 @@ GLOBALS = frozenset(
         *(f"torch.{name}" for name in BITS),
     ]
 )
+# Where a piece begins in its tensor, and its shape.
+_Box = tuple[tuple[int, ...], tuple[int, ...]]
 _NEXT_STEP = "Save the state dict of the model alone, by dcp.save(model.state_dict(), checkpoint_id=FOLDER)"
+
+
+def is_dcp(path: Path) -> bool:
+    """Whether a file of that name is a pickle that names torch's package, and not another program's. Raises OSError."""
+    with open_regular(path) as file:
+        return _PACKAGE in file.read(_MAX_BYTES)
 
 
 def read_dcp(folder: Path, budget: CheckBudget | None = None) -> Checkpoint:
@@ -105,9 +115,10 @@ def parse_metadata(
         if name in tensors:
             raise _bad(f"it describes {shown(name)} twice")
         tensors[name], chunks = _read_tensor(name, value, _MOST_PIECES - len(pieces))
-        for offsets, least in chunks:
-            if least or (name, offsets) in places:  # a rank that has nothing of a tensor may have stored that
-                pieces.append(_take_place(places, name, offsets, least))
+        for begin, shape in chunks:
+            least = Saved(tensors[name].dtype, shape).bytes
+            if least or (name, begin) in places:  # a rank that has nothing of a tensor may have stored that
+                pieces.append(_take_place(places, name, (begin, shape), least))
     if places:
         raise _bad(f"it stores pieces of {first_of({name for name, _ in places})} that belong to no tensor")
     return tensors, pieces
@@ -181,8 +192,8 @@ def _read_places(stored: Iterable[tuple[Any, Any]]) -> dict[tuple[str, tuple[int
     return places
 
 
-def _read_tensor(name: str, value: Any, most_pieces: int) -> tuple[Saved, list[tuple[tuple[int, ...], int]]]:
-    """A tensor, and where in it each of its pieces begins, with the fewest bytes that the piece can have."""
+def _read_tensor(name: str, value: Any, most_pieces: int) -> tuple[Saved, list[_Box]]:
+    """A tensor, and its pieces."""
     what = f"the description of {shown(name)}"
     described = _fields(value, _TENSOR, what)
     shape = _size(described.get("size"))
@@ -194,7 +205,7 @@ def _read_tensor(name: str, value: Any, most_pieces: int) -> tuple[Saved, list[t
     dtype = _dtype(described.get("properties"), what)
     boxes = [_read_box(chunk, shape, what) for chunk in chunks]
     _check_cover(boxes, shape, what)
-    return Saved(dtype, shape), [(begin, Saved(dtype, sizes).bytes) for begin, sizes in boxes]
+    return Saved(dtype, shape), boxes
 
 
 def _dtype(properties: Any, what: str) -> str:
@@ -206,9 +217,6 @@ def _dtype(properties: Any, what: str) -> str:
     if name not in BITS:
         raise _bad(f"{what} has no dtype that is known")
     return name
-
-
-_Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _read_box(chunk: Any, shape: tuple[int, ...], what: str) -> _Box:
@@ -251,11 +259,12 @@ def _overlap(one: _Box, other: _Box) -> bool:
 _Places = dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]
 
 
-def _take_place(places: _Places, name: str, offsets: tuple[int, ...], least: int) -> tuple[str, Part]:
+def _take_place(places: _Places, name: str, box: _Box, least: int) -> tuple[str, Part]:
+    offsets, shape = box
     place = places.pop((name, offsets), None)
     if place is None:
         raise _bad(f"it says of no file where the piece of {shown(name)} at {list(offsets)} is, or says it of two")
     path, offset, length = place
     if length < least:
         raise _bad(f"the piece of {shown(name)} at {list(offsets)} has {least} bytes, and its place in a file {length}")
-    return path, Part(name, offset, length)
+    return path, Part(name, offset, length, offsets, shape)

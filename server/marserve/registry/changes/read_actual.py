@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from marserve.errors import MarserveError
-from marserve.model_options import BY_KEY, IN_FORCE, IN_PLACE, written
+from marserve.model_options import DECLARABLE, IN_FORCE, IN_PLACE, written
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.versions import Version
 from marserve.registry.changes.actual import ActualVersion
@@ -28,7 +28,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     level = facts.options.parallel_level if facts.config.parallel is None else 0
     if level and level != facts.config.parallel_level:
         asked["parallelLevel"] = level  # from a snapshot
-    config = {**{key: value for key, value in archive.items() if key in BY_KEY}, **asked, **now}
+    config = {**{key: value for key, value in archive.items() if key in DECLARABLE}, **asked, **now}
     base = _undeclared(version, options)
     unsaid = {**base, **facts.left_by_calls} if base else {}
     return ActualVersion(

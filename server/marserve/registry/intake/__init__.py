@@ -2,6 +2,7 @@
 
 registration       the parameters of a registration, and the registry's answers
 intake             finds, unpacks, checks and reads the archive
+checkpoints/       weights that a configuration names apart from the archive's model
 uploads            takes uploaded archives into the store, checked, whole or not at all
 scratch            the server's folder for extracted archives
 startup            which models the start loads, and their names
