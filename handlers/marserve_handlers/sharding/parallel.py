@@ -108,7 +108,7 @@ def load_parallel(
     with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
         began = time.perf_counter()
         fill(model, source, names, device)
-    if isinstance(source, CheckpointWeights):
+    if checkpoint is not None and isinstance(source, CheckpointWeights):
         checkpoint.size, checkpoint.seconds = source.bytes_read, time.perf_counter() - began
         context.has_taken_checkpoint = True
 
