@@ -18,6 +18,8 @@ from typing import Any, Literal, ParamSpec
 from marserve.option_values import (
     AMOUNTS,
     BATCH_SIZES,
+    BUILDS,
+    CHECKPOINT,
     DEVICE_IDS,
     DURATION,
     EXIT_CODES,
@@ -25,6 +27,7 @@ from marserve.option_values import (
     FLAG_OR_WORD,
     LENGTH_RULE,
     MAP,
+    PARALLEL,
     PART,
     PEAKS,
     POSITIVE_SIZE,
@@ -35,6 +38,7 @@ from marserve.option_values import (
     THREADS,
     Kind,
     Optimising,
+    ParallelPlan,
     Sample,
     Tolerance,
     Unusable,
@@ -118,16 +122,16 @@ def _read_tolerance(value: object) -> Tolerance:
 def _read_optimising(value: object) -> Optimising:
     """`{candidates: auto, inputs: requests}`; `candidates` may be a list of names."""
     if not isinstance(value, dict) or not value.keys() <= {"candidates", "inputs"}:
-        raise Unusable("a map with the keys candidates and inputs")
+        raise Unusable("a map with the keys candidates, inputs, or both, as {candidates: auto, inputs: requests}")
     names = value.get("candidates", "auto")
     if names == "auto":
         names = []
-    elif not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise Unusable("a map whose candidates are auto or a list of names of builds")
+    elif not isinstance(names, list) or not names or not all(name in BUILDS for name in names):
+        raise Unusable(f"a map whose candidates are auto or a list of {', '.join(BUILDS)}")
     folder = value.get("inputs", "")
     if not isinstance(folder, str) or ("inputs" in value and not _is_inside(folder)):
         raise Unusable("a map whose inputs are a folder of the archive, named by its path inside of it")
-    return Optimising(tuple(names), folder)
+    return Optimising(tuple(dict.fromkeys(names)), folder, is_asked=True)
 
 
 def _write_optimising(value: Optimising) -> dict[str, Any]:
@@ -136,7 +140,7 @@ def _write_optimising(value: Optimising) -> dict[str, Any]:
 
 
 def _is_inside(path: str) -> bool:
-    return bool(path) and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
+    return bool(path) and "\0" not in path and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
 
 
 _OPTIMISING = Kind(_read_optimising, {"type": "object"}, _write_optimising)
@@ -282,8 +286,9 @@ class ModelOptions:
     optimise: Optimising = _option(
         "optimise",
         _OPTIMISING,
-        "What marserve optimise tries: candidates, auto or names of builds, and inputs, a folder in the archive.",
+        "A faster build of the model is looked for: candidates, auto or names of builds, and inputs, a folder inside.",
         Optimising(),
+        is_strict=True,
     )
     response_timeout_s: float = _option(
         "responseTimeout",
@@ -401,6 +406,13 @@ class ModelOptions:
     worker_placement: Literal["spread", "pack"] = _option(
         "workerPlacement", words("spread", "pack"), "On many nodes of a cluster, or on few.", "spread"
     )
+    checkpoint: str | None = _option(
+        "checkpoint",
+        CHECKPOINT,
+        "The weights of its modelFile, apart from it: a folder of the archive or of the model store.",
+        order=("archive",),
+        is_strict=True,
+    )
     device_type: Literal["cpu", "gpu"] | None = _option("deviceType", words("cpu", "gpu"), "Where workers compute.")
     device_ids: tuple[int, ...] | None = _option("deviceIds", DEVICE_IDS, "Which accelerators are used.")
     device_memory_bytes: int | None = _option(
@@ -427,6 +439,13 @@ class ModelOptions:
     )
     parallel_level: int = _option(
         "parallelLevel", at_least(0), "How many processes, or devices, make up one worker.", 0, _RANKS
+    )
+    parallel: ParallelPlan | None = _option(
+        "parallel",
+        PARALLEL,
+        "How an eager model is divided over the ranks of each worker: a mesh, and styles of modules by their names.",
+        is_described=True,
+        is_strict=True,
     )
     torchrun: Mapping[str, Any] | None = _option(
         "torchrun", MAP, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."
@@ -495,6 +514,8 @@ def _declared() -> tuple[Option, ...]:
 
 OPTIONS: tuple[Option, ...] = _declared()
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+# What a desired state may say of a version.
+DECLARABLE = tuple(option.key for option in OPTIONS if "desired" in option.order)
 # What a version can change while it serves; and what snapshots, plans and describe always say, as it is in force.
 IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 IN_FORCE = (*IN_PLACE, "responseTimeout", "startupTimeout")

@@ -4,7 +4,7 @@
 some samples are run again. Where their outputs are others, or the build does not load, the parent serves, and
 `warnings` of describe say why. On a processor with other instructions, or with other versions of libraries, both are
 measured, and the faster one serves. A build of native code, which runs as soon as it is loaded, is loaded for archives
-that are trusted alone.
+that are trusted alone, and of a folder in which the server made it by itself (`context.build_folder`).
 """
 
 from __future__ import annotations
@@ -34,24 +34,27 @@ CHECK_SHARE = 0.1
 MAX_ERROR = 1e-3
 PAIRS = 9
 MEASURE_S = 0.5
+# Of what a proof says: so many ratios, none larger.
+MOST_RATIOS, MOST_RATIO = 8, 1e6
 
 
 class NotAsPromised(Exception):
     """The build does not do what the archive says: the message says what."""
 
 
-def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, context: Any) -> Any:
-    """The model to serve: the build, whose name the context then has, or the parent."""
+def load_optimised(folder: str, parent: Callable[[], Any], threads: int, context: Any) -> Any:
+    """The model to serve: the build of the folder, whose name the context then has, or the parent."""
     name = ""
     try:
-        proof = json.loads(Path(model_dir, PROOF).read_text())
+        proof = json.loads(Path(folder, PROOF).read_text())
         name = str(proof["build"])
-        if name in NATIVE and getattr(context, "is_trusted", False) is not True:
+        is_trusted = getattr(context, "is_trusted", False) is True or bool(getattr(context, "build_folder", ""))
+        if name in NATIVE and not is_trusted:
             raise NotAsPromised(
                 "it is native code, which runs as soon as it is loaded, and the archive is not among trusted_models. "
                 "Add the archive's name or SHA-256 there if you trust where it comes from"
             )
-        model = _load(Path(model_dir, FOLDER), name, proof, parent, threads)
+        model, again = _load(Path(folder, FOLDER), name, proof, parent, threads)
     except NotAsPromised as error:
         note_warning(context, f"the build {name} of the archive is not used, the parent serves: {error}")
     except Exception as error:  # of a library's, or of a file that is not what it should be
@@ -62,11 +65,25 @@ def load_optimised(model_dir: str, parent: Callable[[], Any], threads: int, cont
         context.computes_on = context.build = name
         flops = proof.get("flops")
         context.build_flops = flops if isinstance(flops, dict) else None
+        context.build_ratios = again or _recorded_ratios(proof)
         return model
+    context.refused_build = name or "unknown"
     return parent()
 
 
-def _load(folder: Path, name: str, proof: Mapping[str, Any], parent: Callable[[], Any], threads: int) -> Any:
+def _recorded_ratios(proof: Mapping[str, Any]) -> dict[str, float]:
+    """The ratios of the proof, by rows of a batch; none where it has none that are numbers."""
+    try:
+        found = {str(int(rows)): float(ratio[0]) for rows, ratio in proof["ratios"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError):
+        return {}
+    return {rows: ratio for rows, ratio in list(found.items())[:MOST_RATIOS] if 0 < ratio < MOST_RATIO}
+
+
+def _load(
+    folder: Path, name: str, proof: Mapping[str, Any], parent: Callable[[], Any], threads: int
+) -> tuple[Any, dict[str, float]]:
+    """The build, and its ratios where they had to be measured again."""
     began = time.perf_counter()
     try:
         model = find_build(name).load(parent, folder, threads)
@@ -76,8 +93,8 @@ def _load(folder: Path, name: str, proof: Mapping[str, Any], parent: Callable[[]
     here = {"cpu": cpu_flags(), "versions": versions()}
     there = {key: proof[key] for key in here}
     if here != there:
-        _measure_again(model, parent, first, _changed(there, here))
-    return model
+        return model, _measure_again(model, parent, first, _changed(there, here))
+    return model, {}
 
 
 def _check(samples: Path, model: Any, seconds: float) -> Call:
@@ -116,8 +133,8 @@ def _compare(what: str, seen: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]
         raise NotAsPromised(f"{what} is off by {error / scale if scale else error:.2g} of what was recorded")
 
 
-def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: str) -> None:
-    """Raise NotAsPromised where the build is not faster than its parent here."""
+def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: str) -> dict[str, float]:
+    """How many times as fast as its parent it is here, by rows. Raises NotAsPromised where it is not faster."""
     other = parent()
     ratios = []
     until = time.perf_counter() + MEASURE_S
@@ -133,6 +150,7 @@ def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: s
     if median(ratios) < 1.0:
         raise NotAsPromised(f"it is {median(ratios):.2f} times as fast as the parent here; {changed}")
     logger.info("The build was measured again: %.2f times as fast as the parent; %s", median(ratios), changed)
+    return {str(call.rows): median(ratios)}
 
 
 def _changed(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, inputs_needed
+from marserve.option_values import BUILDS
 
 Goal = Literal["latency", "throughput", "memory"]
 
@@ -51,8 +52,10 @@ CANDIDATES: Final = (
 )
 # Those that hold native code, which runs as soon as it is loaded: a server wants the archive trusted.
 NATIVE: Final = ("aot", "aot-int8")
+# What candidates need beside the server: a file's being there is enough to say so, nothing is imported.
+PACKAGES: Final = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao")
 TOOLS: Final = tuple(sorted({tool for candidate in CANDIDATES for tool in candidate.tools}))
-NAMES: Final = tuple(candidate.name for candidate in CANDIDATES)
+NAMES: Final = BUILDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -627,11 +627,13 @@ class Pool:
         states = {"ready": 0, "loading": 0, "failed": 0, "stopping": len(self.leaving)}
         loads: dict[str, float] = {}
         computing: dict[str, int] = {}
+        build_ratios: dict[tuple[str, str], float] = {}
         for slot in self.slots:
             if slot.is_ready:
                 loads[slot.name] = slot.load_s
                 if slot.computes_on:
                     computing[slot.computes_on] = computing.get(slot.computes_on, 0) + 1
+                build_ratios |= {(slot.computes_on, rows): ratio for rows, ratio in slot.build_ratios.items()}
             else:
                 states["failed" if slot.has_given_up else "loading"] += 1
         states["ready"] = len(loads)
@@ -645,6 +647,7 @@ class Pool:
             workers=states,
             load_s=loads,
             computing=computing,
+            build_ratios=build_ratios,
             workers_target=target,
             sequences=None if sequences is None else sequences["living"],
             memory_bytes=self.held_bytes,

@@ -52,6 +52,8 @@ from marserve.worker.device.device_memory import give_back, taken_bytes
 from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import (
     MAX_MESSAGE,
+    build_of,
+    checkpoint_of,
     cut,
     encode_value,
     engine_of,
@@ -161,6 +163,8 @@ class ServedModel:
                 self._model.health is not None,
                 self._model.overlap is not None,
                 *engine_of(self._model.context),
+                *build_of(self._model.context),
+                checkpoint_of(self._model.context),
             )
         )
 

@@ -155,17 +155,15 @@ def test_without_inputs_the_archive_brings_its_own_or_is_told_what_is_missing(tm
     assert "more inputs are needed" in ran.document["builds"][0]["whyNot"]
 
     files = ", ".join(f"{{file: {name}}}" for name in sorted(bodies))
-    samples = net_archive(tmp_path, more=f"samples: [{files}]\noptimise: 3\n", inputs=bodies)
+    samples = net_archive(tmp_path, more=f"samples: [{files}]\n", inputs=bodies)
     ran = marserve("optimise", samples, "-o", tmp_path, "--json", "--candidate", "bf16")
     assert (ran.document["calibrated"], ran.document["compared"]) == (6, 6)
-    assert "optimise is 3, which is not used: it must be a map" in ran.document["notes"][0]
-    assert "the 12 samples of the archive, which can hold 64" in ran.document["notes"][1]
+    assert "the 12 samples of the archive, which can hold 64" in ran.document["notes"][0]
 
     unknown = net_archive(tmp_path, more="optimise: {candidates: [none], inputs: in}\n", inputs=bodies)
     refused = marserve("optimise", unknown, "-o", tmp_path)
-    assert refused.status == 2
-    assert "there is no candidate 'none'" in refused.err
-    assert "optimise.candidates" in refused.err
+    assert refused.status == 1
+    assert "it must be a map whose candidates are auto or a list of channels-last, bf16" in refused.err
 
 
 @pytest.mark.system

@@ -28,7 +28,8 @@ class Context:
 
     def __init__(self) -> None:
         self.load_warnings: list[str] = []
-        self.computes_on = self.build = ""
+        self.computes_on = self.build = self.build_folder = self.refused_build = ""
+        self.build_ratios: dict[str, float] = {}
         self.is_trusted = False
 
 
@@ -144,6 +145,7 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     assert (name, context.computes_on) == ("", "")
     (warning,) = context.load_warnings
     assert words in warning
+    assert context.refused_build == {no_proof: "unknown", no_build: "../fast"}.get(spoil, "bf16")
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -163,6 +165,7 @@ def test_on_another_processor_the_faster_of_both_serves(
     model, _name, context = load(folder)
 
     assert is_parent(model) is is_slow
+    assert context.build_ratios == ({} if is_slow else {"1": 3.0})
     if is_slow:
         assert (
             "it is 0.33 times as fast as the parent here; it was built for x86_64 amx_int8, and"
@@ -274,7 +277,30 @@ def test_native_code_is_not_looked_at_unless_the_archive_is_trusted(
     trusted = Context()
     trusted.is_trusted = True
     load_optimised(str(folder), parent, 1, trusted)
+    made_here = Context()
+    made_here.build_folder = str(folder)
+    load_optimised(str(folder), parent, 1, made_here)
 
     assert is_parent(model)
     assert "it is native code, which runs as soon as it is loaded" in untrusted.load_warnings[0]
-    assert (seen, loaded) == ([], [folder / "optimised"])
+    assert untrusted.refused_build == name
+    assert (seen, loaded) == ([], [folder / "optimised"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        ({"1": [2.5, 2.0, 3.0], "16": [4.0, 3.5, 4.5]}, {"1": 2.5, "16": 4.0}),
+        ({"1": [float("inf")]}, {}),
+        ({"one": [2.5]}, {}),
+        ([1], {}),
+        ({str(rows): [1.5] for rows in range(1, 100)}, {str(rows): 1.5 for rows in range(1, 9)}),
+    ],
+)
+def test_the_recorded_ratios_are_told_where_they_are_numbers(
+    recorded: object, told: dict[str, float], folder: Path
+) -> None:
+    """By the rows of a batch, and no more than a page bears."""
+    write_proof(folder, ratios=recorded)
+
+    assert load(folder)[2].build_ratios == told

@@ -661,13 +661,34 @@ def test_the_page_tells_how_many_workers_serve_a_build_and_how_many_their_parent
     assert 'marserve_workers_computing{model="two"' not in metrics.render().decode()
 
 
+def test_the_page_tells_how_fast_the_build_is_that_serves_and_how_often_one_was_not_used() -> None:
+    """The ratio by the rows of a batch; a version without a build has no line."""
+    metrics = Metrics("box")
+    for name, ratios in (("one", {("onnx-int8", "1"): 3.5, ("onnx-int8", "16"): 4.5}), ("two", {})):
+        version = busy_version(name, "1.0")
+        version.read_gauges = lambda ratios=ratios: Gauges(build_ratios=ratios)
+        metrics.register(version)
+    version.builds_refused["aot"] += 2
+
+    page = read_page(metrics)
+
+    labels = {"model": "one", "version": "1.0", "build": "onnx-int8"}
+    assert value_of(page, "marserve_build_ratio", **labels, rows="16") == 4.5
+    assert value_of(page, "marserve_build_checks_failed_total", model="two", version="1.0", build="aot") == 2
+    assert 'marserve_build_ratio{model="two"' not in metrics.render().decode()
+
+
 def test_the_whole_page_is_what_the_library_writes_of_the_same_registry() -> None:
     """With versions that were asked, gauges, handlers' metrics and the machine's, in both formats."""
     metrics = Metrics("box", model_metrics=ModelMetrics(BUILT_IN, detects=True))
     metrics.keep_examples()
     for version in (busy_version("echo", "1.0"), busy_version('od"d', "2\\\n")):
         version.read_gauges = lambda: Gauges(
-            queue_length=7, workers={"ready": 2}, load_s={"W-9000-echo_1.0": 3.5}, computing={"onnx-int8": 2}
+            queue_length=7,
+            workers={"ready": 2},
+            load_s={"W-9000-echo_1.0": 3.5},
+            computing={"onnx-int8": 2},
+            build_ratios={("onnx-int8", "1"): 3.5},
         )
         version.processes = Processes(1.5, 1 << 20, 1 << 19)
         metrics.register(version)

@@ -94,7 +94,7 @@ def optimise(
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
     from marserve.optimise.comparison import Bounds
-    from marserve.optimise.optimise import GIB, Wish
+    from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
 
     with Output(as_json) as output:
@@ -131,11 +131,10 @@ def optimise(
                         on_step=lambda step: bar.update(task, description=step),
                     )
             except ValueError as error:
-                where = "--candidate" if candidate else "optimise.candidates of its model-config.yaml"
-                raise WrongArguments(f"{without_stop(str(error))}.", f"Name one of them with {where}.") from error
+                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
-            document, lines = _document(report), _lines(report)
+            document, lines = describe_report(report), _lines(report)
             for each in page or ():
                 _write_page(each, document, max_error)
             if server is not None and report.archive is not None:
@@ -226,38 +225,3 @@ def _row(row: Row, columns: list[tuple[int, int]], report: Report) -> list[str]:
         f"{row.seconds:.1f} s" if row.seconds else "-",
         result,
     ]
-
-
-def _document(report: Report) -> dict[str, Any]:
-    # here, for the time of other commands
-    from marserve.optimise.compare import describe_agreement, describe_ratios
-
-    return {
-        "modelName": report.model,
-        "modelVersion": report.version,
-        "goal": report.goal,
-        "batchSize": report.batch_size,
-        "threads": report.threads,
-        "calibrated": report.calibrated,
-        "compared": report.compared,
-        "seconds": report.seconds,
-        "winner": report.winner or None,
-        "archive": None if report.archive is None else str(report.archive),
-        "trustedModels": report.trust or None,
-        "notes": report.notes,
-        "builds": [
-            {
-                "name": row.name,
-                "passed": row.has_passed,
-                "whyNot": row.why_not or None,
-                "faults": [] if row.verdict is None else list(row.verdict.faults),
-                "notes": [] if row.verdict is None else list(row.verdict.notes),
-                "outputs": row.outputs,
-                "agreement": describe_agreement(row.agreement),
-                "ratios": [*describe_ratios(row.ratios, report.threads), *describe_ratios(row.ratios_of_one, 1)],
-                "seconds": row.seconds,
-                "bytes": row.size,
-            }
-            for row in report.rows
-        ],
-    }

@@ -26,6 +26,7 @@ from marserve.messages import (
     MAX_WARNINGS,
     Called,
     Checked,
+    CheckpointRead,
     Counted,
     DeviceLost,
     DevicePeak,
@@ -46,6 +47,7 @@ from marserve.messages import (
     line_ids,
     shown_id,
 )
+from marserve.option_values import BUILDS
 from marserve.pool.checks.certifier import Certifier
 from marserve.pool.checks.profiles import Profiles
 from marserve.pool.dispatch.dispatcher import Dispatcher
@@ -128,10 +130,12 @@ class Life:
         self.warnings: list[str] = []
         self.warm_up_failure = ""
         self.computes_on = ""
+        self.build_ratios: Mapping[str, float] = {}
         self.overlaps = False
         """Whether it preprocesses the next batch beside the one that computes."""
         self.engine = ""
         self.cpu_flags: tuple[str, ...] = ()
+        self.checkpoint: CheckpointRead | None = None
         self.ready_at = 0.0
         self.requests = 0
         self.first_bytes = 0
@@ -252,6 +256,10 @@ class Life:
             self.computes_on = loaded.computes_on
             self.overlaps = loaded.overlaps and context.options.overlap_preprocess
             self.engine, self.cpu_flags = loaded.engine, tuple(loaded.cpu_flags)
+            self.checkpoint = loaded.checkpoint
+            self.build_ratios = loaded.build_ratios
+            if refused := loaded.refused_build:
+                context.metrics.builds_refused[refused if refused in BUILDS else "unknown"] += 1
             context.declaration = _declaration_of(loaded)
             self.device_bytes = loaded.device_bytes
             if context.metrics.tap is not None:

@@ -59,7 +59,8 @@ class Gauges(NamedTuple):
 
     `workers` counts workers by state (`ready`, `loading`, …). `load_s` is how long each living worker's load took, by
     the worker's name as in logs (`W-9000-noop_1.0`). `computing` counts ready workers by what their model runs on,
-    where handlers say it. `workers_target` is how many there should be. `sequences` is how many are open, None for a
+    where handlers say it; `build_ratios` is how many times as fast as its parent the build was that serves, by build
+    and rows of a batch. `workers_target` is how many there should be. `sequences` is how many are open, None for a
     model without them. `memory_bytes` is what its processes hold, None if it is not measured.
     `failing` is how many workers are not well by their handler's own word, None where it is not asked.
     `oldest_s` is how long the request that came first has waited. `busy_ratio` is the share of the last minute in which
@@ -71,6 +72,7 @@ class Gauges(NamedTuple):
     workers: Mapping[str, int] = {}
     load_s: Mapping[str, float] = {}
     computing: Mapping[str, int] = {}
+    build_ratios: Mapping[tuple[str, str], float] = {}
     workers_target: int = 0
     sequences: int | None = None
     memory_bytes: int | None = None
@@ -122,6 +124,7 @@ class VersionMetrics:
     worker_deaths       by cause
     worker_recycles     workers replaced because they had served long enough, by reason
     health_checks       calls of the handler's `health`, by `passed` or `failed`
+    builds_refused      loads in which a faster build was not used, and its parent serves, by build
     loads_on_demand     times that a request found the model asleep and had it loaded
     evictions           times that it was put to sleep to make room for another model
     retried             re-run because their worker died; `isolated`: re-run because their batch raised
@@ -203,6 +206,7 @@ class VersionMetrics:
     batch_checks: dict[str, int] = _by("verdict", "marserve_batch_checks_total")
     worker_recycles: dict[str, int] = _by("reason", "marserve_worker_recycles_total")
     health_checks: dict[str, int] = _by("verdict", "marserve_worker_health_checks_total")
+    builds_refused: dict[str, int] = _by("build", "marserve_build_checks_failed_total")
 
     def __post_init__(self) -> None:
         self.stages = StageSeconds(self.model, self.version, SECONDS_BOUNDS)

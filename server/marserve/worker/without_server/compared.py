@@ -421,7 +421,7 @@ def main() -> None:
 
     try:
         load = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Load)
-        limit_memory(load.memory_limit_bytes)
+        limit_memory(load.loading_limit_bytes)
         use_threads(load.threads)
         enter_model_folder(load)
         began = time.perf_counter()

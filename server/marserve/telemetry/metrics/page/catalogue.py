@@ -262,6 +262,23 @@ CATALOGUE: Final[dict[str, Meaning]] = {
             "ONNX Runtime's providers; none where the handler does not say.",
             "at each scrape",
         ),
+        Meaning(
+            "marserve_build_ratio",
+            _G,
+            (*_V, "build", "rows"),
+            "ratio",
+            "How many times as fast as its parent the build of marserve optimise was that serves, as measured when it "
+            "was made, or at the load on another processor.",
+            "at each scrape",
+        ),
+        Meaning(
+            "marserve_build_checks_failed_total",
+            _C,
+            (*_V, "build"),
+            "loads",
+            "Loads of workers in which a build was not as recorded, or not to be loaded, so that its parent serves.",
+            "when the worker is ready",
+        ),
         Meaning("marserve_workers_target", _G, _V, "workers", "Workers that there should be.", "at each scrape"),
         Meaning(
             "marserve_worker_starts_total",

@@ -35,6 +35,8 @@ LABELS: Final[Mapping[str, str]] = {
     "`rejections`, `p99`, `answers`), `too_few`, `workers`, `batching`, `not_ready`, `error`, `call`, `changed`",
     "state": "`ready`, `loading`, `failed` (given up), `stopping`",
     "on": "what handlers said at the load: a build of `marserve optimise`, the names of ONNX Runtime's providers",
+    "build": "the name of a build, as `marserve optimise` has it; `unknown` for others",
+    "rows": "the rows of a batch that was measured",
     "arm": "`baseline` or `candidate` of a roll-out",
     "result": "what became of it: of arms `answered`, `rejected`, `failed`; of downloads `fetched`, `cached`, "
     "`failed`, `cancelled`; of desired states `applied`, `failed`, `unreadable`",

@@ -59,6 +59,7 @@ def version_families(views: Views, totals: Mapping[str, ModelTotals]) -> Iterato
         yield known(name, _gauge(views, read))
     yield known("marserve_workers", _workers(views, lambda gauges: gauges.workers))
     yield known("marserve_workers_computing", _workers(views, lambda gauges: gauges.computing))
+    yield known("marserve_build_ratio", _build_ratios(views))
     yield known("marserve_traffic_share", _shares(views))
     yield known("marserve_model_flops_total", _flops(views))
     for name, figure in _PROCESSES.items():
@@ -106,6 +107,12 @@ def _gauge(views: Views, read: Callable[[Gauges], float | None]) -> Callable[[],
 
 def _workers(views: Views, read: Callable[[Gauges], Mapping[str, int]]) -> Callable[[], Iterator[Row]]:
     return lambda: (((*view.key, word), count) for view in views() for word, count in read(view.gauges).items())
+
+
+def _build_ratios(views: Views) -> Callable[[], Iterator[Row]]:
+    return lambda: (
+        ((*view.key, *words), ratio) for view in views() for words, ratio in view.gauges.build_ratios.items()
+    )
 
 
 def _shares(views: Views) -> Callable[[], list[Row]]:
