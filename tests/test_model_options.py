@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marserve.model_options import BY_KEY, OPTIONS, Layer, ModelOptions, Said, fold, read_value, said_in, say, written
-from marserve.option_values import Optimising, Sample, Tolerance
+from marserve.option_values import Optimising, ParallelPlan, Sample, Tolerance
 from marserve.settings import KEYS
 
 LAYERS: dict[str, Layer] = {
@@ -75,6 +75,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("launcher", "launcher", "local", "ray", "ray", "da"),
     ("workerResources", "worker_resources", None, {"cpus": 2, "memory": "1kB"}, {"cpus": 2.0, "memory": 1000}, "da"),
     ("workerPlacement", "worker_placement", "spread", "pack", "pack", "da"),
+    ("checkpoint", "checkpoint", None, " weights ", "weights", "a"),
     ("deviceType", "device_type", None, "GPU", "gpu", "da"),
     ("deviceIds", "device_ids", None, [1, 0], (1, 0), "da"),
     ("deviceMemory", "device_memory_bytes", None, 5, 5, "da"),
@@ -82,6 +83,14 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("threads", "threads", None, {"intra": 4}, {"intra": 4}, "da"),
     ("parallelType", "parallel_type", None, "tp", "tp", "da"),
     ("parallelLevel", "parallel_level", 0, 2, 2, "nda"),
+    (
+        "parallel",
+        "parallel",
+        None,
+        {"mesh": {"tp": 2}, "plan": {"up": "colwise"}},
+        ParallelPlan({"tp": 2}, {"up": "colwise"}),
+        "da",
+    ),
     ("torchrun", "torchrun", None, {"nnodes": 1}, {"nnodes": 1}, "da"),
     ("jobQueueSize", "queue_size", 100, 0, 0, "das"),
     ("useJobTicket", "use_job_ticket", False, True, True, "da"),

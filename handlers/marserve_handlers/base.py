@@ -15,7 +15,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from marserve_handlers.context import Context
+from marserve_handlers.context import Checkpoint, Context
 from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionException
 from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.support.devices.devices import Device, choose_device
@@ -87,6 +87,11 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
 
             allow_graphs(sizes)
         options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
+        if options is not None and getattr(context, "one_rank", None) is not None:
+            raise ModelNotLoadable(
+                "parallel divides the model over ranks, and pt2 compiles it: a divided model is not compiled. Leave "
+                "one of the two keys out."
+            )
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
 
@@ -178,7 +183,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         parent = functools.partial(self._load_model, model_dir, model_file, serialized_file)
         made_here = getattr(self.context, "build_folder", "")
         has_build = made_here or os.path.isfile(os.path.join(model_dir, "MAR-INF", "optimised.json"))
-        if self.device.type != "cpu" or not has_build:
+        is_whole = getattr(self.context, "parallel", None) is None
+        if self.device.type != "cpu" or not is_whole or not has_build:
             model = parent()
         else:
             from marserve_handlers.runtimes.optimised import load_optimised
@@ -197,6 +203,8 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         ending = os.path.splitext(str(entry.get("serializedFile")))[1]
         kinds = {".pt": "TorchScript", ".pt2": "exported program", ".so": "AOTInductor"}
         kind = "eager" if entry.get("modelFile") else kinds.get(ending, "eager")
+        if getattr(self.context, "one_rank", None) is not None:
+            kind += f", divided over {self.context.one_rank.ranks} ranks"
         version = getattr(sys.modules.get("torch"), "__version__", "")
         return f"torch {version}, {'compiled, ' if is_compiled else ''}{kind}"
 
@@ -230,7 +238,21 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         return load_torchscript(model_pt_path, self.device)
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
-        """The eager model of `model_file` with the weights of `model_pt_path` (None: its own), on `self.device`."""
+        """The eager model of `model_file` with the weights of `model_pt_path` (None: its own), on `self.device`.
+
+        With `parallel` this rank's part of it.
+        """
+        if getattr(self.context, "parallel", None) is not None:
+            # here: few models are divided
+            from marserve_handlers.sharding.parallel import load_parallel
+
+            return load_parallel(model_dir, model_file, model_pt_path, self.device, self.context)
+        checkpoint = getattr(self.context, "checkpoint", None)
+        if isinstance(checkpoint, Checkpoint):
+            # here: it imports torch, and few models have one
+            from marserve_handlers.sharding.meta_load import load_with_checkpoint
+
+            return load_with_checkpoint(model_dir, model_file, self.device, checkpoint, self.context)
         from marserve_handlers.runtimes.eager import load_eager
 
         return load_eager(model_dir, model_file, model_pt_path, self.device)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -151,6 +152,23 @@ class RequestProcessor:
         return int(status), reason, list(headers.items())
 
 
+@dataclass
+class Checkpoint:
+    """The weights that the model's configuration names by `checkpoint`: a folder, as an absolute path.
+
+    `may_map`: nothing overwrites its files, so that they may be mapped. `layout` is JSON: where the pieces of tensors
+    lie in files of `torch.distributed.checkpoint`, as the server read it; empty for safetensors files. Once they are
+    loaded, `size` are their bytes, `mapped` those that are mapped files, and `seconds` is how long it took.
+    """
+
+    folder: str
+    may_map: bool = False
+    layout: bytes = b""
+    size: int = 0
+    mapped: int = 0
+    seconds: float | None = None
+
+
 class Context:
     """The handler's view of its model and of the current batch. Handlers may set attributes of their own on it.
 
@@ -178,6 +196,10 @@ class Context:
     """The only numbers of rows that the model is to be called with, in order; empty for any."""
     keeps_to_sizes: bool = False
     """Whether batches are filled up to `allowed_batch_sizes`; a handler that does it by itself sets it."""
+    parallel: tuple[Mapping[str, int], Mapping[str, str]] | None = None
+    """The mesh and the plan by which the model is divided over the ranks of the worker; None for a whole model."""
+    one_rank: Any = None
+    """Compares the ranks' answers with those of the whole model; set where a divided model was loaded."""
     inter_threads: int = 0
     """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0
@@ -188,6 +210,11 @@ class Context:
 
     is_trusted: bool = False
     """Whether the operator trusts the archive (`trusted_models`), so that pickles of it may be opened."""
+
+    checkpoint: Checkpoint | None = None
+    """The weights of an eager model that lie apart from it; None where the archive names none."""
+    has_taken_checkpoint: bool = False
+    """Whether its weights were loaded; a handler that does it by itself sets it."""
 
     loaded_model: Any = None
     """The archive's model as `load_model`, or a base handler, last loaded it; None before."""

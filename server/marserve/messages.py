@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from marserve.errors import MarserveError, Thrown
-from marserve.option_values import Sample, Tolerance
+from marserve.option_values import ParallelPlan, Sample, Tolerance
 
 # ---------------------------------------------------------------------------------------------- msgpack
 
@@ -283,6 +283,19 @@ class Rank(msgspec.Struct, frozen=True, array_like=True):
     store_port: int
 
 
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The weights of a model apart from it: a `folder`, below the model's if it is no absolute path, and their bytes.
+
+    `may_map`: nothing overwrites its files, so that they may be mapped instead of read. `layout` is JSON: where the
+    pieces of its tensors lie in the files of a checkpoint of `torch.distributed.checkpoint`; empty for other files.
+    """
+
+    folder: str
+    may_map: bool
+    size: int
+    layout: bytes = b""
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """Load this model. It has everything that the worker needs, which reads no settings and no archive itself.
 
@@ -304,8 +317,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     when the server asks for it. With `overlaps` batches are preprocessed beside the one that computes, where the
     handler allows that (`worker/overlap/`). `allowed_batch_sizes`, in order, are the only numbers of rows the model is
     called with, empty for any. With `peak_flops` the model's FLOPs are counted: FLOPs a second by dtype, under the
-    empty name those of every other; measured where none is given. `build` is the folder of a faster build of the model
-    that this server made, empty for none: the build serves if it does what is recorded there.
+    empty name those of every other; measured where none is given. With `parallel` each rank loads its part of the
+    model, and `parallel_samples` must be answered as by the whole model. `build` is the folder of a faster build of the
+    model that this server made, empty for none: the build serves if it does what is recorded there.
+    `checkpoint` are the weights of an eager model that the archive names apart from it, None without any.
     """
 
     model: str
@@ -342,7 +357,18 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     inter_threads: int = 0
     allowed_batch_sizes: list[int] = []
     peak_flops: dict[str, float] | None = None
+    parallel: ParallelPlan | None = None
+    parallel_samples: list[Sample] = []
     build: str = ""
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def loading_limit_bytes(self) -> int:
+        """`memory_limit_bytes` while the model is loaded: mapped weights count there, and are none that it holds."""
+        mapped = 0
+        if self.checkpoint is not None and self.checkpoint.may_map and not self.checkpoint.layout:
+            mapped = self.checkpoint.size
+        return self.memory_limit_bytes + mapped if self.memory_limit_bytes else 0
 
 
 class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -539,6 +565,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     python: str
 
 
+class CheckpointRead(msgspec.Struct, frozen=True, array_like=True):
+    """How long the weights of a checkpoint took; `mapped` of their bytes are mapped files, and no memory of its own."""
+
+    size: Count
+    mapped: Count
+    seconds: Seconds
+
+
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     """The model is loaded and the worker waits for batches. `warnings` are sentences for describe.
 
@@ -552,6 +586,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     loads by itself; `cpu_flags` are then the instructions by which runtimes choose kernels. `refused_build` is the
     build of `marserve optimise` that was to serve and does not, empty for none; `warnings` say why. `build_ratios` is
     how many times as fast as its parent the build was that serves, by rows of a batch; empty without one.
+    `checkpoint` is how the weights of a checkpoint came, None without one.
     """
 
     seconds: Seconds
@@ -568,6 +603,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     cpu_flags: list[Sentence] = []
     refused_build: Sentence = ""
     build_ratios: dict[Sentence, Seconds] = {}
+    checkpoint: CheckpointRead | None = None
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):

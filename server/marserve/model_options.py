@@ -19,6 +19,7 @@ from marserve.option_values import (
     AMOUNTS,
     BATCH_SIZES,
     BUILDS,
+    CHECKPOINT,
     DEVICE_IDS,
     DURATION,
     EXIT_CODES,
@@ -26,6 +27,7 @@ from marserve.option_values import (
     FLAG_OR_WORD,
     LENGTH_RULE,
     MAP,
+    PARALLEL,
     PART,
     PEAKS,
     POSITIVE_SIZE,
@@ -36,6 +38,7 @@ from marserve.option_values import (
     THREADS,
     Kind,
     Optimising,
+    ParallelPlan,
     Sample,
     Tolerance,
     Unusable,
@@ -403,6 +406,13 @@ class ModelOptions:
     worker_placement: Literal["spread", "pack"] = _option(
         "workerPlacement", words("spread", "pack"), "On many nodes of a cluster, or on few.", "spread"
     )
+    checkpoint: str | None = _option(
+        "checkpoint",
+        CHECKPOINT,
+        "The weights of its modelFile, apart from it: a folder of the archive or of the model store.",
+        order=("archive",),
+        is_strict=True,
+    )
     device_type: Literal["cpu", "gpu"] | None = _option("deviceType", words("cpu", "gpu"), "Where workers compute.")
     device_ids: tuple[int, ...] | None = _option("deviceIds", DEVICE_IDS, "Which accelerators are used.")
     device_memory_bytes: int | None = _option(
@@ -429,6 +439,13 @@ class ModelOptions:
     )
     parallel_level: int = _option(
         "parallelLevel", at_least(0), "How many processes, or devices, make up one worker.", 0, _RANKS
+    )
+    parallel: ParallelPlan | None = _option(
+        "parallel",
+        PARALLEL,
+        "How an eager model is divided over the ranks of each worker: a mesh, and styles of modules by their names.",
+        is_described=True,
+        is_strict=True,
     )
     torchrun: Mapping[str, Any] | None = _option(
         "torchrun", MAP, "Of torchrun's words those that count: nproc-per-node, OMP_NUMBER_THREADS."
@@ -497,6 +514,8 @@ def _declared() -> tuple[Option, ...]:
 
 OPTIONS: tuple[Option, ...] = _declared()
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+# What a desired state may say of a version.
+DECLARABLE = tuple(option.key for option in OPTIONS if "desired" in option.order)
 # What a version can change while it serves; and what snapshots, plans and describe always say, as it is in force.
 IN_PLACE = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 IN_FORCE = (*IN_PLACE, "responseTimeout", "startupTimeout")

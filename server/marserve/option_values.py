@@ -8,10 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Final, NamedTuple
 
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _LENGTH_RULE = re.compile(r"body_bytes|handler|header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|json:[^.\s]+(?:\.[^.\s]+)*")
+# More processes than any machine has devices for; rank 0 holds descriptors for each of the others.
+MOST_RANKS = 64
+MOST_PATTERNS, MOST_PATTERN_LETTERS = 1024, 512
+MESH_DIMENSIONS = ("data", "tp")
+PARALLEL_STYLES = ("colwise", "rowwise", "colwise_rep", "rowwise_rep", "replicate")
+"""As `marserve_handlers.sharding.plan.STYLES`."""
+_PARALLEL = "a map of mesh and plan, as {mesh: {tp: 2}, plan: {layers.*.up: colwise, layers.*.down: rowwise}}"
 _AMOUNTS = "a map of resources to numbers of 0 or more, as {cpus: 2, gpus: 1, memory: 4GiB}"
 
 
@@ -69,6 +77,22 @@ class Optimising(NamedTuple):
     candidates: tuple[str, ...] = ()
     inputs: str = ""
     is_asked: bool = False
+
+
+class ParallelPlan(NamedTuple):
+    """How a model is divided over the ranks of a worker: the sizes of the mesh's dimensions, and the styles of modules.
+
+    `plan` has a style for each pattern of modules' names: a pattern has one part for each part of a name, and `*`
+    stands for any text inside of a part.
+    """
+
+    mesh: Mapping[str, int]
+    plan: Mapping[str, str]
+
+    @property
+    def ranks(self) -> int:
+        """The product of the mesh: the processes of one worker."""
+        return prod(self.mesh.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +290,65 @@ def _read_program(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _read_parallel(value: object) -> ParallelPlan:
+    """`{mesh: {tp: 2}, plan: {layers.*.up: colwise}}`; a map with neither word is none of ours."""
+    if not isinstance(value, dict) or value.keys().isdisjoint(("mesh", "plan")):
+        raise AuthorsOwn(_PARALLEL)
+    if value.keys() != {"mesh", "plan"}:
+        raise Unusable(f"{_PARALLEL}, with both and nothing else")
+    return ParallelPlan(_read_mesh(value["mesh"]), _read_plan(value["plan"]))
+
+
+def _read_mesh(mesh: object) -> dict[str, int]:
+    if not isinstance(mesh, dict) or "tp" not in mesh:
+        raise Unusable(f"a map whose mesh says how many ranks share a layer, as {{tp: 2}}, and not {_shown(mesh)}")
+    for name, size in mesh.items():
+        if name not in MESH_DIMENSIONS:
+            raise Unusable(f"a map whose mesh has the dimensions {', '.join(MESH_DIMENSIONS)}, and not {_shown(name)}")
+        if type(size) is not int or size < 1:
+            raise Unusable(f"a map whose mesh.{name} is a whole number of 1 or more, and not {_shown(size)}")
+    if mesh.get("data", 1) != 1:
+        raise Unusable(
+            f"a map whose mesh.data is 1 or left out, and not {mesh['data']}: several copies of a model are several "
+            f"workers (minWorkers: {mesh['data']}), each of {mesh['tp']} ranks"
+        )
+    if mesh["tp"] > MOST_RANKS:
+        raise Unusable(f"a map whose mesh.tp is {MOST_RANKS} or less, and not {mesh['tp']}")
+    return {name: mesh[name] for name in MESH_DIMENSIONS if name in mesh}
+
+
+def _read_plan(plan: object) -> dict[str, str]:
+    if not isinstance(plan, dict) or not plan or len(plan) > MOST_PATTERNS:
+        raise Unusable(
+            f"a map whose plan is a map of 1 to {MOST_PATTERNS} patterns of modules' names to styles, as "
+            f"{{layers.*.up: colwise}}, and not {_shown(plan)}"
+        )
+    for pattern, style in plan.items():
+        if not isinstance(pattern, str) or not all(pattern.split(".")) or len(pattern) > MOST_PATTERN_LETTERS:
+            raise Unusable(
+                f"a map whose plan has names of modules or patterns of them, as layers.*.up, and not {_shown(pattern)}"
+            )
+        if "**" in pattern:
+            raise Unusable(
+                f"a map whose plan has a * for one part of a name, and not {_shown(pattern)}: torch knows no **, so "
+                "write a * for each part, as layers.*.mlp.up"
+            )
+        if style not in PARALLEL_STYLES:
+            raise Unusable(
+                f"a map whose plan has the styles {', '.join(PARALLEL_STYLES)}, and not {_shown(style)} for {pattern}"
+            )
+    return dict(plan)
+
+
+def _write_parallel(value: ParallelPlan) -> dict[str, Any]:
+    return {"mesh": dict(value.mesh), "plan": dict(value.plan)}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
 def _read_amounts(value: object) -> dict[str, float]:
     """Resources of a cluster by name: `memory` is a size, the others are numbers of 0 or more."""
     if not isinstance(value, dict) or not all(isinstance(name, str) and name for name in value):
@@ -305,6 +388,15 @@ def _write_peaks(peaks: Mapping[str, float]) -> object:
     return peaks[""] if list(peaks) == [""] else dict(peaks)
 
 
+_LONGEST_PLACE = 2000
+
+
+def _read_checkpoint(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_PLACE or "://" in value:
+        raise Unusable("a folder of the archive, or of the model store")
+    return value.strip()
+
+
 def _read_text(value: object) -> str:
     """A text; a number, as YAML reads `3.10`, is one too, so that it is refused where it names nothing."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
@@ -324,6 +416,7 @@ SIZE = Kind(_read_size, _SIZE_SCHEMA)
 POSITIVE_SIZE = Kind(_read_positive_size, _SIZE_SCHEMA)
 LENGTH_RULE = Kind(_read_length_rule, {"type": "string", "minLength": 1})
 TEXT = Kind(_read_text, {"type": "string", "minLength": 1})
+CHECKPOINT = Kind(_read_checkpoint, {"type": "string", "minLength": 1, "maxLength": _LONGEST_PLACE})
 DEVICE_IDS = Kind(_read_device_ids, {"type": "array", "items": {"type": "integer", "minimum": 0}}, list)
 EXIT_CODES = Kind(_read_exit_codes, {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, list)
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 1024}
@@ -350,6 +443,29 @@ PROGRAM = Kind(
     _read_program,
     {"type": "array", "minItems": 2, "maxItems": 16, "items": {"type": "string", "minLength": 1}},
     list,
+)
+PARALLEL = Kind(
+    _read_parallel,
+    {
+        "type": "object",
+        "properties": {
+            "mesh": {
+                "type": "object",
+                "properties": {"data": {"const": 1}, "tp": {"type": "integer", "minimum": 1, "maximum": MOST_RANKS}},
+                "required": ["tp"],
+                "additionalProperties": False,
+            },
+            "plan": {
+                "type": "object",
+                "minProperties": 1,
+                "maxProperties": MOST_PATTERNS,
+                "additionalProperties": {"enum": list(PARALLEL_STYLES)},
+            },
+        },
+        "required": ["mesh", "plan"],
+        "additionalProperties": False,
+    },
+    _write_parallel,
 )
 MAP = Kind(_read_map, {"type": "object"})
 AMOUNTS = Kind(_read_amounts, {"type": "object"})

@@ -157,10 +157,12 @@ def test_a_grpc_port_that_another_server_has_taken_since_it_was_bound_is_an_erro
         address = GrpcAddress("127.0.0.1", sock.getsockname()[1])
         await accept_grpc(GrpcListener("gRPC Inference", address, cast("Any", None), port))
 
+    said = "Set grpc_inference_port or grpc_inference_address to a free one"
     with bind(Address("http", "127.0.0.1", 0)) as sock:
-        with bind(Address("http", "127.0.0.1", sock.getsockname()[1])) as other:
+        address = Address("http", "127.0.0.1", sock.getsockname()[1])
+        with bind(address) as other:
             other.listen()
-            with pytest.raises(CannotStart, match="Set grpc_inference_port or grpc_inference_address to a free one"):
+            with pytest.raises(CannotStart, match=said):
                 uvloop.run(accept(sock))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marserve.cli.command_list import COMMANDS
-from marserve.cli.words import CALLED_OTHERWISE
+from marserve.cli.words import CALLED_OTHERWISE, FLAGS_OF_TORCHSERVE
 from support.command_line import marserve
 from support.server import free_ports
 
@@ -100,9 +100,20 @@ def test_what_others_call_a_command_leads_to_it(word: str, instead: str) -> None
     assert f"No such command '{word}'. {instead}" in said
 
 
+@pytest.mark.parametrize("word", FLAGS_OF_TORCHSERVE)
+def test_a_flag_of_torchserve_leads_to_the_command_that_does_the_same(word: str) -> None:
+    """Status 2, as for any wrong word; what follows it does not matter."""
+    ran = marserve(word, "--model-store", ".")
+
+    said = " ".join(ran.err.replace("│", " ").split())
+    assert ran.status == 2
+    assert f"No such option: {word}. {FLAGS_OF_TORCHSERVE[word]}" in said
+
+
 def test_the_commands_that_others_names_lead_to_are_there() -> None:
     """None of them is a command itself."""
-    named = {word for text in CALLED_OTHERWISE.values() for word in re.findall(r"`marserve ([a-z-]+)", text)}
+    texts = [*CALLED_OTHERWISE.values(), *FLAGS_OF_TORCHSERVE.values()]
+    named = {word for text in texts for word in re.findall(r"`marserve ([a-z-]+)", text)}
 
     assert named <= set(COMMANDS)
     assert not set(CALLED_OTHERWISE) & set(COMMANDS)

@@ -190,7 +190,7 @@ def test_whoever_is_killed_before_pickles_are_checked_leaves_nothing_that_is_ser
     program = (
         "import os, sys; from pathlib import Path; from marserve.node import archives\n"
         "from marserve.agent_link import *\n"
-        "archives.check_folder = lambda *_, **__: os._exit(9)\n"
+        "archives.check_archive = lambda *_, **__: os._exit(9)\n"
         f"ref = ArchiveRef({ref.sha256!r}, 'm.mar', path={str(tmp_path / 'm.mar')!r})\n"
         f"archives.NodeArchives(Path({str(tmp_path / 'node')!r})).prepare(ref, None)\n"
     )

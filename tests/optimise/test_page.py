@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from marserve.optimise.page import LEAST_ERROR, points_of, write_page
+from marserve.optimise.page import LEAST_ERROR, points_of, write_page, write_picture
 
 
 def build(
@@ -125,6 +126,17 @@ def test_without_a_measured_build_there_is_no_picture_and_it_is_said() -> None:
     assert "svg" not in parsed(page).seen
     assert "No build was both compared and measured." in page
     assert "The parent stays" in page
+
+
+def test_the_picture_alone_is_a_whole_svg_and_says_where_there_is_nothing_to_show() -> None:
+    """With its own colours, and the namespace that a file of its own needs."""
+    drawn = write_picture(report(build("onnx", ratio=3.0), build("<b>", passed=False)), 0.03)
+    nothing = write_picture(report(build("onnx", error=None, ratios=[], passed=False)), 0.03)
+
+    circles = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}circle")
+    assert [circle.get("class") for circle in circles] == ["good", "bad"]
+    assert ".good {" in drawn
+    assert "No build was both compared" in "".join(ElementTree.fromstring(nothing).itertext())
 
 
 @pytest.mark.parametrize(("goal", "rows"), [("latency", 1), ("throughput", 8), ("memory", 8)])

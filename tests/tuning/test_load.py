@@ -120,6 +120,12 @@ def test_due_times_are_those_of_strangers_and_the_same_for_a_seed() -> None:
     assert dues != list(due_times(Shape(rate=50.0, seed=2), Limit(5000)))
 
 
+def test_a_rate_of_nothing_is_refused_before_anything_waits_for_it() -> None:
+    """Else a load would wait for ever for a request that is never due."""
+    with pytest.raises(ValueError, match="a rate of 0 requests a second"):
+        due_times(Shape(rate=0.0), Limit(5))
+
+
 def test_failures_are_counted_by_status_and_reason_with_one_example(apis: FakeApis) -> None:
     """The cause of the header, else the type of the error object."""
     apis.answer(f"POST {PATH}", {"type": "BadRequestException", "message": "wants numbers"}, 400)

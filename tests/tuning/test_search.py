@@ -72,7 +72,7 @@ def test_the_best_layout_is_foreseen_and_the_best_five_are_measured() -> None:
 
 
 def test_a_rate_is_measured_up_while_the_goal_is_kept_and_down_while_it_is_not() -> None:
-    """It ends between the two, or after three."""
+    """It ends between the two, after three upwards or after five downwards, in ever larger steps."""
     up, down, never = (
         Row(Setting(Layout(1), 4, 0.0), 95.0),
         Row(Setting(Layout(1), 4, 0.0), 120.0),
@@ -87,7 +87,19 @@ def test_a_rate_is_measured_up_while_the_goal_is_kept_and_down_while_it_is_not()
     assert up.measured == pytest.approx(94.392)
     assert [rate for rate, _ in down.samples] == pytest.approx([110.4, 92.0])
     assert down.measured == pytest.approx(92.0)
-    assert (never.measured, len(never.samples)) == (0.0, 3)
+    assert (never.measured, len(never.samples)) == (0.0, 5)
+    assert never.samples[-1][0] == pytest.approx(0.92 * 100 * 0.85 * 0.7 * 0.5 * 0.5)
+
+
+def test_nothing_is_sent_to_a_setting_that_keeps_the_goal_at_no_rate_by_the_simulation() -> None:
+    """Not even to the present one, which is measured beside the best."""
+    machine, present = Machine(), Setting(Layout(1), 4, 0.0)
+
+    found = search(SETTINGS, Goal(0.99, 0.0001), machine, present=present)
+
+    assert machine.measured == []
+    assert found.present is not None
+    assert (found.present.foreseen, found.present.measured, found.best) == (0.0, 0.0, None)
 
 
 def test_failed_requests_and_unknown_percentiles_keep_no_goal() -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from marserve.documents import pack
-from marserve.messages import Load
+from marserve.messages import Checkpoint, Load
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve_handlers.errors import ModelNotLoadable
 from support.lit_api import write_litserve
@@ -528,3 +528,20 @@ def test_envelopes_are_for_torchserves_shape(tmp_path: Path) -> None:
 
     assert model.handle([{"body": bytearray(b"3")}], model.context)[0].body == b'{"y":6.0}'
     assert model.context.load_warnings == ["the envelope json is not used: the handler declares its input"]
+
+
+_LEAVES = "def handle(data, context):\n    TAKEN\n    return [context.checkpoint.folder for row in data or []]"
+_CHECKPOINT = Checkpoint("weights", may_map=True, size=8)
+
+
+def test_a_handler_that_leaves_its_checkpoint_where_it_is_is_refused(tmp_path: Path) -> None:
+    """Its model would serve with other weights than those of the configuration."""
+    with pytest.raises(ModelNotLoadable, match="checkpoint is weights, and this handler has loaded no weights of it"):
+        load(tmp_path, _LEAVES.replace("TAKEN", "pass"), checkpoint=_CHECKPOINT)
+
+
+def test_a_handler_may_load_its_checkpoint_by_itself(tmp_path: Path) -> None:
+    """It says so, and knows the folder."""
+    model = load(tmp_path, _LEAVES.replace("TAKEN", "context.has_taken_checkpoint = True"), checkpoint=_CHECKPOINT)
+
+    assert model.handle([{}], model.context) == [str(tmp_path / "weights")]

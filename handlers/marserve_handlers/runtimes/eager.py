@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pickle
 import sys
 import zipfile
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -25,15 +27,16 @@ def load_eager(model_dir: str, model_file: str, weights: str | None, device: Any
     Raises ModelNotLoadable for a missing file, for more or fewer classes than one, for weights that do not fit, and
     for a file that holds more than weights.
     """
-    model = _build(model_dir, model_file)
+    model = build_eager(model_dir, model_file)
     if weights is not None:
-        _load_weights(model, _preferred(weights))
+        _load_weights(model, preferred_weights(weights))
     model.to(device)  # once: weights that were read onto the device would go to the host and come back
     model.eval()
     return model
 
 
-def _build(model_dir: str, model_file: str) -> torch.nn.Module:
+def build_eager(model_dir: str, model_file: str) -> torch.nn.Module:
+    """The one model class of `model_file`, built without arguments. Raises ModelNotLoadable, or what the class does."""
     path = os.path.join(model_dir, model_file)
     if not os.path.isfile(path):
         raise ModelNotLoadable(f"Missing the {model_file} file")
@@ -80,7 +83,8 @@ def _is_same_file(first: str | None, second: str) -> bool:
     return first is not None and os.path.realpath(first) == os.path.realpath(second)
 
 
-def _preferred(weights: str) -> str:
+def preferred_weights(weights: str) -> str:
+    """The path of the `.safetensors` file beside the weights, if there is one, else their own."""
     beside = os.path.splitext(weights)[0] + ".safetensors"
     return beside if os.path.isfile(beside) else weights
 
@@ -88,16 +92,32 @@ def _preferred(weights: str) -> str:
 def _load_weights(model: torch.nn.Module, path: str) -> None:
     """Read the weights into the model, which is on the host. The file is mapped where it can be, and not read twice."""
     name = os.path.basename(path)
-    if not os.path.isfile(path):
-        raise ModelNotLoadable(f"The archive's serialized file {name} is missing.")
-    try:
+    with saying_what_is_wrong(path):
         if path.endswith(".safetensors"):
             from safetensors.torch import load_model
 
             load_model(model, path, device="cpu")
             return
-        # What torch wrote before 1.6 is no zip file, and cannot be mapped.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        state = read_state(path)
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        raise ModelNotLoadable(f"The weights of {name} do not fit the model: {error}") from error
+
+
+def read_state(path: str) -> Any:
+    """What `torch.save` wrote, on the host; mapped, except what torch wrote before 1.6, which is no zip file."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+@contextlib.contextmanager
+def saying_what_is_wrong(path: str) -> Iterator[None]:
+    """Raise ModelNotLoadable, with the file's name, for what is wrong with a file of weights while it is read."""
+    name = os.path.basename(path)
+    if not os.path.exists(path):
+        raise ModelNotLoadable(f"The archive's serialized file {name} is missing.")
+    try:
+        yield
     except pickle.UnpicklingError as error:
         raise ModelNotLoadable(
             f"{name} holds more than weights. Save the state dict, best as .safetensors: nothing else is unpickled."
@@ -106,7 +126,3 @@ def _load_weights(model: torch.nn.Module, path: str) -> None:
         if is_out_of_memory(error):
             raise
         raise ModelNotLoadable(f"The weights of {name} cannot be loaded: {error}") from error
-    try:
-        model.load_state_dict(state)
-    except (RuntimeError, TypeError) as error:
-        raise ModelNotLoadable(f"The weights of {name} do not fit the model: {error}") from error

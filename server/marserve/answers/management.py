@@ -92,6 +92,15 @@ class WorkerHealth(Document):
     reason: Annotated[str | None, Meta(description="what it said or raised, if it failed")] = None
 
 
+class LoadedCheckpoint(Document):
+    """How the weights of a `checkpoint` came into a worker, or into the template that it was forked from."""
+
+    bytes: int
+    mapped: Annotated[int, Meta(description="those of its bytes that are mapped files, and no memory of the worker's")]
+    seconds: float
+    secondsPerGB: Annotated[float | None, Meta(description="absent where there are no bytes")] = None
+
+
 class Worker(Document, kw_only=True):
     """One worker of a version."""
 
@@ -113,6 +122,7 @@ class Worker(Document, kw_only=True):
     cpuFlags: Annotated[
         list[str] | None, Meta(description="the processor's kind, and its instructions that kernels depend on")
     ] = None
+    checkpoint: LoadedCheckpoint | None = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
     health: WorkerHealth | None = None
@@ -299,6 +309,9 @@ class ModelDescription(Document, kw_only=True):
     clientTimeoutInMills: Annotated[int, Meta(description="milliseconds; 0 for no limit")]
     parallelType: Literal["", "pp", "tp", "pptp", "custom"]
     parallelLevel: int
+    parallel: Annotated[
+        dict[str, dict[str, int | str]] | None, Meta(description="how the model is divided over a worker's ranks")
+    ] = None
     deviceType: Literal["cpu", "gpu"]
     deviceIds: list[int] | None = None
     continuousBatching: bool

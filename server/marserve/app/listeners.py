@@ -76,7 +76,7 @@ class Listener:
     server: asyncio.Server | None = None
 
     async def accept(self) -> None:
-        """Accept connections from now on. Raises CannotStart if another has listened on the address since it was bound."""
+        """Accept connections from now on. Raises CannotStart if another listens on the address since it was bound."""
         loop = asyncio.get_running_loop()
         try:
             listen(self.sock, BACKLOG)

@@ -51,8 +51,22 @@ CALLED_OTHERWISE = {
 }
 
 
+# Flags of TorchServe's command in the place of a command.
+FLAGS_OF_TORCHSERVE = {
+    "--start": "`marserve start` starts a server; `torchserve --start` does it with TorchServe's flags.",
+    "--stop": "`marserve stop` stops the server, as `torchserve --stop` does.",
+}
+
+
 class Commands(TyperGroup):
     """`marserve` as a whole."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words before the command. Raises a usage error for a flag of `torchserve`, and says what does it."""
+        word = args[0] if args else ""
+        if word in FLAGS_OF_TORCHSERVE:
+            ctx.fail(f"No such option: {word}. {FLAGS_OF_TORCHSERVE[word]}")
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command. Raises a usage error for an unknown one, which names the command that does the same."""

@@ -32,7 +32,7 @@ import yaml
 from marserve.archive.reading.bounded_yaml import Marked, load_marked_yaml
 from marserve.errors import BadArchive, BadDesiredState, BadInput
 from marserve.files.nearest import did_you_mean, nearest
-from marserve.model_options import BY_KEY, read_value
+from marserve.model_options import DECLARABLE, read_value
 from marserve.names import name_fault
 from marserve.registry.catalogue.traffic import check_label, read_traffic
 from marserve.registry.intake.effective_options import RUNTIMES
@@ -259,7 +259,7 @@ class _Reader:
 
     def _model(self, name: str, place: Marked) -> DesiredModel | None:
         what = f"model {name}"
-        members = self._map(place, what, MODEL_KEYS, also=(*VERSION_KEYS, *BY_KEY))
+        members = self._map(place, what, MODEL_KEYS, also=(*VERSION_KEYS, *DECLARABLE))
         if members is None:
             return None
         if "versions" not in members:
@@ -315,7 +315,7 @@ class _Reader:
         what = f"version {name} of model {model}"
         if isinstance(place.value, str):
             place = Marked({"url": place}, place.line)
-        members = self._map(place, what, (*VERSION_KEYS, *BY_KEY))
+        members = self._map(place, what, (*VERSION_KEYS, *DECLARABLE))
         if members is None:
             return None
         url = self._text(members, "url", what)

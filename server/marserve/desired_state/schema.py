@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from marserve.desired_state.document import FORMAT, POLICIES
-from marserve.model_options import OPTIONS
+from marserve.model_options import said_in
 from marserve.registry.intake.effective_options import RUNTIMES
 from marserve.registry.intake.registration import MOST_WORKERS
 
@@ -37,7 +37,8 @@ def _version() -> dict[str, Any]:
         "workers": {**_WORKERS, "description": "minWorkers and maxWorkers at once."},
     }
     bounded = {"minWorkers": _WORKERS, "maxWorkers": _WORKERS}
-    keys |= {each.key: {**bounded.get(each.key, each.kind.schema), "description": each.help} for each in OPTIONS}
+    declarable = said_in("desired")
+    keys |= {each.key: {**bounded.get(each.key, each.kind.schema), "description": each.help} for each in declarable}
     return {
         "oneOf": [
             {**_TEXT, "description": "The archive's name in the model store, or its address, and nothing else."},

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from marserve.agent_link import ArchiveRef
-from marserve.archive.pickles.pickle_check import check_folder
+from marserve.archive.checkpoints.checked_files import check_archive
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.errors import BadArchive, MarserveError, without_stop
 from marserve.files.digests import FileDigests, digest_of
@@ -152,7 +152,7 @@ class NodeArchives:
             unpacked = making / "unpacked"
             with self._archive(ref, receive, making) as path:
                 _unpack(path, unpacked, limits, ref.name)
-            for finding in check_folder(unpacked, trusted=ref.is_trusted, is_stopped=stop.is_set):
+            for finding in check_archive(unpacked, trusted=ref.is_trusted, is_stopped=stop.is_set):
                 log.warning("%s: trusted all the same: %s", ref.name, finding)
             self._kept.publish(unpacked, name)
         finally:

@@ -14,6 +14,7 @@ from typing import Any, Final
 WIDTH, HEIGHT, MARGIN = 640, 320, 56
 # What has no error at all is drawn here: the axis is logarithmic.
 LEAST_ERROR: Final = 1e-8
+_NOTHING: Final = "No build was both compared and measured."
 _STYLE: Final = """
 :root {
   color-scheme: light dark;
@@ -54,9 +55,6 @@ class Point:
 def write_page(report: Mapping[str, Any], max_error: float) -> str:
     """The page of a report, as `marserve optimise --json` has it."""
     name = f"{report['modelName']} {report['modelVersion']}"
-    rows = 1 if report["goal"] == "latency" else report["batchSize"]
-    threads = report["threads"]
-    points = points_of(report["builds"], rows, threads)
     winner = report["winner"]
     result = (
         f"{winner} is the best, and is in {report['archive']}."
@@ -74,13 +72,27 @@ def write_page(report: Mapping[str, Any], max_error: float) -> str:
             f"<p>{escape(result)}</p>",
             f"<p>{report['calibrated']} inputs calibrated, {report['compared']} were compared, in "
             f"{report['seconds']:.0f} s. The goal was {escape(report['goal'])}.</p>",
-            _picture(points, rows, threads, max_error),
-            _table(report["builds"], report["batchSize"], threads, winner),
+            _picture_of(report, max_error) or f"<p>{_NOTHING}</p>",
+            _table(report["builds"], report["batchSize"], report["threads"], winner),
             *(f"<p>{escape(note)}</p>" for note in report["notes"]),
             "</body></html>",
             "",
         ]
     )
+
+
+def write_picture(report: Mapping[str, Any], max_error: float) -> str:
+    """The page's picture as an SVG file of its own, for other pages; it says so where no build was measured."""
+    empty = f'<svg viewBox="0 0 {WIDTH} {MARGIN}"><text x="{MARGIN}" y="{MARGIN / 2:g}">{_NOTHING}</text></svg>'
+    picture = _picture_of(report, max_error) or empty
+    opening, rest = picture.split(">", 1)
+    return f'{opening} xmlns="http://www.w3.org/2000/svg">\n<style>{_STYLE}</style>{rest}\n'
+
+
+def _picture_of(report: Mapping[str, Any], max_error: float) -> str:
+    rows, threads = 1 if report["goal"] == "latency" else report["batchSize"], report["threads"]
+    points = points_of(report["builds"], rows, threads)
+    return _picture(points, rows, threads, max_error) if points else ""
 
 
 def points_of(builds: Sequence[Mapping[str, Any]], rows: int, threads: int) -> list[Point]:
@@ -106,8 +118,6 @@ def points_of(builds: Sequence[Mapping[str, Any]], rows: int, threads: int) -> l
 
 def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float) -> str:
     """Error over ratio, both logarithmic: what lies to the right is faster, what lies below is closer."""
-    if not points:
-        return "<p>No build was both compared and measured.</p>"
     low = min(0.5, *(point.low for point in points))
     high = max(2.0, *(point.high for point in points))
     least = min(LEAST_ERROR, *(point.error for point in points))
@@ -127,8 +137,7 @@ def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float)
         f'<line class="axis" x1="{x(1):.1f}" y1="{MARGIN}" x2="{x(1):.1f}" y2="{HEIGHT - MARGIN}"/>',
         f'<text class="dim" x="{x(1):.1f}" y="{MARGIN - 8}" text-anchor="middle">the parent</text>',
         f'<line class="bound" x1="{MARGIN}" y1="{y(max_error):.1f}" x2="{WIDTH - MARGIN}" y2="{y(max_error):.1f}"/>',
-        f'<text class="dim" x="{WIDTH - MARGIN}" y="{y(max_error) - 5:.1f}" text-anchor="end">',
-        f"mean error {max_error:g}</text>",
+        f'<text class="dim" x="{MARGIN}" y="{y(max_error) - 5:.1f}">mean error {max_error:g}</text>',
     ]
     below = HEIGHT - MARGIN + 18
     drawn += [
@@ -141,10 +150,11 @@ def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float)
     for point in points:
         kind = "good" if point.has_passed else "bad"
         at = y(point.error)
+        named = at + 18 if 0 <= at - y(max_error) < 24 else at - 9  # not across the line of the bound
         drawn += [
             f'<line class="axis" x1="{x(point.low):.1f}" y1="{at:.1f}" x2="{x(point.high):.1f}" y2="{at:.1f}"/>',
             f'<circle class="{kind}" cx="{x(point.ratio):.1f}" cy="{at:.1f}" r="5"/>',
-            f'<text x="{x(point.ratio):.1f}" y="{at - 9:.1f}" text-anchor="middle">{escape(point.name)}</text>',
+            f'<text x="{x(point.ratio):.1f}" y="{named:.1f}" text-anchor="middle">{escape(point.name)}</text>',
         ]
     return "\n".join([*drawn, "</svg>"])
 

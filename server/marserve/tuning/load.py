@@ -198,8 +198,9 @@ class Line:
                 elif not stop.is_set():
                     group.create_task(one(number, due))
 
+            dues = due_times(shape, limit)
+
             def keep_time() -> None:
-                dues = due_times(shape, limit)
                 for number, due in enumerate(dues, first):
                     if (left := begun + due - time.perf_counter()) > 0 and stop.wait(left):
                         break
@@ -361,11 +362,19 @@ def run(work: Callable[[], Any]) -> None:
 
 
 def due_times(shape: Shape, limit: Limit) -> Iterator[float]:
-    """When the requests of an open loop are due, in seconds from its begin: as far apart as those of strangers."""
-    assert shape.rate is not None
+    """When the requests of an open loop are due, in seconds from its begin: as far apart as those of strangers.
+
+    Raises ValueError for a rate of nothing, before it gives the first.
+    """
+    if not shape.rate:
+        raise ValueError("a rate of 0 requests a second has no request that is due")
+    return _due_times(shape, shape.rate, limit)
+
+
+def _due_times(shape: Shape, rate: float, limit: Limit) -> Iterator[float]:
     dice, due, number = random.Random(shape.seed), 0.0, 0
     while limit.requests is None or number < limit.requests:
-        due += dice.expovariate(shape.rate)
+        due += dice.expovariate(rate)
         if limit.seconds is not None and due >= limit.seconds:
             return
         yield due

@@ -6,6 +6,7 @@ are warm-up inputs or checks.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from marserve_handlers.batch_check import (
     shorten,
     show,
 )
+from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.support.comparing.compared_answer import ComparedAnswer
 from marserve_handlers.support.comparing.precision import Precision
 
@@ -52,19 +54,7 @@ def warm_up(
     began = time.monotonic()
     problems: list[str] = []
     failure = ""
-    rows: list[Row] = []
-    items: list[Item] = []
-    bodies: list[bytearray] = []
-    for index, sample in enumerate(samples):
-        try:
-            body = Path(model.load.model_dir, sample.file).read_bytes() if sample.file else sample.body
-        except OSError as error:
-            problems.append(f"the sample {sample.file!r} of the archive cannot be read: {error.strerror}")
-            continue
-        item = Item(f"sample-{index}", [("body", sample.content_type)], pack_head([], []), None)
-        rows.extend(rows_of([item], [bytearray(body)], model.load.decode_input))
-        items.append(item)
-        bodies.append(bytearray(body))
+    items, rows, bodies = _read_samples(model, samples, problems)
     share(items, bodies)
     batches = [[index] for index in range(len(rows))]
     if model.load.batch_size > 1 and len(rows) > 1:
@@ -87,6 +77,54 @@ def warm_up(
         if is_memory:  # only here: the error holds the call's objects no longer
             give_back()
     return time.monotonic() - began, problems[:10], failure
+
+
+def _read_samples(
+    model: LoadedModel, samples: Sequence[Sample], problems: list[str]
+) -> tuple[list[Item], list[Row], list[bytearray]]:
+    """The samples as items, rows and bodies; sentences about files that cannot be read go to `problems`."""
+    rows: list[Row] = []
+    items: list[Item] = []
+    bodies: list[bytearray] = []
+    for index, sample in enumerate(samples):
+        try:
+            body = Path(model.load.model_dir, sample.file).read_bytes() if sample.file else sample.body
+        except OSError as error:
+            problems.append(f"the sample {sample.file!r} of the archive cannot be read: {error.strerror}")
+            continue
+        item = Item(f"sample-{index}", [("body", sample.content_type)], pack_head([], []), None)
+        rows.extend(rows_of([item], [bytearray(body)], model.load.decode_input))
+        items.append(item)
+        bodies.append(bytearray(body))
+    return items, rows, bodies
+
+
+def compare_ranks(model: LoadedModel) -> None:
+    """Have the ranks of a divided model answer its samples, and rank 0 compare that with the whole model's answers.
+
+    All ranks do this alike. Raises ModelNotLoadable if the answers differ, and for a model that was not divided.
+    """
+    load, context = model.load, model.context
+    if context.one_rank is None:
+        raise ModelNotLoadable(
+            "parallel divides eager models (modelFile) that BaseHandler or context.load_model() loads, and nothing of "
+            "this archive was loaded so. Leave parallel out, or divide the model in the handler, with parallelType: tp "
+            "and parallelLevel."
+        )
+    said: list[str] = []
+    items, rows, _ = _read_samples(model, load.parallel_samples, said)
+    for item, row in zip(items, rows, strict=True):
+        begin_unwatched(context, [item])
+        index = int(item.id.removeprefix("sample-"))
+        if why := context.one_rank.run(index, functools.partial(model.handle, [row], context)):
+            said.append(shorten(f"{item.id} was not answered by the ranks: {why}"))
+    compared = context.one_rank.compare()
+    if load.rank is not None and load.rank.rank == 0 and not compared:
+        said.append(
+            "parallel: nothing shows that the ranks answer as one does, for no sample reached the model. Add samples "
+            "to the model's configuration"
+        )
+    context.load_warnings += said[:10]
 
 
 def run_check(

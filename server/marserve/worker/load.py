@@ -22,7 +22,7 @@ import marserve_handlers
 from marserve import __version__
 from marserve.documents import unpack
 from marserve.messages import Load
-from marserve_handlers.context import Context
+from marserve_handlers.context import Checkpoint, Context
 from marserve_handlers.envelopes import find_envelope
 from marserve_handlers.errors import ModelNotLoadable, add_note
 from marserve_handlers.metrics import MetricsCache
@@ -113,12 +113,16 @@ def make_context(load: Load) -> Context:
         metrics=metrics,
         model_yaml_config=unpack(load.model_config) if load.model_config is not None else {},
     )
+    context.parallel = load.parallel
     context.allowed_batch_sizes = tuple(load.allowed_batch_sizes)
     context.threads, context.inter_threads = load.threads, load.inter_threads
     context.must_use_device = load.must_use_device
     context.is_trusted = load.is_trusted
     context.build_folder = load.build
     context.open_model = _open_model
+    if load.checkpoint is not None:
+        folder = os.path.join(load.model_dir, load.checkpoint.folder)
+        context.checkpoint = Checkpoint(folder, load.checkpoint.may_map, load.checkpoint.layout)
     return context
 
 
@@ -138,7 +142,7 @@ def load_model(load: Load) -> LoadedModel:
     """Import and initialise the handler. Raises whatever the author's code raises.
 
     ModuleNotFoundError: neither the archive nor marserve has the handler; ValueError: the module names none clearly;
-    ModelNotLoadable: it cannot keep to the sizes of batches that are allowed.
+    ModelNotLoadable: it cannot keep to the sizes of batches that are allowed, or leaves the checkpoint where it is.
     """
     context = make_context(load)
     # Few calls deep, here and below: of an end in the author's code its own lines are to be among the last twenty.
@@ -153,6 +157,12 @@ def load_model(load: Load) -> LoadedModel:
             "extends BaseHandler, calls context.load_model(), or declares tensors with a batch axis can be given "
             "batches of these sizes. Leave the key out, or fill batches up in the handler, by "
             "context.allowed_batch_sizes, and set context.keeps_to_sizes."
+        )
+    if load.checkpoint is not None and not model.context.has_taken_checkpoint:
+        raise ModelNotLoadable(
+            f"checkpoint is {load.checkpoint.folder}, and this handler has loaded no weights of it: one that extends "
+            "BaseHandler or calls context.load_model() does. Leave the key out, or load what lies in "
+            "context.checkpoint.folder in the handler, and set context.has_taken_checkpoint."
         )
     return model
 

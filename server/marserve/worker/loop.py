@@ -113,13 +113,17 @@ class WorkerLoop:
     def _load(self, load: Load) -> None:
         began = time.monotonic()
         try:
-            limit_memory(load.memory_limit_bytes)
+            limit_memory(load.loading_limit_bytes)
             enter_model_folder(load)
             stay_on(load.cpus)
             use_threads(load.threads)
             if load.rank is not None:
                 self._join(load.rank)
             model = load_model(load)
+            if load.parallel is not None:
+                from marserve.worker.checks import compare_ranks  # here for a quicker start: few models are divided
+
+                compare_ranks(model)
             use_inter_threads(load.inter_threads)
             check_device_use(model)
             if self._leader is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from marserve.errors import Thrown
-from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, Metric, NotLoaded, Raised
+from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, CheckpointRead, Metric, NotLoaded, Raised
 from marserve_handlers.declared.answer import JsonAnswer
 from marserve_handlers.errors import BAD_INPUT, HANDLER, PREDICTION, describe_failure
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
@@ -141,6 +141,15 @@ def build_of(context: Any) -> tuple[str, dict[str, float]]:
         ratios = {words_of(rows)[:MAX_NAME]: float(ratio) for rows, ratio in context.build_ratios.items()}
         return words_of(context.refused_build)[:MAX_NAME], ratios
     return "", {}
+
+
+def checkpoint_of(context: Any) -> CheckpointRead | None:
+    """How the weights of a checkpoint came; None without one, or where its handler loads it by itself."""
+    with contextlib.suppress(BaseException):
+        checkpoint = context.checkpoint
+        if checkpoint is not None and checkpoint.seconds is not None:
+            return CheckpointRead(int(checkpoint.size), int(checkpoint.mapped), float(checkpoint.seconds))
+    return None
 
 
 def warnings_since(context: Any, sent: int) -> list[str]:

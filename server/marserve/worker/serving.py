@@ -53,6 +53,7 @@ from marserve.worker.load import LoadedModel
 from marserve.worker.outgoing import (
     MAX_MESSAGE,
     build_of,
+    checkpoint_of,
     cut,
     encode_value,
     engine_of,
@@ -163,6 +164,7 @@ class ServedModel:
                 self._model.overlap is not None,
                 *engine_of(self._model.context),
                 *build_of(self._model.context),
+                checkpoint_of(self._model.context),
             )
         )
 

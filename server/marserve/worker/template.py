@@ -104,7 +104,7 @@ class Template:
         if isinstance(message, Load):
             began = time.monotonic()
             try:
-                limit_memory(message.memory_limit_bytes, is_template=True)
+                limit_memory(message.loading_limit_bytes, is_template=True)
                 enter_model_folder(message)
                 self._model = load_model(message)
             except SystemExit as error:  # the author's code asked to end; the server gets its status

@@ -106,3 +106,16 @@ def test_it_is_read_with_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("onnx: {providers: 3}\n")
     with pytest.raises(BadArchive, match=r"onnx\.providers"):
         read_model_config(tmp_path, Manifest(handler="base_handler", serialized_file="m.onnx", config_file="c.yaml"))
+
+
+def test_a_plan_for_a_model_without_its_class_is_refused() -> None:
+    """Only eager models can be divided. A handler of the author's own may load whatever it likes."""
+    document = {"parallel": {"mesh": {"tp": 2}, "plan": {"up": "colwise"}}}
+
+    with pytest.raises(
+        BadArchive, match=r"^parallel divides eager models alone, and the archive has m\.onnx and no modelFi"
+    ):
+        check_runtime_options(document, ONNX)
+    check_runtime_options(document, Manifest(handler="base_handler", model_file="model.py", serialized_file="m.pt"))
+    check_runtime_options(document, Manifest(handler="handler.py", serialized_file="m.onnx"))
+    check_runtime_options({"parallel": 3}, ONNX)

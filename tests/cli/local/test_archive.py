@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from marserve.archive.contents.manifest import read_manifest
 from marserve.cli.local.archive import archive
 from support.archives import zip_of
+from support.checkpoints import safetensors_bytes
 from support.fake_apis import fake_apis
 
 app = typer.Typer()
@@ -104,6 +105,37 @@ def test_what_servers_would_refuse_is_told_while_it_is_made(tmp_path: Path) -> N
     assert "Warning: No file matches *.none" in result.stderr
     assert "Warning: servers will refuse this archive. Refused archive member 'whole.pkl'" in result.stderr
     assert (tmp_path / "m.mar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-x", "weights"], []),
+        ([], ["checkpoint is weights, which is not packed: servers look in their model store"]),
+        (["-x", "cut/weights"], ["servers will refuse this archive. The checkpoint cannot be used: m.safetensors"]),
+        (["-x", "weights", "-s", "net.pt"], ["it has the weights net.pt, and checkpoint too"]),
+    ],
+)
+def test_weights_that_the_configuration_names_are_packed_with_extra_files(
+    arguments: list[str], said: list[str]
+) -> None:
+    """And what a server would say of them is said."""
+    file = safetensors_bytes({"a": ("F32", [2])})
+    for folder, content in (("weights", file), ("cut/weights", file[:-1])):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "m.safetensors").write_bytes(content)
+    Path("net.py").write_text("class Net: pass\n")
+    Path("net.pt").write_bytes(b"")
+    Path("c.yaml").write_text("checkpoint: weights\n")
+
+    result = runner.invoke(
+        app, ["m", "--handler", "base_handler", "--model-file", "net.py", "-c", "c.yaml", *arguments]
+    )
+
+    assert result.exit_code == 0, result.output
+    warnings = result.stderr.replace("\n", " ")
+    assert warnings.count("Warning:") == len(said)
+    assert all(each in warnings for each in said)
 
 
 def test_a_failure_is_a_sentence_and_status_1(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.linear = torch.nn.Linear(4, 3)
+        {layers}
 
     def forward(self, rows):
         {body}
@@ -56,14 +56,17 @@ def inputs(tmp_path: Path) -> Path:
     return folder
 
 
-def archive_of(folder: Path, body: str) -> Path:
+def archive_of(folder: Path, body: str, layers: str = "self.linear = torch.nn.Linear(4, 3)") -> Path:
     """An eager model whose forward is this."""
     archive = make_archive(folder / "net.mar", HANDLER, config="batchSize: 8\n", labels=b"cat\n")
     with zipfile.ZipFile(archive) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
     manifest["model"]["modelFile"] = "net.py"
-    members |= {"MAR-INF/MANIFEST.json": json.dumps(manifest).encode(), "net.py": NET.format(body=body).encode()}
+    members |= {
+        "MAR-INF/MANIFEST.json": json.dumps(manifest).encode(),
+        "net.py": NET.format(body=body, layers=layers).encode(),
+    }
     members["index_to_name.json"] = NAMES
     with zipfile.ZipFile(archive, "w") as file:
         for name, content in members.items():
@@ -168,6 +171,46 @@ def test_what_cannot_be_exported_or_is_not_equal_leaves_no_archive(
     assert ran.status == 1
     assert words in ran.err
     assert not (tmp_path / "net-onnx.mar").exists()
+
+
+LAYERS = "torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)"
+PICTURES = (
+    "torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), "
+    "torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(32, 10)"
+)
+ATTENTION = (
+    "torch.nn.Unflatten(1, (8, 8)), torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.nn.Flatten(), "
+    "torch.nn.Linear(64, 10)"
+)
+
+
+@pytest.mark.long
+@pytest.mark.torch
+@pytest.mark.onnx
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("to", ["onnx", "pt2"])
+@pytest.mark.parametrize("layers", [LAYERS, PICTURES, ATTENTION], ids=["layers", "pictures", "attention"])
+def test_a_thousand_inputs_have_the_same_best_class_in_the_exported_archive(
+    layers: str, to: str, tmp_path: Path
+) -> None:
+    """Alone, in twos, in full batches and beside a loud mate; no single output is off by more than 0.0001."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    archive = archive_of(tmp_path, GOOD.replace("linear", "layers"), f"self.layers = torch.nn.Sequential({layers})")
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    torch.manual_seed(7)
+    for number, row in enumerate(torch.rand(1000, 64).tolist()):
+        (folder / f"{number:04}.json").write_text(json.dumps(row))
+    assert marserve("export", archive, "--to", to, "--inputs", folder, "-o", tmp_path).status == 0
+
+    ran = marserve("compare", archive, tmp_path / f"net-{to}.mar", "--inputs", folder, "--pairs", 0, "--json")
+
+    assert ran.status == 0, ran.out + ran.err
+    outputs = ran.document["outputs"]
+    assert {each["run"] for each in outputs} == {"alone", "in twos", "in batches of 8", "beside a loud mate"}
+    assert (ran.document["inputs"], [each["top1"] for each in outputs]) == (1000, [1.0] * 4)
+    assert max(each["largestError"] for each in outputs) < 1e-4
 
 
 def test_a_model_that_is_no_module_of_torch_is_told_so(tmp_path: Path, inputs: Path) -> None:

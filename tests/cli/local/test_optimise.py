@@ -130,9 +130,12 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
         marserve("optimise", tmp_path / "none.mar", "--inputs", folder),
         marserve("optimise", archive, "--inputs", folder, "-o", tmp_path / "none"),
         marserve("optimise", archive, "--inputs", folder, "--goal", "beauty"),
+        marserve("optimise", archive, "--inputs", folder, "--page", tmp_path / "none" / "page.html"),
+        marserve("optimise", archive, "--inputs", folder, "--page", tmp_path),
     ]
 
-    assert [ran.status for ran in runs] == [2, 2, 2, 2]
+    assert [ran.status for ran in runs] == [2] * 6
+    assert "for the page." in runs[4].err
 
 
 @pytest.mark.system

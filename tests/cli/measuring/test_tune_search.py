@@ -139,6 +139,33 @@ def test_a_script_gets_the_patch_and_the_choice(apis: FakeApis, body: Path, foun
     assert document["settings"][0]["isPresent"]
 
 
+def test_a_goal_that_no_setting_keeps_is_said_with_how_far_down_it_was_tried(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or that nothing was tried, as no setting keeps it by the simulation."""
+    said = []
+    for foreseen, samples in ((200.0, [(184.0, Sample(90.0, 0.4)), (60.0, Sample(60.0, 0.09))]), (0.0, [])):
+
+        def search(
+            settings: Sequence[Setting],
+            goal: Goal,
+            trials: Trials,
+            *,
+            present: Setting,
+            row: Row = Row(BETTER, foreseen, 0.0, samples),
+        ) -> Found:
+            return Found([row], {}, Row(present, 0.0, 0.0))
+
+        monkeypatch.setattr(tune_search, "search", search)
+        ran = _tune(apis, body)
+        assert ran.status == 0, ran.err
+        said.append(" ".join(ran.out.split()))
+
+    assert "200 /s none, down to 60 /s 90 ms" in said[0]
+    assert "No setting that was measured keeps p99=50ms" in said[0]
+    assert "No setting keeps p99=50ms by the simulation" in said[1]
+
+
 def test_what_is_hardly_better_changes_nothing(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
     """Five percent may be the machine; nothing is applied then."""
     found([(BETTER, 104.0)])

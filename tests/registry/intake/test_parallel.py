@@ -1,12 +1,18 @@
-"""Tests for what a model's `parallelType`, `parallelLevel` and `torchrun` come to."""
+"""Tests for what a model's `parallel`, `parallelType`, `parallelLevel` and `torchrun` come to."""
 
 from __future__ import annotations
 
 import pytest
 
 from marserve.archive.contents.model_config import parse_model_config
-from marserve.errors import BadArchive, NotEnoughDevices
-from marserve.registry.intake.parallel import MOST_RANKS, Parallel, read_parallel
+from marserve.errors import BadArchive, BadInput, NotEnoughDevices
+from marserve.model_options import say
+from marserve.option_values import MOST_RANKS, ParallelPlan
+from marserve.registry.intake.effective_options import effective_options
+from marserve.registry.intake.parallel import Parallel, read_parallel
+from marserve.registry.intake.registration import RegistryOptions
+
+PLAN = "plan: {layers.*.up: colwise, layers.*.down: rowwise}"
 
 
 def read(text: str, devices: int = 0) -> tuple[Parallel, list[str]]:
@@ -100,3 +106,103 @@ def test_what_torchrun_would_have_done_otherwise_is_said() -> None:
         "OMP_NUMBER_THREADS of torchrun is 0, which is not used: it must be a whole number above 0",
         "x of torchrun is not used: marserve starts and watches the ranks itself",
     ]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "parallel"),
+    [
+        ("{tp: 2}", 0, Parallel("tp", 2)),
+        ("{data: 1, tp: 2}", 5, Parallel("tp", 2, most_workers=2)),
+        ("{tp: 1}", 0, Parallel("tp", 1)),
+        ("{tp: 64}", 0, Parallel("tp", 64)),
+    ],
+)
+def test_a_plan_implies_its_type_and_as_many_ranks_as_its_mesh_has(mesh: str, devices: int, parallel: Parallel) -> None:
+    """With devices there are as many workers as these are enough for, as with `parallelType: tp`."""
+    assert read(f"parallel: {{mesh: {mesh}, {PLAN}}}", devices) == (parallel, [])
+
+
+def test_threads_of_torchrun_go_with_a_plan() -> None:
+    """They say nothing of the number of ranks."""
+    text = f"parallel: {{mesh: {{tp: 2}}, {PLAN}}}\ntorchrun: {{OMP_NUMBER_THREADS: 3}}"
+
+    assert read(text) == (Parallel("tp", 2, 3), [])
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ("parallelType: tp", "parallelType is tp"),
+        ("parallelLevel: 2", "parallelLevel is 2"),
+        ("parallelType: pp\nparallelLevel: 3", "parallelType is pp, parallelLevel is 3"),
+        ("torchrun: {nproc-per-node: 2}", "torchrun has nproc-per-node 2"),
+    ],
+)
+def test_a_plan_beside_other_words_for_ranks_is_refused(beside: str, said: str) -> None:
+    """With both, and what to do."""
+    with pytest.raises(BadArchive) as refused:
+        read(f"parallel: {{mesh: {{tp: 2}}, {PLAN}}}\n{beside}")
+
+    assert refused.value.message == (
+        f"parallel has the mesh {{'tp': 2}} in the configuration of model m, and {said}: parallel says by itself how "
+        "many ranks a worker has, so leave the other out."
+    )
+
+
+def test_a_plan_on_a_cluster_is_refused() -> None:
+    """As other groups of ranks."""
+    layers = {"archive": say(launcher="ray", parallel=ParallelPlan({"tp": 2}, {"up": "colwise"}))}
+
+    with pytest.raises(BadInput, match="launcher is ray and there is a parallel, which makes a worker of several"):
+        effective_options("m", "1.0", {**layers, "registration": say()}, RegistryOptions(), at_startup=False)
+
+
+def test_mig_instances_are_not_joined_by_a_plan() -> None:
+    """The sentence names its own key."""
+    config = parse_model_config(f"parallel: {{mesh: {{tp: 2}}, {PLAN}}}".encode()).options
+
+    with pytest.raises(BadArchive, match=r"^parallel\.mesh\.tp is 2 .* or use parallel\.mesh\.tp: 1"):
+        read_parallel("m", config, (0, 1), [], (1,))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{mesh: {tp: 2}}", "a map of mesh and plan, as .*, with both and nothing else"),
+        (f"{{mesh: {{tp: 2}}, {PLAN}, more: 1}}", "with both and nothing else"),
+        (f"{{mesh: 2, {PLAN}}}", "whose mesh says how many ranks share a layer, as {tp: 2}, and not 2"),
+        (f"{{mesh: {{data: 1}}, {PLAN}}}", "whose mesh says how many ranks share a layer"),
+        (f"{{mesh: {{tp: 2, pp: 2}}, {PLAN}}}", "has the dimensions data, tp, and not 'pp'"),
+        (f"{{mesh: {{tp: 0}}, {PLAN}}}", "whose mesh.tp is a whole number of 1 or more, and not 0"),
+        (f"{{mesh: {{tp: -2}}, {PLAN}}}", "whose mesh.tp is a whole number of 1 or more, and not -2"),
+        (f"{{mesh: {{tp: true}}, {PLAN}}}", "whose mesh.tp is a whole number of 1 or more, and not True"),
+        (f"{{mesh: {{tp: 2.0}}, {PLAN}}}", "whose mesh.tp is a whole number of 1 or more, and not 2.0"),
+        (f"{{mesh: {{tp: 65}}, {PLAN}}}", "whose mesh.tp is 64 or less, and not 65"),
+        (f"{{mesh: {{data: 0, tp: 2}}, {PLAN}}}", "whose mesh.data is a whole number of 1 or more, and not 0"),
+        (
+            f"{{mesh: {{data: 3, tp: 2}}, {PLAN}}}",
+            "mesh.data is 1 or left out, and not 3: .* several workers .minWorkers: 3., each of 2 ranks",
+        ),
+        ("{mesh: {tp: 2}, plan: {}}", "whose plan is a map of 1 to 1024 patterns"),
+        ("{mesh: {tp: 2}, plan: [up]}", "whose plan is a map of 1 to 1024 patterns .* and not \\['up'\\]"),
+        ("{mesh: {tp: 2}, plan: {up: columns}}", "styles colwise, rowwise, .*, and not 'columns' for up"),
+        ("{mesh: {tp: 2}, plan: {up: [colwise]}}", "and not \\['colwise'\\] for up"),
+        ("{mesh: {tp: 2}, plan: {'**.up': colwise}}", "not '\\*\\*.up': torch knows no \\*\\*, so write a \\* for"),
+        ("{mesh: {tp: 2}, plan: {layers..up: colwise}}", "names of modules or patterns of them, .* not 'layers..up'"),
+        ("{mesh: {tp: 2}, plan: {'': colwise}}", "and not ''"),
+        ("{mesh: {tp: 2}, plan: {3: colwise}}", "and not 3"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_with_what_is_wrong_in_it(value: str, said: str) -> None:
+    """The value that is wrong, and what it must be."""
+    with pytest.raises(BadArchive, match=f"^parallel of the model's configuration is .*; it must be .*{said}"):
+        parse_model_config(f"parallel: {value}".encode())
+
+
+@pytest.mark.parametrize("value", ["true", "2", "[0, 1]", "{workers: 3}"])
+def test_a_handlers_own_word_of_that_name_is_left_to_it(value: str) -> None:
+    """Handlers that were written for TorchServe may have it; a sentence says that it is not used."""
+    config = parse_model_config(f"parallel: {value}".encode())
+
+    assert config.options.parallel is None
+    assert "which is not used: it must be a map of mesh and plan" in config.warnings[0]

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
 
-from marserve.telemetry.logs.access_log import AccessLog, Sampling, access_line, legible
+from marserve.telemetry.logs.access_log import (
+    AccessLog,
+    AccessRecord,
+    Sampling,
+    TextAccessLog,
+    access_line,
+    legible,
+)
+from marserve.telemetry.logs.line_writer import LineWriter
+
+
+class Taken:
+    """Takes finished lines in the place of a writer: each text, and how many lines it has."""
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[str, int]] = []
+
+    def write_lines(self, text: str, count: int) -> None:
+        """Keep them."""
+        self.texts.append((text, count))
+
+
+def text_log(*writers: Taken) -> TextAccessLog:
+    """A log whose writers' heads are a letter each: a, b."""
+    made = [cast("LineWriter[AccessRecord]", each) for each in writers]
+    return TextAccessLog(made, lambda _: ["a ", "b "][: len(writers)])
 
 
 def test_a_line_reads_as_torchserve_writes_it() -> None:
@@ -69,3 +97,49 @@ def test_without_writers_nothing_is_logged() -> None:
     log.write("nothing")
 
     assert not log.is_on
+
+
+def test_lines_of_one_step_of_the_loop_are_put_in_line_together() -> None:
+    """Each behind its writer's head, and in order; the next step's on their own."""
+    file, console = Taken(), Taken()
+    log = text_log(file, console)
+
+    async def steps() -> None:
+        log.write("1")
+        log.write("2")
+        assert not file.texts
+        await asyncio.sleep(0)
+        log.write("3")
+        await asyncio.sleep(0)
+
+    asyncio.run(steps())
+
+    assert file.texts == [("a 1\na 2", 2), ("a 3", 1)]
+    assert console.texts == [("b 1\nb 2", 2), ("b 3", 1)]
+
+
+def test_a_long_step_is_put_in_line_before_it_ends() -> None:
+    """64 lines at a time: where there is no room they are dropped together. A flush brings the rest."""
+    file = Taken()
+    log = text_log(file)
+
+    async def step() -> None:
+        for number in range(100):
+            log.write(f"{number}")
+        assert [count for _, count in file.texts] == [64]
+        log.flush()
+        await asyncio.sleep(0)
+
+    asyncio.run(step())
+
+    assert [count for _, count in file.texts] == [64, 36]
+    assert "\n".join(text for text, _ in file.texts) == "\n".join(f"a {number}" for number in range(100))
+
+
+def test_without_a_loop_a_line_is_put_in_line_at_once() -> None:
+    """As at the end of a server."""
+    file = Taken()
+
+    text_log(file).write("1")
+
+    assert file.texts == [("a 1", 1)]

@@ -125,16 +125,14 @@ class Listener:
                 request_id, milliseconds, has_failed=status >= 400
             ):
                 return
-            text = f'{peer} "{line}" {status} {milliseconds}'
             if not self.has_ids:
-                self.access_log.write(text)
-            elif trace is not None:
-                both = f"{request_id} {client_id}" if client_id and client_id != request_id else request_id
-                self.access_log.write(f"{text} {both}{trace.for_lines}")
-            elif not client_id or client_id == request_id:
-                self.access_log.write(f"{text} {request_id}")
+                self.access_log.write(f'{peer} "{line}" {status} {milliseconds}')
+            elif trace is None and not client_id:  # most of them: as few pieces of text as can be
+                self.access_log.write(f'{peer} "{line}" {status} {milliseconds} {request_id}')
             else:
-                self.access_log.write(f"{text} {request_id} {client_id}")
+                both = f"{request_id} {client_id}" if client_id and client_id != request_id else request_id
+                traced = "" if trace is None else trace.for_lines
+                self.access_log.write(f'{peer} "{line}" {status} {milliseconds} {both}{traced}')
 
     def record_stream(
         self,

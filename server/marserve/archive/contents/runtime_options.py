@@ -1,4 +1,4 @@
-"""What a configuration says to the runtimes of built-in handlers, `onnx` and `pt2`, judged without having them.
+"""What a configuration says to the runtimes of built-in handlers, `onnx`, `pt2` and `parallel`, judged without them.
 
 Only models of built-in handlers are refused for it: handlers of an author's own may have such keys for themselves.
 """
@@ -37,9 +37,15 @@ _MAPS = ("provider_options", "config_entries")
 
 
 def check_runtime_options(document: Mapping[str, Any] | None, manifest: Manifest) -> None:
-    """Raise BadArchive for `onnx` of an ONNX model, or `pt2`, that cannot be, where a built-in handler reads it."""
+    """Raise BadArchive for `onnx` of an ONNX model, `pt2` or `parallel` that a built-in handler cannot use."""
     if not document or (manifest.handler or "") not in BUILT_IN_HANDLERS:
         return
+    parallel = document.get("parallel")
+    if isinstance(parallel, dict) and "mesh" in parallel and not manifest.model_file:
+        raise BadArchive(
+            f"parallel divides eager models alone, and the archive has {manifest.serialized_file or 'a model'} and no "
+            "modelFile: archive the model's class (--model-file) with its weights, or leave parallel out."
+        )
     if (manifest.serialized_file or "").endswith(".onnx"):
         _check_onnx(document.get("onnx"))
     _check_pt2(document.get("pt2"))

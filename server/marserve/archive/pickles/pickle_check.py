@@ -21,7 +21,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -139,19 +139,32 @@ def check_folder(folder: Path, *, trusted: bool = False, is_stopped: Callable[[]
     `trusted` (the operator's word) nothing is raised: the sentences are returned, to be logged. Raises Draining
     soon after `is_stopped` says so, which is asked in this thread, with `trusted` too.
     """
-    return check_files(_list_files(folder), trusted=trusted, is_stopped=is_stopped)
+    return check_files(list_files(folder), trusted=trusted, is_stopped=is_stopped)
 
 
 def check_files(
-    files: Iterable[tuple[str, Path]], *, trusted: bool = False, is_stopped: Callable[[], bool] = _never
+    files: Iterable[tuple[str, Path]],
+    *,
+    trusted: bool = False,
+    is_stopped: Callable[[], bool] = _never,
+    slices: Mapping[str, Sequence[tuple[int, int]]] | None = None,
 ) -> list[str]:
-    """Check files like `check_folder` does, given as pairs of the member's name and where it lies."""
+    """Check files like `check_folder` does, given as pairs of the member's name and where it lies.
+
+    `slices` are, by the member's name, where the parts of a file begin and end that are opened alone: each is checked
+    as a file of `torch.save`, and the file as a whole is not.
+    """
+    slices = slices or {}
     checker = _Checker(CheckBudget(is_stopped=is_stopped))
     findings: list[str] = []
     for name, path in files:
         try:
             with open_regular(path) as file:
-                checker.check_file(_Subject(name, Span(file, 0, os.fstat(file.fileno()).st_size)))
+                parts = slices.get(name)
+                if parts is None:
+                    checker.check_file(_Subject(name, Span(file, 0, os.fstat(file.fileno()).st_size)))
+                for start, end in parts or ():
+                    checker.check_file(_Subject(f"{name}@{start}", Span(file, start, end), was_declared=True))
         except UnsafeArchive as error:
             if not trusted:
                 raise
@@ -167,8 +180,8 @@ class _OverBudget(UnsafeArchive):
     """The archive took more operations than one may: what was not looked into is refused with it."""
 
 
-def _list_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Regular files below `folder`, in order, links to folders followed once (a store's folders may hold them)."""
+def list_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Regular files below `folder`, in order; links to folders are followed once: a store may hold them."""
     seen: set[Path] = set()
     count = 0
     waiting = [folder]

@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from marserve.archive.checkpoints.checked_files import check_members
+from marserve.archive.checkpoints.checkpoint import read_checkpoint
+from marserve.archive.checkpoints.contents import BadCheckpoint
 from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.model_config import ModelConfig, parse_model_config
-from marserve.archive.pickles.pickle_check import check_files
 from marserve.archive.writing.sources import Wishes, is_hub_address, is_program, is_source, plan_source
 from marserve.archive.writing.writer import (
     FORMATS,
@@ -315,15 +317,21 @@ def _default_handler(serialized_file: Path | None) -> str:
 def _foresee(plan: Plan) -> list[str]:
     """Warnings that a server would give for these files: unused configuration, refused pickles."""
     warnings: list[str] = []
+    checkpoint = None
     if plan.spec.config_file is not None:
         path = plan.spec.config_file
-        warnings += _judge_config(plan.made[path.name] if path.name in plan.made else path.read_bytes(), path)
-    findings = check_files(plan.members.items(), trusted=True)
+        config = _read_config(plan.made[path.name] if path.name in plan.made else path.read_bytes(), path)
+        warnings += [*config.warnings, *_raised(config, config.document or {})]
+        checkpoint = config.options.checkpoint
+    findings = check_members(plan.members.items(), trusted=True)
     warnings += [f"servers will refuse this archive. {finding}" for finding in findings]
-    if plan.spec.model_file is not None and plan.spec.serialized_file is None:
+    if checkpoint is not None:
+        warnings += _foresee_checkpoint(plan, checkpoint)
+    elif plan.spec.model_file is not None and plan.spec.serialized_file is None:
         warnings.append(f"there is a model file ({plan.spec.model_file.name}) and no serialized file with its weights")
     is_built_in = handler_file(plan.spec.handler, plan.spec.runtime, is_program=plan.spec.brings_program) is None
-    if is_built_in and plan.spec.serialized_file is None and plan.spec.handler not in _NEED_NO_FILE:
+    has_weights = plan.spec.serialized_file is not None or checkpoint is not None
+    if is_built_in and not has_weights and plan.spec.handler not in _NEED_NO_FILE:
         warnings.append(f"the handler {plan.spec.handler} needs a serialized file, and there is none")
     configs = [name for name in plan.members if name.rpartition("/")[2] == _FOLDERS_CONFIG and name.count("/") <= 1]
     if plan.spec.handler == _FOLDER_HANDLER and not configs:
@@ -337,6 +345,25 @@ def _foresee(plan: Plan) -> list[str]:
             "--extra-files adds a script"
         )
     return warnings
+
+
+def _foresee_checkpoint(plan: Plan, named: str) -> list[str]:
+    """What a server would say of the weights that the configuration names by `checkpoint`."""
+    spec, below = plan.spec, f"{named.strip('/')}/"
+    if spec.serialized_file is not None:
+        return [f"servers will refuse this archive: it has the weights {spec.serialized_file.name}, and checkpoint too"]
+    if spec.model_file is None:
+        return [f"checkpoint is {named}, and there is no --model-file, whose class the weights are of"]
+    packed = {name: path for name, path in plan.members.items() if name.startswith(below)}
+    if not packed:
+        return [f"checkpoint is {named}, which is not packed: servers look in their model store; --extra-file packs it"]
+    folders = {Path(str(path).removesuffix(name.removeprefix(below))) for name, path in packed.items()}
+    try:
+        if len(folders) == 1:
+            read_checkpoint(folders.pop())
+    except BadCheckpoint as error:
+        return [f"servers will refuse this archive. {error.message}"]
+    return []
 
 
 def _compare_trace(trace: Path | None, traced_from: str | None, samples: list[Path] | None) -> list[str]:
@@ -383,12 +410,12 @@ def _check_export_path(export_path: Path) -> None:
         )
 
 
-def _judge_config(data: bytes, path: Path) -> list[str]:
-    """Warnings for parts of the configuration that a server ignores. Raises CannotArchive if it would ignore all."""
+def _read_config(data: bytes, path: Path) -> ModelConfig:
+    """The configuration. Raises CannotArchive for one of which a server would ignore all."""
     config = parse_model_config(data, path.name)
     if config.document is None:
         raise CannotArchive(f"{path} cannot be used: {config.defect}.")
-    return [*config.warnings, *_raised(config, config.document)]
+    return config
 
 
 def _raised(config: ModelConfig, document: dict[str, Any]) -> list[str]:

@@ -33,6 +33,14 @@ def check_export_path(folder: Path) -> None:
         raise WrongArguments(f"The export path {folder} is no folder.", "Name one that is there.")
 
 
+def check_page(page: Path) -> None:
+    """Raise WrongArguments for a page that cannot be written, before minutes are spent."""
+    if page.is_dir():
+        raise WrongArguments(f"The page {page} is a folder.", "Name a file with --page.")
+    if not page.parent.is_dir():
+        raise WrongArguments(f"There is no folder {page.parent} for the page.", "Name another with --page.")
+
+
 def trust_line(what: str, digest: str, without: str) -> str:
     """What to write into a server's settings for an archive of native code, and what happens without it."""
     return (

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs, trust_line
+from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
+from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -70,11 +71,14 @@ def optimise(
     memory: Annotated[
         float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
     ] = 8.0,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
-    ] = False,
+    trust: Trust = False,
     page: Annotated[
-        Path | None, typer.Option("--page", metavar="FILE", help="Write the report as an HTML page, too.")
+        list[Path] | None,
+        typer.Option(
+            "--page",
+            metavar="FILE",
+            help="Write the report as an HTML page, too; as its picture alone if it ends in .svg. Repeatable.",
+        ),
     ] = None,
     register: Annotated[
         bool, typer.Option("--register", help="Send the archive to a running server, and register it there.")
@@ -97,6 +101,8 @@ def optimise(
         found = None if inputs is None else read_inputs(inputs)
         check_archive(archive)
         check_export_path(export_path)
+        for each in page or ():
+            check_page(each)
         wish = Wish(
             goal.value,
             Bounds(max_error, min_agreement),
@@ -129,8 +135,8 @@ def optimise(
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = describe_report(report), _lines(report)
-            if page is not None:
-                _write_page(page, document, max_error)
+            for each in page or ():
+                _write_page(each, document, max_error)
             if server is not None and report.archive is not None:
                 document |= _hand_over(server, output, report, workers, is_rollout=rollout, replaces=force)
                 lines.append(document["status"])
@@ -140,10 +146,11 @@ def optimise(
 
 
 def _write_page(page: Path, document: dict[str, Any], max_error: float) -> None:
-    from marserve.optimise.page import write_page  # here, for the time of other commands
+    from marserve.optimise.page import write_page, write_picture  # here, for the time of other commands
 
+    write = write_picture if page.suffix == ".svg" else write_page
     try:
-        replace_file(page, write_page(document, max_error).encode(), mode=0o644)
+        replace_file(page, write(document, max_error).encode(), mode=0o644)
     except OSError as error:
         raise CommandFailed(f"The page {page} cannot be written: {error.strerror}.") from error
 

@@ -218,6 +218,8 @@ def _chosen(found: Found) -> Row | None:
 
 def _result(found: Found, chosen: Row | None, goal: Goal) -> str:
     if chosen is None:
+        if not any(row.foreseen for row in found.rows):
+            return f"No setting keeps {goal} by the simulation: a longer time may be kept, or a faster build is needed."
         if all(row.measured is None for row in found.rows if row is not found.present):
             return "It stays as it is: there was time to measure nothing else. --for gives more."
         if found.best is None:
@@ -250,12 +252,13 @@ def _lines(wish: Wish, goal: Goal, found: Found, asked: int, result: str) -> lis
     rows = []
     for row in _shown(found):
         kept = [sample for rate, sample in row.samples if rate is None or rate == row.measured]
-        time_s = kept[-1].percentile_s if kept else None
+        seen = kept[-1:] or [sample for _, sample in row.samples[-1:]]  # of none that kept the goal, the slowest rate
+        time_s = seen[0].percentile_s if seen else None
         rows.append(
             [
                 f"{row.setting}{' (now)' if row is found.present else ''}",
                 f"{row.foreseen:.0f} /s",
-                "-" if row.measured is None else f"{row.measured:.0f} /s",
+                _measured(row),
                 "-" if time_s is None else f"{1000 * time_s:.3g} ms",
                 str(row.failed),
             ]
@@ -268,6 +271,14 @@ def _lines(wish: Wish, goal: Goal, found: Found, asked: int, result: str) -> lis
         *(f"note: {note}" for note in found.notes),
         result,
     ]
+
+
+def _measured(row: Row) -> str:
+    """The highest rate that kept the goal; of none, how far down it was tried."""
+    if not row.measured:
+        rate = row.samples[-1][0] if row.samples else None
+        return "-" if row.measured is None else "none" if rate is None else f"none, down to {rate:.0f} /s"
+    return f"{row.measured:.0f} /s"
 
 
 def _document(

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from marserve.archive.checkpoints.checked_files import check_archive
 from marserve.archive.contents.manifest import MANIFEST_PATH, RUNTIMES, Manifest, read_manifest
 from marserve.archive.contents.model_config import read_model_config
-from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.reader import unpack
 from marserve.environments.requirements import read_requirements
 from marserve.errors import BadArchive, RequirementsRefused, UnsafeArchive
@@ -65,7 +65,7 @@ def _inner(folder: Path) -> Path:
 def _judge_unpacked(folder: Path, shown: str, overview: Overview) -> Iterator[Finding]:
     found: list[Finding] = []
     try:
-        check_folder(folder)
+        check_archive(folder)
     except (UnsafeArchive, BadArchive) as error:
         advice = "save it in a safe form, or name the archive in trusted_models if you trust where it comes from"
         found.append(Spot(shown).action(error.message, advice))

@@ -26,6 +26,7 @@ from marserve.messages import (
     MAX_WARNINGS,
     Called,
     Checked,
+    CheckpointRead,
     Counted,
     DeviceLost,
     DevicePeak,
@@ -134,6 +135,7 @@ class Life:
         """Whether it preprocesses the next batch beside the one that computes."""
         self.engine = ""
         self.cpu_flags: tuple[str, ...] = ()
+        self.checkpoint: CheckpointRead | None = None
         self.ready_at = 0.0
         self.requests = 0
         self.first_bytes = 0
@@ -254,6 +256,7 @@ class Life:
             self.computes_on = loaded.computes_on
             self.overlaps = loaded.overlaps and context.options.overlap_preprocess
             self.engine, self.cpu_flags = loaded.engine, tuple(loaded.cpu_flags)
+            self.checkpoint = loaded.checkpoint
             self.build_ratios = loaded.build_ratios
             if refused := loaded.refused_build:
                 context.metrics.builds_refused[refused if refused in BUILDS else "unknown"] += 1

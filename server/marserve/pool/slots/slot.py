@@ -18,7 +18,7 @@ from typing import Literal
 
 from marserve.errors import NoMemoryNow, NotEnoughMemory, without_stop
 from marserve.machine.device_readings import describe_usage
-from marserve.messages import Request, line_ids, shown_id
+from marserve.messages import CheckpointRead, Request, line_ids, shown_id
 from marserve.pool.checks.health import HealthView
 from marserve.pool.launchers.launcher import StartFailed
 from marserve.pool.slots.first_load import FirstLoad
@@ -61,8 +61,8 @@ class WorkerView:
     infinite if the slot is tried again only when it is scaled, None if no start is pending. `gpu_usage` says in words
     what its device is doing. `node` names the worker's machine if it is not the server's; `waits_for` says why the
     worker is not started yet. `computes_on` is what the model runs on, if its handler says so; `engine` is
-    the runtime with its version, and `cpu_flags` the instructions that its kernels depend on. `health` is what its
-    handler says of the worker, None where it is not asked.
+    the runtime with its version, and `cpu_flags` the instructions that its kernels depend on; `checkpoint` is how its
+    weights came. `health` is what its handler says of the worker, None where it is not asked.
     """
 
     id: str
@@ -84,6 +84,7 @@ class WorkerView:
     computes_on: str = ""
     engine: str = ""
     cpu_flags: tuple[str, ...] = ()
+    checkpoint: CheckpointRead | None = None
     health: HealthView | None = None
 
 
@@ -275,6 +276,7 @@ class Slot:
             computes_on=life.computes_on if life is not None else "",
             engine=life.engine if life is not None else "",
             cpu_flags=life.cpu_flags if life is not None else (),
+            checkpoint=life.checkpoint if life is not None else None,
             health=life.health.health.view if life is not None and life.health is not None else None,
         )
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import to_builtins
 
-from marserve.answers.management import Death, DescribedInterpreter, LastMinute, Worker, WorkerHealth, WorkerRank
+from marserve.answers.management import (
+    Death,
+    DescribedInterpreter,
+    LastMinute,
+    LoadedCheckpoint,
+    Worker,
+    WorkerHealth,
+    WorkerRank,
+)
+from marserve.messages import CheckpointRead
 from marserve.model_options import IN_FORCE, NOTHING, OPTIONS, ModelOptions, Said, written
 from marserve.pool.options import PoolOptions
 from marserve.store.addresses.fetch_guard import hide_query
@@ -82,8 +91,8 @@ def describe_version(
         "modelUrl": hide_query(facts.url),
         "runtime": facts.runtime,
         **written(now, *IN_FORCE, "maxRetryTimeoutInSec", "clientTimeoutInMills"),
-        "parallelType": config.parallel_type or "",
-        "parallelLevel": config.parallel_level,
+        "parallelType": config.parallel_type or ("" if config.parallel is None else "tp"),
+        "parallelLevel": config.parallel_level if config.parallel is None else config.parallel.ranks,
         "deviceType": "gpu" if options.gpu_ids else "cpu",
     }
     if config.device_ids and options.gpu_ids == tuple(config.device_ids):
@@ -210,6 +219,7 @@ def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
             computesOn=worker.computes_on or None,
             engine=None if as_torchserve else worker.engine or None,
             cpuFlags=None if as_torchserve else list(worker.cpu_flags) or None,
+            checkpoint=None if worker.checkpoint is None or as_torchserve else _checkpoint_of(worker.checkpoint),
             gpuIds=list(worker.devices) or None,
             ranks=[WorkerRank(rank, pid) for rank, pid in enumerate(worker.ranks)] or None,
             health=None if worker.health is None else _health_of(worker.health),
@@ -223,6 +233,11 @@ def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
 def _health_of(health: HealthView) -> WorkerHealth:
     at = health.checked_at
     return WorkerHealth(health.state, health.failures, None if at is None else _utc(at), health.reason or None)
+
+
+def _checkpoint_of(read: CheckpointRead) -> LoadedCheckpoint:
+    per_gb = round(read.seconds * 1e9 / read.size, 3) if read.size else None
+    return LoadedCheckpoint(read.size, read.mapped, round(read.seconds, 3), per_gb)
 
 
 def _start_of(seconds: float) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from marserve.agent_link import ArchiveRef
+from marserve.archive.checkpoints.contents import Checkpoint
 from marserve.archive.contents.declaration import Declared
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig
@@ -19,6 +20,20 @@ from marserve.registry.catalogue.describe import Facts
 
 
 @dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """The weights that a configuration names by `checkpoint`, as their headers have them, and the folder they lie in.
+
+    `may_map`: only this server writes there, so that workers may map the files: overwriting a mapped file ends its
+    worker. `is_beside`: the folder is no part of the archive.
+    """
+
+    folder: Path
+    read: Checkpoint
+    may_map: bool
+    is_beside: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Unpacked:
     """An archive after intake. With `is_private` the holder of this object has to delete its folder.
 
@@ -26,7 +41,7 @@ class Unpacked:
     later start finds it again. `origin` is what other machines fetch, None for a folder; its digest is empty
     if the archive was changed while it was unpacked. `placed` is the file that was added to the store for it.
     `archives` is the record in which the private folder is noted. `declared` is what the archive says that its model
-    takes and gives. `is_trusted`: the operator allows any pickles in it.
+    takes and gives. `is_trusted`: the operator allows any pickles in it. `checkpoint` are the weights apart from it.
     """
 
     folder: Path
@@ -40,6 +55,7 @@ class Unpacked:
     archives: UnpackedArchives | None = None
     declared: Declared | None = None
     is_trusted: bool = False
+    checkpoint: FoundCheckpoint | None = None
 
     def discard(self) -> None:
         """Delete the folder if it is private. Blocks; may be called twice."""

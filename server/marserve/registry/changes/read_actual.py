@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from marserve.errors import MarserveError
-from marserve.model_options import BY_KEY, IN_FORCE, IN_PLACE, written
+from marserve.model_options import DECLARABLE, IN_FORCE, IN_PLACE, written
 from marserve.pool.options import PoolOptions
 from marserve.registry.catalogue.versions import Version
 from marserve.registry.changes.actual import ActualVersion
@@ -25,9 +25,10 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     archive = version.plan.unpacked.config.document or {}
     now = written(version.options, *IN_FORCE)
     asked = written(facts.asked)
-    if facts.options.parallel_level and facts.options.parallel_level != facts.config.parallel_level:
-        asked["parallelLevel"] = facts.options.parallel_level  # from a snapshot
-    config = {**{key: value for key, value in archive.items() if key in BY_KEY}, **asked, **now}
+    level = facts.options.parallel_level if facts.config.parallel is None else 0
+    if level and level != facts.config.parallel_level:
+        asked["parallelLevel"] = level  # from a snapshot
+    config = {**{key: value for key, value in archive.items() if key in DECLARABLE}, **asked, **now}
     base = _undeclared(version, options)
     unsaid = {**base, **facts.left_by_calls} if base else {}
     return ActualVersion(

@@ -2,6 +2,7 @@
 
 registration       the parameters of a registration, and the registry's answers
 intake             finds, unpacks, checks and reads the archive
+checkpoints/       weights that a configuration names apart from the archive's model
 uploads            takes uploaded archives into the store, checked, whole or not at all
 scratch            the server's folder for extracted archives
 startup            which models the start loads, and their names
@@ -10,7 +11,7 @@ installing         versions whose requirements are being installed
 worker_program     workers in another language
 handler_check      whether the handler can be found
 call_modes         batches, sequences, steps, or many calls at once
-parallel           what `parallelType` and `torchrun` mean on this server
+parallel           what `parallel`, `parallelType` and `torchrun` mean on this server
 effective_options  which value wins: registration, archive, `models` setting, default
 drawn_samples      inputs that fit a declaration, to warm up and check with
 plan               makes the plan of a version

@@ -268,9 +268,11 @@ def _ray(asked: ModelOptions, warnings: list[str]) -> RayOptions | None:
         if asked.worker_resources is not None:
             warnings.append("workerResources of the model's configuration are not used: they need launcher ray")
         return None
-    if asked.parallel_type not in (None, "custom") and asked.parallel_level:
+    is_group = asked.parallel_type not in (None, "custom") and asked.parallel_level
+    if is_group or asked.parallel is not None:
+        which = f"parallelType {asked.parallel_type}" if is_group else "there is a parallel"
         raise BadInput(
-            f"Model {asked.model} cannot be loaded: launcher is ray and parallelType {asked.parallel_type}, which "
+            f"Model {asked.model} cannot be loaded: launcher is ray and {which}, which "
             "makes a worker of several processes; leave out one of the two."
         )
     amounts = dict(asked.worker_resources or {})

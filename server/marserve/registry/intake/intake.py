@@ -17,15 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from marserve.agent_link import ArchiveRef
+from marserve.archive.checkpoints.checked_files import check_archive
 from marserve.archive.contents.declaration import read_declaration
 from marserve.archive.contents.manifest import read_manifest
 from marserve.archive.contents.model_config import read_model_config
-from marserve.archive.pickles.pickle_check import check_folder
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory, TrustedByName
 from marserve.files.digests import FileDigests
 from marserve.registry.catalogue.plan import Unpacked
+from marserve.registry.intake.checkpoints.found import find_checkpoint
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download
@@ -160,6 +161,7 @@ class Intake:
                 is_private=False,
                 trusted=trusted,
                 archive=archive,
+                store=self.store,
                 is_stopped=self._is_stopped.is_set,
             )
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -170,7 +172,12 @@ class Intake:
             sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
             trusted = is_trusted(found, self._trusted, sha256)
             unpacked = _read(
-                folder, is_private=True, trusted=trusted, archive=archive, is_stopped=self._is_stopped.is_set
+                folder,
+                is_private=True,
+                trusted=trusted,
+                archive=archive,
+                store=self.store,
+                is_stopped=self._is_stopped.is_set,
             )
             unpacked = replace(unpacked, archives=self._archives)
             return self._with_origin(unpacked, found, url, sha256, label, is_trusted=trusted)
@@ -217,7 +224,14 @@ class Intake:
             self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             unpack(file, folder, self._limits, label)
             is_trusted_file = sha256 in self._trusted
-            _read(folder, is_private=True, trusted=is_trusted_file, archive=label, is_stopped=self._is_stopped.is_set)
+            _read(
+                folder,
+                is_private=True,
+                trusted=is_trusted_file,
+                archive=label,
+                store=self.store,
+                is_stopped=self._is_stopped.is_set,
+            )
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save model: {label}") from error
@@ -295,11 +309,22 @@ def _mismatch(label: str, digest: str, actual: str, url: str) -> DigestMismatch:
     return DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{label} in the model store")
 
 
-def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str, is_stopped: Callable[[], bool]) -> Unpacked:
-    """Check every pickle, then read the manifest and the model's configuration."""
-    findings = check_folder(folder, trusted=trusted, is_stopped=is_stopped)
+def _read(
+    folder: Path,
+    *,
+    is_private: bool,
+    trusted: bool,
+    archive: str,
+    store: LocalStore,
+    is_stopped: Callable[[], bool],
+) -> Unpacked:
+    """Check every pickle, then read the manifest, the model's configuration and the checkpoint that it names."""
+    findings = check_archive(folder, trusted=trusted, is_stopped=is_stopped)
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)
+    named, checkpoint = config.options.checkpoint, None
+    if named is not None:
+        checkpoint = find_checkpoint(named, folder, manifest, store, is_private=is_private, is_stopped=is_stopped)
     warnings = tuple(f"trusted all the same: {each}" for each in findings)
     return Unpacked(
         folder,
@@ -310,4 +335,5 @@ def _read(folder: Path, *, is_private: bool, trusted: bool, archive: str, is_sto
         archive,
         declared=read_declaration(folder),
         is_trusted=trusted,
+        checkpoint=checkpoint,
     )

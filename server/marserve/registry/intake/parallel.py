@@ -1,8 +1,9 @@
-"""What a model's `parallelType`, `parallelLevel` and `torchrun` mean on this server. Pure.
+"""What a model's `parallel`, `parallelType`, `parallelLevel` and `torchrun` mean on this server. Pure.
 
 Contract 7.1, 7.2 and 10.5: the level counts only together with a type. With devices a worker takes as many of them as
 the level says, so there can be at most devices ÷ level workers. On a server without devices a group of ranks computes
-on the CPU, and a `custom` worker is one process like any other.
+on the CPU, and a `custom` worker is one process like any other. `parallel` says both by itself: every rank makes every
+call, and there are as many as its mesh has places.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ from typing import Any, Literal
 from marserve.errors import BadArchive, NotEnoughDevices
 from marserve.machine.devices import most_groups
 from marserve.model_options import ModelOptions
-
-# More processes than any machine has devices for; rank 0 holds descriptors for each of the others.
-MOST_RANKS = 64
+from marserve.option_values import MOST_RANKS
 
 # Options of torchrun that hold here anyway; they get no warning.
 _MEANT_ANYWAY: Mapping[str, object] = {"nnodes": 1, "node-rank": 0, "rdzv-backend": "c10d", "monitor-interval": 5}
@@ -39,9 +38,13 @@ def read_parallel(
     """The values for a model whose workers may have `gpu_ids`; unused options get a sentence in `warnings`.
 
     Raises NotEnoughDevices if there are too few devices for one worker, BadArchive if a worker of several devices would
-    have one of the `mig_instances`: CUDA shows a process one such instance and no other device.
+    have one of the `mig_instances`: CUDA shows a process one such instance and no other device; and BadArchive for
+    `parallel` beside other words for the ranks of a worker.
     """
-    kind, level = asked.parallel_type, asked.parallel_level
+    kind, level, key = asked.parallel_type, asked.parallel_level, "parallelLevel"
+    if asked.parallel is not None:
+        _check_alone(model, asked)
+        kind, level, key = "tp", asked.parallel.ranks, "parallel.mesh.tp"
     if kind is None:
         if level:
             key = "torchrun" if asked.torchrun is not None else "parallelLevel"
@@ -58,21 +61,38 @@ def read_parallel(
         threads = _read_torchrun(asked.torchrun, is_group=kind != "custom", warnings=warnings)
     cut = [device for device in gpu_ids if device in mig_instances]
     if cut and level > 1:
-        raise BadArchive(_says_cut(model, level, cut, len(gpu_ids)))
+        raise BadArchive(_says_cut(model, key, level, cut, len(gpu_ids)))
     most = most_groups(gpu_ids, level) if gpu_ids else 0
     if gpu_ids and not most:
         raise NotEnoughDevices(model, level, len(gpu_ids))
     return Parallel(kind, level, threads, most)
 
 
-def _says_cut(model: str, level: int, cut: Sequence[int], devices: int) -> str:
+def _check_alone(model: str, asked: ModelOptions) -> None:
+    """Raise BadArchive where other keys say how many ranks there are, too."""
+    from_torchrun = asked.torchrun is not None and "nproc-per-node" in asked.torchrun
+    says_level = asked.parallel_level and asked.torchrun is None
+    others = {
+        f"parallelType is {asked.parallel_type}": asked.parallel_type is not None,
+        f"parallelLevel is {asked.parallel_level}": says_level,
+        f"torchrun has nproc-per-node {(asked.torchrun or {}).get('nproc-per-node')}": from_torchrun,
+    }
+    if said := [sentence for sentence, is_said in others.items() if is_said]:
+        mesh = dict(asked.parallel.mesh) if asked.parallel else {}
+        raise BadArchive(
+            f"parallel has the mesh {mesh} in the configuration of model {model}, and {', '.join(said)}: parallel says "
+            "by itself how many ranks a worker has, so leave the other out."
+        )
+
+
+def _says_cut(model: str, key: str, level: int, cut: Sequence[int], devices: int) -> str:
     numbers = ", ".join(map(str, cut))
     named = f"device {numbers} is a MIG instance" if len(cut) == 1 else f"devices {numbers} are MIG instances"
     whole = "name none of them with deviceIds, " if len(cut) < devices else ""
     return (
-        f"parallelLevel is {level} in the configuration of model {model}, and {named}: CUDA shows a process one "
+        f"{key} is {level} in the configuration of model {model}, and {named}: CUDA shows a process one "
         f"instance alone, so they cannot be joined to a worker. Take MIG mode off these GPUs (nvidia-smi -mig 0), "
-        f"{whole}or use parallelLevel: 1, or deviceType: cpu."
+        f"{whole}or use {key}: 1, or deviceType: cpu."
     )
 
 

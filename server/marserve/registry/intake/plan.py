@@ -27,7 +27,7 @@ from marserve.errors import (
     RequirementsRefused,
 )
 from marserve.files.digests import digest_of
-from marserve.messages import Load
+from marserve.messages import Checkpoint, Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
 from marserve.names import check_new_name, encodable, encodable_document, name_fault, reserved_fault
 from marserve.pool.options import PoolOptions
@@ -261,6 +261,7 @@ def _facts(
     _check_inputs(model, options.optimise.inputs, unpacked.folder)
     options = replace(options, weight_bytes=_weight_bytes(unpacked))
     if options.ray is not None:
+        _refuse_far_checkpoint(model, unpacked)
         options = replace(options, ray=replace(options.ray, archive=_origin(unpacked)))
     runtime = effective_runtime(parameters.runtime, configured, unpacked.manifest.runtime)
     if parameters.restored is not None:
@@ -328,11 +329,23 @@ def _origin(unpacked: Unpacked) -> ArchiveRef | None:
         return None
 
 
+def _refuse_far_checkpoint(model: str, unpacked: Unpacked) -> None:
+    """Raise BadArchive for a checkpoint of this machine's store that workers on a cluster would read."""
+    checkpoint = unpacked.checkpoint
+    if checkpoint is not None and checkpoint.is_beside:
+        raise BadArchive(
+            f"Model {model} cannot be loaded: it has launcher: ray, and its checkpoint lies in the model store of this "
+            "machine; put the folder into the archive, which the nodes of the cluster fetch."
+        )
+
+
 def _weight_bytes(unpacked: Unpacked) -> int:
+    checkpoint = unpacked.checkpoint
+    beside = checkpoint.read.bytes if checkpoint is not None and checkpoint.is_beside else 0
     try:
-        return weigh(unpacked.folder).weights
+        return weigh(unpacked.folder).weights + beside
     except OSError:  # loading it will show what is wrong
-        return 0
+        return beside
 
 
 def _asked(layers: Layers, options: PoolOptions) -> Said:
@@ -369,8 +382,20 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         is_concurrent=options.is_concurrent,
         overlaps=options.overlap_preprocess,
         peak_flops=None if options.peak_flops is None else dict(options.peak_flops),
+        parallel=options.parallel,
+        parallel_samples=list(options.inputs_to_try) if options.parallel is not None else [],
         must_use_device=server.refuses_missing_devices,
         declaration=b"" if unpacked.declared is None else unpacked.declared.text,
         max_rows=options.max_rows,
         is_trusted=unpacked.is_trusted,
+        checkpoint=_checkpoint(unpacked),
     )
+
+
+def _checkpoint(unpacked: Unpacked) -> Checkpoint | None:
+    found = unpacked.checkpoint
+    if found is None:
+        return None
+    folder = str(found.folder if found.is_beside else found.folder.relative_to(unpacked.folder.resolve()))
+    layout = msgspec.json.encode(found.read.layout) if found.read.kind == "dcp" else b""
+    return Checkpoint(folder, found.may_map, found.read.bytes, layout)

@@ -41,7 +41,7 @@ def find_program(
     clashing = [
         word
         for word, is_set in (
-            ("parallelType", options.ranks),
+            ("parallelType" if options.parallel is None else "parallel", options.ranks),
             ("launcher: ray", options.ray is not None),
             ("python or environment", options.interpreter is not None),
             ("a requirements file or useVenv", has_requirements),

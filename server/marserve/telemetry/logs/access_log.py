@@ -2,11 +2,13 @@
 
 `access_line` makes the line, `AccessLog.write` queues it together with the time, and a thread does the rest. At a
 hundred thousand requests a second that thread would keep the interpreter from the event loop for most of the time. So
-`TextAccessLog` makes the finished text itself, and the part before a line only once a millisecond.
+`TextAccessLog` makes the finished text itself: of all lines of one step of the loop at once, and the part before a line
+only once a millisecond.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import zlib
@@ -20,6 +22,8 @@ AccessRecord = tuple[float, str]
 
 # A request line may have 8 KiB; buffered lines of that length would fill memory while the log cannot be written.
 _MAX_TARGET = 2048
+# Lines that are put in line together; where there is no room they are dropped together.
+_LINES_TOGETHER = 64
 # Characters that would end the quotes or the line, or control a terminal. They are percent-encoded, octet by octet.
 _UNFIT = re.compile(r'["\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 
@@ -93,11 +97,15 @@ class AccessLog:
         for writer in self._writers:
             writer.write(record)
 
+    def flush(self) -> None:
+        """Put in line what is held back; nothing is here."""
+
 
 class TextAccessLog(AccessLog):
     """An access log whose writers get finished text: a head, which is made once a millisecond, and the line.
 
-    `heads` makes the head for each writer from a time in milliseconds since the epoch. For one thread only.
+    Lines of one step of the running loop are put in line together, at its end; without a loop each is at once. `heads`
+    makes the head for each writer from a time in milliseconds since the epoch. For one thread only.
     """
 
     def __init__(
@@ -110,18 +118,37 @@ class TextAccessLog(AccessLog):
     ) -> None:
         super().__init__(writers, has_ids=has_ids, sampling=sampling)
         self._make_heads = heads
-        self._outlets: list[tuple[Callable[[AccessRecord | str], None], str]] = []
+        self._outlets: list[tuple[Callable[[str, int], None], str, str]] = []
         self._since = self._until = 0.0
+        self._step: list[str] = []
 
     def write(self, line: str) -> None:
         """Put a line in line, or drop it where there is no room. Never blocks; well under a microsecond a writer."""
+        step = self._step
+        step.append(line)
+        if len(step) == 1:
+            try:
+                asyncio.get_running_loop().call_soon(self.flush)
+            except RuntimeError:  # there is none
+                self.flush()
+        elif len(step) == _LINES_TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put in line what this step has brought so far."""
+        step = self._step
+        if not step:
+            return
+        self._step = []
         now = time.time()
         if not self._since <= now < self._until:  # a clock may also be set back
             self._begin_millisecond(int(now * 1000))
-        for write, head in self._outlets:
-            write(head + line)
+        for write_lines, head, between in self._outlets:
+            write_lines(head + between.join(step), len(step))
 
     def _begin_millisecond(self, at_ms: int) -> None:
         self._since, self._until = at_ms / 1000, (at_ms + 1) / 1000
         heads = self._make_heads(at_ms)
-        self._outlets = [(writer.write, head) for writer, head in zip(self._writers, heads, strict=True)]
+        self._outlets = [
+            (writer.write_lines, head, f"\n{head}") for writer, head in zip(self._writers, heads, strict=True)
+        ]

@@ -231,6 +231,7 @@ class Logs:
             root.handlers[:] = self._before[1]
             for logger, level in self._levels_before:
                 logger.setLevel(level)
+        self.access.flush()
         for writer in self._writers:
             writer.close(timeout_s)
 

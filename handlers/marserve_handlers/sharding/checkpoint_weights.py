@@ -1,0 +1,49 @@
+"""The weights of a checkpoint part by part, for ranks: each reads what is its own, and no two keep the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from marserve_handlers.context import Checkpoint
+from marserve_handlers.sharding.safe_files import find_stored, map_tensors, read_part, read_tensors
+
+
+class CheckpointWeights:
+    """Weights of safetensors files, or of `torch.distributed.checkpoint`; `bytes_read` are those of the parts read."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Reads the headers. Raises what their readers raise."""
+        self._may_map = checkpoint.may_map
+        self._pieces: Any = None
+        if checkpoint.layout:
+            # here: it imports a lot, and most checkpoints are of the other kind
+            from marserve_handlers.sharding.dcp_reader import TensorReader
+
+            self._pieces = TensorReader(checkpoint.folder, checkpoint.layout)
+        else:
+            self._stored = find_stored(checkpoint.folder)
+        self.bytes_read = 0
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of all of them, by name."""
+        if self._pieces is not None:
+            return {name: shape for name, (_, shape) in self._pieces.tensors.items()}
+        return {name: each.shape for name, each in self._stored.items()}
+
+    def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
+        """A part of one of them, in memory of its own."""
+        if self._pieces is not None:
+            tensor: torch.Tensor = self._pieces.read_part(name, part)
+        else:
+            tensor = read_part(self._stored[name], name, part)
+        self.bytes_read += tensor.nbytes
+        return tensor
+
+    def read_all(self) -> dict[str, torch.Tensor]:
+        """All of them, mapped where they may be."""
+        if self._pieces is None:
+            return map_tensors(self._stored) if self._may_map else read_tensors(self._stored)
+        return {name: self.read(name, tuple(slice(0, each) for each in shape)) for name, shape in self.shapes().items()}

@@ -1,0 +1,10 @@
+"""Checkpoints beside a model: what is in them, read from their headers alone. Nothing in them is unpickled, no torch.
+
+checkpoint         a folder's checkpoint, of either kind
+dcp_metadata       the folders of torch.distributed.checkpoint
+pickled_values     the values of a pickle, without its classes
+safetensors_index  safetensors files, one or several
+checked_files      an archive's pickles, with those in such folders
+contents           what a checkpoint holds, and how it is refused
+shares             how much of a model each rank holds, by a plan of `parallel`
+"""

@@ -1,0 +1,93 @@
+"""The weights that a model's configuration names by `checkpoint`, apart from its model file: found, and judged.
+
+A word names a folder of the archive, else one of the model store, as the archives of that store are found. What lies
+there is judged by its headers. Everything blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from marserve.archive.checkpoints.checked_files import check_members
+from marserve.archive.checkpoints.checkpoint import read_checkpoint
+from marserve.archive.checkpoints.contents import Checkpoint
+from marserve.archive.checkpoints.dcp_metadata import METADATA
+from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
+from marserve.archive.contents.manifest import Manifest
+from marserve.archive.pickles.check_budget import CheckBudget, CheckStopped
+from marserve.errors import ArchiveNotFound, BadArchive, Draining
+from marserve.registry.catalogue.plan import FoundCheckpoint
+from marserve.store.sources.local import LocalStore
+
+
+def find_checkpoint(
+    named: str,
+    folder: Path,
+    manifest: Manifest,
+    store: LocalStore,
+    *,
+    is_private: bool,
+    is_stopped: Callable[[], bool],
+) -> FoundCheckpoint:
+    """The checkpoint of that name, of the archive unpacked at `folder`, which only this server writes if `is_private`.
+
+    Raises BadArchive for a manifest that it does not go with and a folder that is not there, BadCheckpoint for what
+    lies there, UnsafeArchive for pickles in it; Draining once `is_stopped` says so; OSError.
+    """
+    _check_manifest(named, manifest)
+    inside = _find_inside(folder, named)
+    if inside is not None:  # its pickles were checked with the archive's
+        return FoundCheckpoint(inside, _read(inside, is_stopped), may_map=is_private, is_beside=False)
+    beside = _find_beside(named, store)
+    read = _read(beside, is_stopped)
+    if read.kind == "dcp":
+        check_members(((name, beside / name) for name in (METADATA, *read.files)), is_stopped=is_stopped)
+    return FoundCheckpoint(beside, read, may_map=False, is_beside=True)
+
+
+def _check_manifest(named: str, manifest: Manifest) -> None:
+    what = f"checkpoint of the model's configuration is {named}"
+    if manifest.serialized_file is not None:
+        raise BadArchive(
+            f"{what}, and the manifest names the weights {manifest.serialized_file} as serializedFile; leave one out."
+        )
+    if manifest.model_file is None and manifest.handler in BUILT_IN_HANDLERS:
+        raise BadArchive(
+            f"{what}, and the manifest names no modelFile, whose class the weights are of; archive the model with "
+            "--model-file."
+        )
+
+
+def _find_inside(folder: Path, named: str) -> Path | None:
+    """The folder of the archive; None if it has none of that name."""
+    if os.path.isabs(named) or "\0" in named:
+        return None
+    found = Path(os.path.realpath(folder / named))
+    return found if found != Path(os.path.realpath(folder)) and _is_below(found, folder) and found.is_dir() else None
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.is_relative_to(os.path.realpath(folder))
+
+
+def _find_beside(named: str, store: LocalStore) -> Path:
+    """The folder of the model store. Raises BadArchive."""
+    what = f"checkpoint of the model's configuration is {named}"
+    if "/" in named.strip("/") and not os.path.isabs(named):
+        raise BadArchive(f"{what}, and there is no such folder in the archive.")
+    try:
+        found = store.find(named)
+    except ArchiveNotFound:
+        raise BadArchive(f"{what}, and neither the archive nor the model store has such a folder.") from None
+    if found.kind != "folder":
+        raise BadArchive(f"{what}, which is a file of the model store; a checkpoint is a folder.")
+    return found.path.resolve()
+
+
+def _read(folder: Path, is_stopped: Callable[[], bool]) -> Checkpoint:
+    try:
+        return read_checkpoint(folder, CheckBudget(is_stopped=is_stopped))
+    except CheckStopped:
+        raise Draining from None

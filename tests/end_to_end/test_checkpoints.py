@@ -1,0 +1,79 @@
+"""Weights apart from their model, through a real server: mapped, loaded, said, and refused."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.archives import manifest
+from support.checkpoints import save_dcp
+from support.server import Server
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.system]
+
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.register_buffer("shift", torch.tensor([0.5, 0.25]), persistent=False)
+
+    def forward(self, rows):
+        return self.layer(rows) + self.shift
+"""
+
+
+def _archive(path: Path, checkpoint: str, folder: Path | None, *, model: str = MODEL, more: str = "") -> None:
+    said = {"handler": "base_handler", "modelFile": "model.py", "configFile": "model-config.yaml"}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", manifest(path.stem, **said))
+        archive.writestr("model.py", model)
+        archive.writestr("model-config.yaml", f"checkpoint: {checkpoint}\n{more}")
+        for file in sorted(folder.iterdir()) if folder is not None else ():
+            archive.write(file, f"{checkpoint}/{file.name}")
+
+
+def test_a_model_is_filled_from_its_checkpoint_and_bad_ones_are_refused(tmp_path: Path) -> None:
+    """Safetensors of the archive are mapped, also within `maxWorkerMemory`; a folder of the store is read."""
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(3, 2)
+    state = {f"layer.{name}": value for name, value in layer.state_dict().items()}
+    store, safe = tmp_path / "store", tmp_path / "safe"
+    store.mkdir()
+    safe.mkdir()
+    save_file(state, safe / "model.safetensors")
+    save_dcp(store / "beside", state)
+    _archive(store / "mapped.mar", "weights", safe, more="maxWorkerMemory: 1GiB\n")
+    _archive(store / "read.mar", "beside", None)
+    _archive(store / "other.mar", "weights", safe, model=MODEL.replace("Linear(3, 2)", "Linear(3, 4)"))
+    (safe / "model.safetensors").write_bytes((safe / "model.safetensors").read_bytes()[:-1])
+    _archive(store / "cut.mar", "weights", safe)
+    right = (layer(torch.ones(1, 3)) + torch.tensor([0.5, 0.25])).tolist()[0]
+
+    with Server(tmp_path, entry="marserve", store=store) as server:
+        for name in ("mapped", "read"):
+            server.register(f"{name}.mar").raise_for_status()
+        refused = [server.register(f"{name}.mar") for name in ("cut", "other")]
+        answers = [
+            server.predict(name, json.dumps([1, 1, 1]), **{"Content-Type": "application/json"}).json()
+            for name in ("mapped", "read")
+        ]
+        described: list[dict[str, Any]] = [server.describe(name)["workers"][0] for name in ("mapped", "read")]
+
+    assert answers == [pytest.approx(right, abs=1e-6)] * 2
+    assert [each["checkpoint"]["mapped"] for each in described] == [32, 0]
+    assert all(each["checkpoint"]["bytes"] == 32 for each in described)
+    assert all(each["checkpoint"]["secondsPerGB"] > 0 for each in described)
+    assert refused[0].status_code == 400
+    assert "model.safetensors: the bytes of 'layer.weight' end at" in refused[0].json()["message"]
+    assert refused[1].status_code == 500
+    assert "layer.weight has the shape [2, 3] in it and [4, 3] in the model" in refused[1].text

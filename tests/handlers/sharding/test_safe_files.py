@@ -1,0 +1,103 @@
+"""Tests for reading safetensors files, mapped or not."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marserve.archive.checkpoints.safetensors_index import DTYPES
+from support.checkpoints import with_header
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def _state() -> dict[str, Any]:
+    return {
+        "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+        "b": torch.arange(3, dtype=torch.bfloat16),
+        "c": torch.tensor(7),
+        "d": torch.tensor([True, False]),
+        "e": torch.zeros(0, 4),
+    }
+
+
+@pytest.mark.parametrize("how", ["map_tensors", "read_tensors"])
+def test_tensors_of_all_files_of_an_index_are_read(tmp_path: Path, how: str) -> None:
+    """Numbers, truths, scalars and what is empty."""
+    from safetensors.torch import save_file
+
+    from marserve_handlers.sharding import safe_files
+
+    state = _state()
+    save_file({"a": state["a"]}, tmp_path / "one.safetensors")
+    save_file({name: state[name] for name in "bcde"}, tmp_path / "two.safetensors")
+    save_file({"z": state["a"]}, tmp_path / "left.safetensors")
+    where = {name: "one.safetensors" if name == "a" else "two.safetensors" for name in state}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+    stored = safe_files.find_stored(str(tmp_path))
+    read = getattr(safe_files, how)(stored)
+
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], state[name]) for name in state)
+
+
+def test_what_lies_as_no_processor_reads_it_is_read_instead_of_mapped(tmp_path: Path) -> None:
+    """Headers need not be a multiple of eight bytes long."""
+    from marserve_handlers.sharding.safe_files import find_stored, map_tensors
+
+    header = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    text = json.dumps(header).encode()
+    text += b" " * ((3 - len(text)) % 8)
+    (tmp_path / "m.safetensors").write_bytes(with_header(text, torch.tensor([1.0, 2.0]).numpy().tobytes()))
+
+    stored = find_stored(str(tmp_path))
+
+    assert not stored["a"].can_be_mapped
+    assert map_tensors(stored)["a"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("how", ["map_tensors", "read_tensors"])
+def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path, how: str) -> None:
+    """Reading a map beyond its file's end would end the process."""
+    from marserve_handlers.sharding import safe_files
+
+    header = {"a": {"dtype": "F32", "shape": [2048], "data_offsets": [0, 8192]}}
+    (tmp_path / "m.safetensors").write_bytes(with_header(header, bytes(100)))
+
+    with pytest.raises(EOFError, match=r"m.safetensors ends .*inside of a"):
+        getattr(safe_files, how)(safe_files.find_stored(str(tmp_path)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_part_is_read_as_if_the_whole_were_sliced(data: st.DataObject) -> None:
+    """Of any shape, along any of its dimensions."""
+    from marserve_handlers.sharding.safe_files import Stored, read_part
+
+    shape = data.draw(st.lists(st.integers(1, 4), max_size=4))
+    ends = [sorted((data.draw(st.integers(0, each)), data.draw(st.integers(0, each)))) for each in shape]
+    part = tuple(slice(*each) for each in ends)
+    whole = torch.arange(math.prod(shape), dtype=torch.int16).reshape(shape)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"head" + whole.numpy().tobytes())
+        file.flush()
+        stored = Stored(file.name, torch.int16, tuple(shape), 4, 4 + whole.nbytes)
+
+        assert torch.equal(read_part(stored, "a", part), whole[part])
+
+
+def test_it_knows_the_dtypes_that_the_server_knows() -> None:
+    """One table, written in two places: handlers know nothing of the server."""
+    from marserve_handlers.sharding.safe_files import _NAMES
+
+    assert _NAMES == DTYPES
+    assert all(hasattr(torch, name) for name in DTYPES.values())
