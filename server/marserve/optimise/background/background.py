@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from marserve.answers.optimising import Optimising, OptimisingReport
-from marserve.errors import BadInput, Draining, MarserveError
+from marserve.answers.management import Optimising
+from marserve.answers.optimising import OptimisingReport
+from marserve.errors import Draining, MarserveError
 from marserve.files.leased_folders import Lease, LeasedFolders, discard
 from marserve.optimise.background.cache import (
     MOST_BYTES,
@@ -50,6 +51,10 @@ from marserve.telemetry.happenings import Happenings
 
 log = logging.getLogger("marserve.optimise")
 
+NO_KEY: Final = (
+    "the configuration has no key optimise: add optimise: {candidates: auto} to model-config.yaml, or run "
+    "marserve optimise"
+)
 # Of processor time; a share of a core makes it longer.
 WITHIN_S: Final = 1800.0
 # How often a folder is looked at that another search of this machine makes.
@@ -115,17 +120,13 @@ class Background:
     def report(self, model: str, version: str | None) -> OptimisingReport:
         """How far the search for a version is, and what it showed.
 
-        Raises ModelNotFound, VersionNotFound, and BadInput for one whose configuration has no key.
+        Raises ModelNotFound, VersionNotFound.
         """
         found = self._registry.version_of(model, version)
-        if found.optimising is None:
-            raise BadInput(
-                f"No build is looked for: version {found.name} of {model} has no key optimise in its configuration. "
-                "Add optimise: {candidates: auto} to its model-config.yaml, or run marserve optimise."
-                if not found.facts.options.optimise.is_asked
-                else f"Version {found.name} of {model} is not ready yet; builds are tried once it serves."
-            )
-        return with_report(found.optimising, found.model, found.name, self._reports.get(found))
+        standing = found.optimising
+        if standing is None and found.facts.options.optimise.is_asked:
+            standing = Optimising("waits", step="until the version is ready")
+        return with_report(standing or Optimising("none", why=NO_KEY), found, self._reports.get(found))
 
     async def stop(self) -> None:
         """End all searches; nothing of them is left."""

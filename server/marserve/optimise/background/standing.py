@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from marserve.answers.optimising import BuildRatio, Optimising, OptimisingReport
+from marserve.answers.management import BuildRatio, Optimising
+from marserve.answers.optimising import OptimisingReport
 from marserve.errors import without_stop
 from marserve.registry.catalogue.describe import Facts
+from marserve.registry.catalogue.versions import Version
 
 MOST_REASON: Final = 600
 _SHOWN_REFUSALS: Final = 3
@@ -74,7 +76,11 @@ def sentence_of(standing: Optimising) -> str:
     return f"{standing.build} serves, {ratios or 'not measured'}{error}{agreement}"
 
 
-def with_report(standing: Optimising, model: str, version: str, report: dict[str, Any] | None) -> OptimisingReport:
-    """The same with the report, for the route."""
+def with_report(standing: Optimising, version: Version, report: dict[str, Any] | None) -> OptimisingReport:
+    """The same with the report, and what each ready worker of the version serves, for the route."""
     more = {name: getattr(standing, name) for name in standing.__struct_fields__}
-    return OptimisingReport(**more, modelName=model, modelVersion=version, report=report)
+    ready = [worker.computes_on or "parent" for worker in version.pool.workers() if worker.status == "READY"]
+    workers = {build: ready.count(build) for build in sorted(set(ready))}
+    return OptimisingReport(
+        **more, modelName=version.model, modelVersion=version.name, workers=workers or None, report=report
+    )
