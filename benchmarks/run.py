@@ -35,6 +35,7 @@ import neighbour
 import object_stores
 import observing
 import open_inference
+import optimised
 import overlap
 import peers
 import printing
@@ -77,6 +78,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "many_models": many_models.measure,
     "steps": steps.measure,
     "overlap": overlap.measure,
+    "optimised": optimised.measure,
     "goal": goal.measure,
     "eviction": eviction.measure,
     "scheduler": scheduler.measure,
@@ -93,7 +95,7 @@ BENCHMARKS: dict[str, Callable[[Plan], list[Figure]]] = {
     "ray_pool": ray_pool.measure,
 }
 # What takes many minutes is measured only when it is asked for by name.
-DEFAULT = [name for name in BENCHMARKS if name != "goal"]
+DEFAULT = [name for name in BENCHMARKS if name not in ("goal", "optimised")]
 ROUNDS, QUICK_ROUNDS = 5, 1
 
 

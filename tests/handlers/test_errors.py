@@ -18,6 +18,7 @@ from marserve_handlers.errors import (
     add_note,
     describe_failure,
 )
+from marserve_handlers.support.shown import first_line, first_line_with_kind
 
 
 class OutOfMemoryError(RuntimeError):
@@ -124,3 +125,16 @@ def test_notes_stand_behind_what_an_exception_says() -> None:
 
     assert error.__notes__ == ["first", "second"]
     assert traceback.format_exception_only(error) == ["ValueError: odd\n", "first\n", "second\n"]
+
+
+@pytest.mark.parametrize(
+    ("error", "plain", "with_kind"),
+    [
+        (ValueError("\n  bad shape  \nSet TORCH_LOGS for more"), "bad shape", "ValueError: bad shape"),
+        (KeyError(), "KeyError", "KeyError"),
+        (RuntimeError("x" * 400), "x" * 300 + "…", "RuntimeError: " + "x" * 300 + "…"),
+    ],
+)
+def test_of_an_error_its_first_line_is_said(error: Exception, plain: str, with_kind: str) -> None:
+    """Libraries' advice for their own users is left out."""
+    assert (first_line(error), first_line_with_kind(error)) == (plain, with_kind)

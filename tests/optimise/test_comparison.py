@@ -12,6 +12,7 @@ from marserve.optimise.comparison import (
     OutputErrors,
     RowErrors,
     RunErrors,
+    Sums,
     inputs_needed,
     judge,
     percent,
@@ -22,12 +23,14 @@ from marserve.optimise.comparison import (
 def row(error: float = 0.0, wanted: float = 10.0, largest: float = 0.0, **more: float) -> RowErrors:
     """Sums of one row."""
     return RowErrors(
-        elements=10,
-        error=error,
-        wanted=wanted,
-        largest_error=largest,
-        largest_wanted=2.0,
-        **more,  # type: ignore[arg-type]
+        Sums(
+            elements=10,
+            error=error,
+            wanted=wanted,
+            largest_error=largest,
+            largest_wanted=2.0,
+            **more,  # type: ignore[arg-type]
+        )
     )
 
 
@@ -50,8 +53,8 @@ def test_errors_are_shares_of_what_is_wanted_over_all_rows() -> None:
 def test_an_error_where_all_is_zero_is_boundless_and_no_error_is_none() -> None:
     """A share of nothing."""
     wrong, right = OutputErrors(), OutputErrors()
-    wrong.add(0, RowErrors(elements=1, error=1.0, largest_error=1.0))
-    right.add(0, RowErrors(elements=1))
+    wrong.add(0, RowErrors(Sums(elements=1, error=1.0, largest_error=1.0)))
+    right.add(0, RowErrors(Sums(elements=1)))
 
     assert wrong.mean_error == math.inf
     assert (right.mean_error, right.largest, right.cosine) == (0.0, 0.0, 1.0)
@@ -63,7 +66,7 @@ def test_an_error_where_all_is_zero_is_boundless_and_no_error_is_none() -> None:
 def test_the_cosine_is_that_of_all_elements_together(product: float, seen: float, wanted: float, cosine: float) -> None:
     """Also of nothing but zeros."""
     output = OutputErrors()
-    output.add(0, RowErrors(product=product, seen_squares=seen, wanted_squares=wanted))
+    output.add(0, RowErrors(Sums(product=product, seen_squares=seen, wanted_squares=wanted)))
 
     assert output.cosine == pytest.approx(cosine)
 

@@ -14,18 +14,18 @@ def test_equal_arrays_have_no_error() -> None:
     """In any figure."""
     errors = measure(WANTED.copy(), WANTED, is_scores=True)
 
-    assert (errors.error, errors.largest_error, errors.new_nans) == (0.0, 0.0, 0)
+    assert (errors.sums.error, errors.sums.largest_error, errors.sums.new_nans) == (0.0, 0.0, 0)
     assert (errors.is_top1, errors.top5) == (True, 1.0)
-    assert errors.elements == 3
+    assert errors.sums.elements == 3
 
 
 def test_errors_are_by_magnitude_and_do_not_cancel_out() -> None:
     """Half up and half down are one together."""
     errors = measure(WANTED + np.array([[0.5, -0.5, 0.0]], "f4"), WANTED)
 
-    assert errors.error == pytest.approx(1.0)
-    assert errors.wanted == pytest.approx(7.0)
-    assert (errors.largest_error, errors.largest_wanted) == (0.5, 4.0)
+    assert errors.sums.error == pytest.approx(1.0)
+    assert errors.sums.wanted == pytest.approx(7.0)
+    assert (errors.sums.largest_error, errors.sums.largest_wanted) == (0.5, 4.0)
     assert (errors.is_top1, errors.top5) == (None, None)
 
 
@@ -35,14 +35,14 @@ def test_what_is_no_finite_number_is_new_only_where_a_finite_one_was_wanted(stra
     seen = WANTED.copy()
     seen[0, 1] = strange
 
-    assert measure(seen, WANTED).new_nans == 1
-    assert measure(seen, seen.copy()).new_nans == 0
-    assert measure(WANTED, seen).new_nans == 1
+    assert measure(seen, WANTED).sums.new_nans == 1
+    assert measure(seen, seen.copy()).sums.new_nans == 0
+    assert measure(WANTED, seen).sums.new_nans == 1
 
 
 def test_an_infinity_of_the_other_sign_is_new() -> None:
     """Both are infinite, and not alike."""
-    assert measure(np.array([np.inf]), np.array([-np.inf])).new_nans == 1
+    assert measure(np.array([np.inf]), np.array([-np.inf])).sums.new_nans == 1
 
 
 def test_another_best_class_is_seen_and_so_is_one_in_any_of_several_places() -> None:
@@ -68,8 +68,8 @@ def test_the_five_best_are_compared_as_a_set() -> None:
 
 def test_whole_numbers_and_truth_values_are_compared_by_value() -> None:
     """Not by their bits."""
-    assert measure(np.array([3, 4]), np.array([3, 5])).error == 1.0
-    assert measure(np.array([True]), np.array([False])).error == 1.0
+    assert measure(np.array([3, 4]), np.array([3, 5])).sums.error == 1.0
+    assert measure(np.array([True]), np.array([False])).sums.error == 1.0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_half_precision_sums_do_not_overflow() -> None:
     """They are taken in double precision."""
     seen = np.full((1, 100), 60000, "f2")
 
-    assert np.isfinite(measure(seen, np.zeros_like(seen)).error)
+    assert np.isfinite(measure(seen, np.zeros_like(seen)).sums.error)
 
 
 def test_scores_have_two_classes_or_more() -> None:

@@ -80,7 +80,8 @@ class Behaviour:
     wait for the test.
     `metadata` is the body that a describe request gets; None holds it too. `body` is what others get, None for
     `model version`; `fails` is what befalls them instead, `report` what a check of batches finds, `warnings` what
-    the workers told of their start, and `warm_up_failure` the one of them about their warm-up.
+    the workers told of their start, and `warm_up_failure` the one of them about their warm-up. Workers that are to
+    serve a build say that they compute on `computes_on`.
     """
 
     load: str = "ok"
@@ -93,6 +94,7 @@ class Behaviour:
     report: Mapping[str, object] = field(default_factory=dict)
     warnings: Sequence[str] = ()
     warm_up_failure: str = ""
+    computes_on: str = ""
 
 
 class FakePool:
@@ -118,6 +120,7 @@ class FakePool:
         self.described: Mapping[str, object] = {}
         self.declaration: Mapping[str, object] | None = None
         self.held_bytes: int | None = None
+        self.threads = 2
         self.checked: list[list[bytes]] = []
         self.compared = 0
         self.compare_error: MarserveError | None = None
@@ -172,7 +175,8 @@ class FakePool:
         status = "READY" if self.behaviour.load == "ok" else "LOADING"
         del self._workers[count:]
         while len(self._workers) < count:
-            self._workers.append(a_worker(str(next(self._ids)), status))
+            on = self.behaviour.computes_on if self.load.build else ""
+            self._workers.append(a_worker(str(next(self._ids)), status, computes_on=on))
         if self.behaviour.load != "wait":
             self._load_ended.set()
         self.tell_state()

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from marserve_handlers.flops.cost import NotCounted
 from marserve_handlers.optimising.call_arrays import Call
+from marserve_handlers.support.shown import first_line_with_kind
 
 # Namespaces of operators that are counted, or take next to nothing; what others do is not known.
 _KNOWN = frozenset(("aten", "prim", "prims", "profiler", "inductor"))
@@ -49,7 +50,9 @@ class CountedModule:
             else:
                 self._model = _on_meta(model)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, OSError) as error:
-            raise NotCounted(f"the model cannot be copied to torch's device meta ({_first_line(error)})") from None
+            raise NotCounted(
+                f"the model cannot be copied to torch's device meta ({first_line_with_kind(error)})"
+            ) from None
 
     def count(self, call: Call, rows: int) -> int:
         """FLOPs of the same call with so many rows. Raises NotCounted where the model cannot be run without numbers."""
@@ -61,7 +64,7 @@ class CountedModule:
             with torch.no_grad(), FlopCounterMode(display=False) as counter, foreign:
                 self._model(*resized.args, **resized.kwargs)
         except Exception as error:  # the author's forward raises what it likes
-            raise NotCounted(f"the model does not run on torch's device meta ({_first_line(error)})") from None
+            raise NotCounted(f"the model does not run on torch's device meta ({first_line_with_kind(error)})") from None
         self.uncounted |= foreign.names
         return int(counter.get_total_flops())
 
@@ -92,8 +95,3 @@ def _dtype_of(model: Any) -> str:
         if parameter.is_floating_point():
             return str(parameter.dtype).removeprefix("torch.")
     return "float32"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -22,6 +22,7 @@ from marserve_handlers.optimising.builds import CannotBuild
 from marserve_handlers.optimising.call_arrays import Call, join, leaves_of, with_leaves
 from marserve_handlers.optimising.machine import cpu_flags
 from marserve_handlers.optimising.material import Material
+from marserve_handlers.support.shown import first_line
 
 MODEL, FACTS = "model.pt2", ".json"
 # Without a check of its own a package of batches of two runs three; without the other a batch of one is refused.
@@ -175,9 +176,3 @@ def joined(outputs: Sequence[Any]) -> Any:
 def contiguous(value: Any) -> Any:
     """The value with its tensors laid out as packages want them."""
     return with_leaves(value, {name: leaf.contiguous() for name, leaf in leaves_of(value).items()})
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first, or its kind."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__

@@ -21,6 +21,7 @@ import torch
 from marserve_handlers.optimising.call_arrays import Call, as_numpy, join, leaves_of
 from marserve_handlers.optimising.capture import run_model
 from marserve_handlers.optimising.traps import Line, watching
+from marserve_handlers.support.shown import first_line, first_line_with_kind
 
 SIZES = (1, 2, 3, 4, 5, 8, 16, 32)
 # Of the largest output: what the same arithmetic in another order may differ by.
@@ -48,7 +49,7 @@ def compare_trace(trace: Path, source: Path, name: str, samples: Sequence[Path])
             warnings.simplefilter("ignore")  # that torch would rather have another format
             traced = torch.jit.load(str(trace), map_location="cpu").eval()  # type: ignore[no-untyped-call]
     except Exception as error:  # torch's reader raises what it stumbles over
-        raise CannotCompare(f"{trace.name} is no TorchScript: {_first_line(error)}") from None
+        raise CannotCompare(f"{trace.name} is no TorchScript: {first_line(error)}") from None
     model = _make(source, name)
     _take_weights(model, traced, trace.name)
     calls = [_read(sample) for sample in samples]
@@ -60,7 +61,7 @@ def compare_trace(trace: Path, source: Path, name: str, samples: Sequence[Path])
                 run_model(model, call)
             except Exception as error:  # the author's code, or a sample that does not suit it
                 raise CannotCompare(
-                    f"{sample.name} as it is: the class fails with {type(error).__name__}: {_first_line(error)}"
+                    f"{sample.name} as it is: the class fails with {first_line_with_kind(error)}"
                 ) from None
         for label, call in _batches(calls, [sample.name for sample in samples]):
             runs += 1
@@ -132,7 +133,7 @@ def _read(sample: Path) -> Call:
     except CannotCompare:
         raise
     except Exception as error:  # of three readers
-        raise CannotCompare(f"{sample.name} is no sample: {_first_line(error)}") from None
+        raise CannotCompare(f"{sample.name} is no sample: {first_line(error)}") from None
     call = Call(args, {})
     if not call.rows:
         raise CannotCompare(f"{sample.name} has no batch axis: give what the model is called with, rows first")
@@ -204,12 +205,8 @@ def _lines(model: Any, call: Call) -> list[str]:
         try:
             torch.jit.trace(model, call.args, check_trace=False)  # type: ignore[no-untyped-call]
         except Exception as error:  # a class that cannot be traced today was traced elsewhere
-            return [f"it cannot be traced again: {_first_line(error)}"]
+            return [f"it cannot be traced again: {first_line(error)}"]
     found: dict[Line, str] = {}
     for words, line in traps.traced:
         found.setdefault(line, words)
     return [f"{line} ({words})" for line, words in list(found.items())[:MOST_LINES]]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).partition("\n")[0]

@@ -13,8 +13,7 @@ import torch
 
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
 from marserve_handlers.support.devices.driver import OLDEST_DRIVERS, describe_driver, driver_cuda
-
-_MOST_WORDS = 300
+from marserve_handlers.support.shown import first_line
 
 
 def why_unusable(gpu_id: int, device: Any = None) -> str:
@@ -40,7 +39,7 @@ def why_unusable(gpu_id: int, device: Any = None) -> str:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            reason = _first_line(error)
+            reason = first_line(error).rstrip(".")
     if not reason:
         return ""
     whose = f"The worker was given device {gpu_id}, which torch {torch.__version__} cannot use"
@@ -54,7 +53,7 @@ def _words_of_init() -> str:
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         except Exception as error:
-            return _first_line(error)
+            return first_line(error).rstrip(".")
     return "it finds none"
 
 
@@ -75,7 +74,3 @@ def _what_fits() -> str:
 
 def _major(version: str) -> int:
     return int(version.partition(".")[0])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_MOST_WORDS].rstrip(".")

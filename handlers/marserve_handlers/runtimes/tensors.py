@@ -20,6 +20,7 @@ from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.support.devices.compilation import find_missing_compiler
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.support.devices.devices import choose_device
+from marserve_handlers.support.shown import first_line_with_kind
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def compile_model(model: T, options: Mapping[str, Any], device_type: str, contex
     try:
         compiled: T = torch.compile(model, **options)  # type: ignore[call-overload]
     except Exception as error:
-        _runs_eagerly(context, _first_line(error))
+        _runs_eagerly(context, first_line_with_kind(error))
         return model
     logger.info("The model is compiled with %s", dict(options))
     if isinstance(compiled, torch.nn.Module):
@@ -158,7 +159,7 @@ def _or_eagerly(compiled: Any, model: Any, context: Any) -> Any:
                 raise
             answer = model(*args, **kwargs)  # raises what the model has against these inputs
             is_eager = True
-            _runs_eagerly(context, _first_line(error))
+            _runs_eagerly(context, first_line_with_kind(error))
             return answer
 
     return call
@@ -166,11 +167,6 @@ def _or_eagerly(compiled: Any, model: Any, context: Any) -> Any:
 
 def _runs_eagerly(context: Any, reason: str) -> None:
     note_warning(context, f"pt2 is not used, the model runs eagerly: {reason}")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:500]
 
 
 def profile(work: Callable[[], T], folder_name: str, options: Mapping[str, Any]) -> tuple[T, Any]:

@@ -8,10 +8,11 @@ archive's weights, which are mapped, so that a rank has its share in memory and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -101,10 +102,13 @@ def load_parallel(
     names = places_of(model, source.shapes(), os.path.basename(path or model_file))
     mesh = join_mesh(sizes, device)
     parallelize_module(model, mesh, torch_styles(model, division), src_data_rank=None)
+    for name in division.styles:
+        module = model.get_submodule(name)
+        module.forward = _outside_inference_mode(module.forward)
     with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
         began = time.perf_counter()
         fill(model, source, names, device)
-    if isinstance(source, CheckpointWeights):
+    if checkpoint is not None and isinstance(source, CheckpointWeights):
         checkpoint.size, checkpoint.seconds = source.bytes_read, time.perf_counter() - began
         context.has_taken_checkpoint = True
 
@@ -201,6 +205,21 @@ def torch_styles(model: nn.Module, division: Division) -> dict[str, ParallelStyl
         else:
             styles[name] = RowwiseParallel()
     return styles
+
+
+def _outside_inference_mode(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same without gradients, but not in inference mode.
+
+    In that mode torch (2.13) takes a linear layer with a bias as one operation if its input is a matrix, finds no way
+    to add up parts in it, and gathers the whole weight on every rank at each call.
+    """
+
+    @functools.wraps(forward)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return forward(*args, **kwargs)
+
+    return compute
 
 
 # ------------------------------------------------------------------------------------------- its numbers

@@ -1,4 +1,4 @@
-"""Names and values of a client's, as messages show them: cut to `MAX_SHOWN` characters."""
+"""Names and values of a client's, and what errors say, as messages show them: cut to so many characters."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ def short(text: str, most: int = MAX_SHOWN) -> str:
 def shown(value: object) -> str:
     """A value as Python writes it, cut."""
     return short(repr(value))
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """What an error says in its first line, cut; its class's name if it says nothing. Libraries' further lines are
+    advice for their own users.
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return short(next((line for line in lines if line), type(error).__name__), most)
+
+
+def first_line_with_kind(error: BaseException, most: int = 300) -> str:
+    """The same after its class's name: `ValueError: no such shape`."""
+    kind, said = type(error).__name__, first_line(error, most)
+    return kind if said == kind else f"{kind}: {said}"
 
 
 def names_of(names: Iterable[str]) -> str:

@@ -30,6 +30,8 @@ Replace = Annotated[
     bool,
     typer.Option("--replace", help="Let the file take the place of another one of its name that no version uses."),
 ]
+Trust = Annotated[bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")]
+ModelThreads = Annotated[int, typer.Option("--threads", min=1, max=1024, help="Threads that each model may use.")]
 SentAs = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Send the file under this name.")]
 
 

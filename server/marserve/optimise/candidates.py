@@ -52,6 +52,8 @@ CANDIDATES: Final = (
 )
 # Those that hold native code, which runs as soon as it is loaded: a server wants the archive trusted.
 NATIVE: Final = ("aot", "aot-int8")
+# What candidates need beside the server: a file's being there is enough to say so, nothing is imported.
+PACKAGES: Final = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao")
 TOOLS: Final = tuple(sorted({tool for candidate in CANDIDATES for tool in candidate.tools}))
 NAMES: Final = BUILDS
 

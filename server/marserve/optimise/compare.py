@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -287,9 +287,13 @@ def _compare_answers(
 
 
 def measure_both(
-    reference: Subject, other: Subject, sizes: Sequence[int], pairs: int
+    reference: Subject,
+    other: Subject,
+    sizes: Sequence[int],
+    pairs: int,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[dict[int, Ratio], list[str]]:
-    """The ratio at each batch size, and why one was not measured."""
+    """The ratio at each batch size, and why one was not measured. Each pair is measured inside of a `turn`."""
     ratios: dict[int, Ratio] = {}
     notes: list[str] = []
     for rows in sizes if pairs else ():
@@ -297,7 +301,8 @@ def measure_both(
             measured = []
             for number in range(pairs):
                 turns = [reference, other] if number % 2 == 0 else [other, reference]
-                seconds = {subject: subject.time(rows, TURN_S) for subject in turns}
+                with turn():
+                    seconds = {subject: subject.time(rows, TURN_S) for subject in turns}
                 measured.append((seconds[reference], seconds[other]))
             ratios[rows] = ratio_of(measured)
         except SubjectFailed as error:

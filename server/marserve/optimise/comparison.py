@@ -1,7 +1,7 @@
 """Whether what one build of a model gives is as good as what another one gives: errors, agreement, a verdict.
 
 Each row was run alone, in batches, and beside a loud mate; what is wanted is always what the reference gave for the row
-alone. Numbers come in as sums (`RowErrors`), so that nothing here knows arrays. Pure.
+alone. Numbers come in as sums (`Sums`), so that nothing here knows arrays. Pure.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class RowErrors:
-    """One row of one output beside what is wanted, as sums over its elements.
+class Sums:
+    """Numbers beside what is wanted, as sums over elements; they add up.
 
-    `new_nans` counts elements that are no finite number where a finite one is wanted. `is_top1` and `top5` say whether
-    the largest element is the wanted one, and which share of the five largest; None for what are no class scores.
+    `new_nans` counts elements that are no finite number where a finite one is wanted.
     """
 
     elements: int = 0
@@ -52,6 +51,31 @@ class RowErrors:
     seen_squares: float = 0.0
     wanted_squares: float = 0.0
     new_nans: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        """Those of both."""
+        return Sums(
+            self.elements + other.elements,
+            self.error + other.error,
+            self.wanted + other.wanted,
+            max(self.largest_error, other.largest_error),
+            max(self.largest_wanted, other.largest_wanted),
+            self.product + other.product,
+            self.seen_squares + other.seen_squares,
+            self.wanted_squares + other.wanted_squares,
+            self.new_nans + other.new_nans,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowErrors:
+    """One row of one output beside what is wanted.
+
+    `is_top1` and `top5` say whether the largest element is the wanted one, and which share of the five largest; None
+    for what are no class scores.
+    """
+
+    sums: Sums = Sums()
     is_top1: bool | None = None
     top5: float | None = None
 
@@ -60,16 +84,8 @@ class RowErrors:
 class OutputErrors:
     """The errors of one output over all rows of a run."""
 
+    sums: Sums = Sums()
     rows: int = 0
-    elements: int = 0
-    error: float = 0.0
-    wanted: float = 0.0
-    largest_error: float = 0.0
-    largest_wanted: float = 0.0
-    product: float = 0.0
-    seen_squares: float = 0.0
-    wanted_squares: float = 0.0
-    new_nans: int = 0
     first_nan: int = -1
     ranked: int = 0
     top1: int = 0
@@ -78,17 +94,9 @@ class OutputErrors:
     def add(self, index: int, row: RowErrors) -> None:
         """Add the row of the input with this index."""
         self.rows += 1
-        self.elements += row.elements
-        self.error += row.error
-        self.wanted += row.wanted
-        self.largest_error = max(self.largest_error, row.largest_error)
-        self.largest_wanted = max(self.largest_wanted, row.largest_wanted)
-        self.product += row.product
-        self.seen_squares += row.seen_squares
-        self.wanted_squares += row.wanted_squares
-        if row.new_nans and self.first_nan < 0:
+        self.sums += row.sums
+        if row.sums.new_nans and self.first_nan < 0:
             self.first_nan = index
-        self.new_nans += row.new_nans
         if row.is_top1 is not None:
             self.ranked += 1
             self.top1 += row.is_top1
@@ -97,21 +105,21 @@ class OutputErrors:
     @property
     def mean_error(self) -> float:
         """The mean error as a share of the mean output; both by magnitude."""
-        return _share(self.error, self.wanted)
+        return _share(self.sums.error, self.sums.wanted)
 
     @property
     def largest(self) -> float:
         """The largest error as a share of the largest output."""
-        return _share(self.largest_error, self.largest_wanted)
+        return _share(self.sums.largest_error, self.sums.largest_wanted)
 
     @property
     def cosine(self) -> float:
         """The cosine between all that was seen and all that is wanted; 1 for nothing but zeros on both sides."""
-        if not self.seen_squares and not self.wanted_squares:
+        if not self.sums.seen_squares and not self.sums.wanted_squares:
             return 1.0
-        if not self.seen_squares or not self.wanted_squares:
+        if not self.sums.seen_squares or not self.sums.wanted_squares:
             return 0.0
-        return self.product / math.sqrt(self.seen_squares) / math.sqrt(self.wanted_squares)
+        return self.sums.product / math.sqrt(self.sums.seen_squares) / math.sqrt(self.sums.wanted_squares)
 
 
 @dataclass(slots=True)
@@ -195,8 +203,10 @@ def judge(
 
 
 def _fault_of(name: str, output: OutputErrors, bounds: Bounds) -> str:
-    if output.new_nans:
-        return f"{name} has {output.new_nans} elements that are no finite number, first for input {output.first_nan}"
+    if output.sums.new_nans:
+        return (
+            f"{name} has {output.sums.new_nans} elements that are no finite number, first for input {output.first_nan}"
+        )
     if not output.mean_error <= bounds.max_error:
         return (
             f"{name} has a mean error of {shown(output.mean_error)} of the mean output; {shown(bounds.max_error)} is "

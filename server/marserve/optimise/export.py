@@ -65,7 +65,7 @@ def export(
             on_step(f"loading {parent.name}")
             parent.loaded()
             size = batch_size or parent.batch_size
-            model, version = parent.plan.load.model, f"{parent.plan.load.version}-{to}"
+            model, version = parent.load.model, f"{parent.load.version}-{to}"
             output = output_path(f"{model}-{to}", folder, "default")
             refuse_existing(output, force=force)
             on_step(f"exporting {parent.name}")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from marserve.optimise.comparison import RowErrors
+from marserve.optimise.comparison import RowErrors, Sums
 
 _BEST: Final = 5
 
@@ -32,7 +32,7 @@ def measure(seen: Array, wanted: Array, *, is_scores: bool = False) -> RowErrors
     ours, theirs = ours[both], theirs[both]
     off = np.abs(ours - theirs)
     top1, top5 = _ranks(seen, wanted) if is_scores else (None, None)
-    return RowErrors(
+    sums = Sums(
         elements=int(theirs.size),
         error=float(off.sum()),
         wanted=float(np.abs(theirs).sum()),
@@ -42,9 +42,8 @@ def measure(seen: Array, wanted: Array, *, is_scores: bool = False) -> RowErrors
         seen_squares=float(ours @ ours),
         wanted_squares=float(theirs @ theirs),
         new_nans=new_nans,
-        is_top1=top1,
-        top5=top5,
     )
+    return RowErrors(sums, top1, top5)
 
 
 def may_be_scores(array: Array) -> bool:

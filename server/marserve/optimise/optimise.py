@@ -6,16 +6,18 @@ row of the report. The parent is the reference: it is recorded once, and measure
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from marserve.errors import without_stop
 from marserve.files.digests import digest_of
@@ -23,6 +25,7 @@ from marserve.machine.describe import count_cores
 from marserve.optimise.candidates import (
     CANDIDATES,
     NATIVE,
+    PACKAGES,
     TOOLS,
     Candidate,
     Goal,
@@ -32,20 +35,20 @@ from marserve.optimise.candidates import (
     choose,
     split,
 )
-from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, measure_both
+from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
-from marserve.optimise.inputs import BadInputs, Input, OwnInputs, drawn_of, own_inputs
+from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
 from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
-from marserve.optimise.proof import Proof
+from marserve.optimise.proof import FOLDER as BUILD_FOLDER
+from marserve.optimise.proof import PROOF_PATH, Proof, write_proof
 from marserve.optimise.ratio import PAIRS, Ratio
 from marserve.optimise.recording import Recording
 from marserve.optimise.subject import GRACE_S, Facts, Subject, SubjectFailed
+from marserve.optimise.taken import Taken
 from marserve.pool.pool import threads_for
 
 GIB: Final = 1 << 30
 MOST_SAMPLES: Final = 64
-# What candidates need beside the server: a file's being there is enough to say so, nothing is imported.
-PACKAGES: Final = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Wish:
 
     `within_s` bounds the whole search: what is unfinished then is a row that says so. `memory_bytes` bounds each
     candidate's process. `threads` are a worker's share, 0 for that of a server without `worker_threads`; each build is
-    measured with one thread too. `scores` names outputs with class scores.
+    measured with one thread too. `scores` names outputs with class scores. Each pair is measured inside of a `turn`.
     """
 
     goal: Goal = "latency"
@@ -67,6 +70,7 @@ class Wish:
     scores: tuple[str, ...] = ()
     pairs: int = PAIRS
     is_trusted: bool = False
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class Row:
     """One candidate: why it was not tried or refused, or what it showed.
 
     `ratios` are by batch size, with a worker's share of threads; `ratios_of_one` with one, where the share is larger.
+    `may_change`: another try may end otherwise, for its process failed, or the time or the disk was not enough.
     """
 
     name: str
@@ -87,6 +92,7 @@ class Row:
     ratios_of_one: dict[int, Ratio] = field(default_factory=dict)
     seconds: float = 0.0
     size: int = 0
+    may_change: bool = False
 
     @property
     def has_passed(self) -> bool:
@@ -139,11 +145,81 @@ def optimise(
     Raises BadInputs where it has no inputs, NothingToOptimise, SubjectFailed for an archive that cannot be loaded,
     BadArchive, CannotArchive, ValueError for a candidate that is none.
     """
-    began = time.monotonic()
     trusted = [archive.name] if wish.is_trusted else []
+    with _searched(partial(Subject, archive, trusted=trusted), inputs, wish, on_step) as search:
+        report = search.report
+        if report.winner:
+            on_step(f"writing the archive with {report.winner}")
+            report.archive = search.write(archive, folder, force=force)
+            # What was compiled here may run here.
+            may_run = [report.archive.name] if wish.is_trusted or report.winner in NATIVE else []
+            try:
+                search.look_again(partial(Subject, report.archive, trusted=may_run), on_step)
+            except BaseException:
+                report.archive.unlink(missing_ok=True)
+                raise
+            report.trust = digest_of(report.archive) if report.winner in NATIVE else ""
+    return report
+
+
+def optimise_here(
+    taken: Taken, wish: Wish, folder: Path, *, patience: float = 1.0, on_step: Callable[[str], None] = lambda step: None
+) -> Report:
+    """Try the candidates for a version that is taken in already, and put the best one into `folder`.
+
+    The folder has the proof and the build where an archive would have them, and is not made without a winner. Limits of
+    time are `patience` times as long. Raises as `optimise`.
+    """
+    start = partial(Subject, Path(taken.load.model_dir), taken=taken, patience=patience)
+    with _searched(start, None, wish, on_step) as search:
+        if search.report.winner:
+            search.put(folder)
+            search.look_again(partial(start, build=str(folder)), on_step)
+    return search.report
+
+
+def describe_report(report: Report) -> dict[str, Any]:
+    """As `marserve optimise --json`, the page and the server show it."""
+    return {
+        "modelName": report.model,
+        "modelVersion": report.version,
+        "goal": report.goal,
+        "batchSize": report.batch_size,
+        "threads": report.threads,
+        "calibrated": report.calibrated,
+        "compared": report.compared,
+        "seconds": report.seconds,
+        "winner": report.winner or None,
+        "archive": None if report.archive is None else str(report.archive),
+        "trustedModels": report.trust or None,
+        "notes": report.notes,
+        "builds": [
+            {
+                "name": row.name,
+                "passed": row.has_passed,
+                "whyNot": row.why_not or None,
+                "faults": [] if row.verdict is None else list(row.verdict.faults),
+                "notes": [] if row.verdict is None else list(row.verdict.notes),
+                "outputs": row.outputs,
+                "agreement": describe_agreement(row.agreement),
+                "ratios": [*describe_ratios(row.ratios, report.threads), *describe_ratios(row.ratios_of_one, 1)],
+                "seconds": row.seconds,
+                "bytes": row.size,
+            }
+            for row in report.rows
+        ],
+    }
+
+
+@contextmanager
+def _searched(
+    start: Callable[..., Subject], inputs: Sequence[Input] | None, wish: Wish, on_step: Callable[[str], None]
+) -> Iterator[_Search]:
+    """The search with its report, while its files and the parent's process are there."""
+    began = time.monotonic()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
-        parent = stack.enter_context(Subject(archive, trusted=trusted))
+        parent = stack.enter_context(start())
         share = wish.threads or share_of(parent)
         given = OwnInputs(list(inputs), "") if inputs is not None else _brought(parent, scratch)
         calibrating, compared = ([given.inputs[at] for at in indices] for indices in split(len(given.inputs)))
@@ -159,11 +235,9 @@ def optimise(
             failed = next((answer.message for answer in recorded.answers if answer.message), "")
             none = f"no input was answered{f', the first fails with {without_stop(failed)}' if failed else ''}"
             raise NothingToOptimise(f"{parent.name} cannot be built anew: {recorded.why_not or none}.")
-        search = _Search(archive, parent, recorded, facts, wish, scratch, calibrating, compared, size, trusted, share)
-        search.until = began + wish.within_s
         report = Report(
-            parent.plan.load.model,
-            parent.plan.load.version,
+            parent.load.model,
+            parent.load.version,
             wish.goal,
             size,
             len(compared),
@@ -176,6 +250,8 @@ def optimise(
             ],
             share,
         )
+        search = _Search(start, parent, recorded, facts, wish, scratch, calibrating, compared, size, share, report)
+        search.until = began + wish.within_s
         agreement_is_known = bool(wish.scores or recorded.scores)
         installed = [name for name in PACKAGES if find_spec(name) is not None]
         installed += [name for name in TOOLS if shutil.which(name)]
@@ -183,7 +259,7 @@ def optimise(
             facts.kind,
             facts.cpu,
             installed,
-            wish.candidates or parent.plan.facts.options.optimise.candidates,
+            wish.candidates or parent.taken.optimise.candidates,
             len(compared),
             wish.bounds.min_agreement,
             has_agreement=agreement_is_known,
@@ -195,29 +271,22 @@ def optimise(
                 else search.try_one(choice.candidate, on_step)
             )
         report.winner = best(wish.goal, size, _measured(report.rows), facts.weight_bytes)
-        if report.winner:
-            on_step(f"writing the archive with {report.winner}")
-            report.archive = search.write(report, folder, force=force)
-            search.look_again(report.archive, report.winner, on_step)
-            report.trust = digest_of(report.archive) if report.winner in NATIVE else ""
+        yield search
         report.seconds = time.monotonic() - began
-    return report
 
 
 def share_of(parent: Subject) -> int:
     """The threads that each worker of the archive would have on this machine."""
-    return threads_for(parent.plan.facts.options.max_workers, count_cores(), os.environ.get("OMP_NUM_THREADS"))
+    return threads_for(parent.taken.max_workers, count_cores(), os.environ.get("OMP_NUM_THREADS"))
 
 
 def _brought(parent: Subject, scratch: Path) -> OwnInputs:
-    options = parent.plan.facts.options
+    taken = parent.taken
     folder = scratch / "inputs"
     folder.mkdir()
-    unpacked = Path(parent.plan.load.model_dir)
-    configured = parent.plan.unpacked.config.document or {}
-    drawn = options.drawn_samples or drawn_of(configured.get("signature"))
+    unpacked = Path(parent.load.model_dir)
     try:
-        return own_inputs(unpacked, options.optimise.inputs, options.samples, drawn, folder)
+        return own_inputs(unpacked, taken.optimise.inputs, taken.samples, taken.drawn, folder)
     except BadInputs as error:
         raise BadInputs(f"{parent.name}: {error.message}") from error
 
@@ -245,7 +314,7 @@ def _measured(rows: Sequence[Row]) -> dict[str, Measured]:
 class _Search:
     """What all candidates of one search share."""
 
-    archive: Path
+    start: Callable[..., Subject]
     parent: Subject
     recorded: Recording
     facts: Facts
@@ -254,8 +323,8 @@ class _Search:
     calibrating: Sequence[Input]
     compared: Sequence[Input]
     size: int
-    trusted: Sequence[str]
     share: int
+    report: Report
     until: float = 0.0
 
     def folder_of(self, name: str) -> Path:
@@ -267,12 +336,12 @@ class _Search:
         row = Row(candidate.name, candidate.is_exact)
         left = self.until - time.monotonic()
         if left <= 0:
-            row.why_not = f"not finished: {self.wish.within_s:g} s were over"
+            row.why_not, row.may_change = f"not finished: {self.wish.within_s:g} s were over", True
             return row
         try:
             self._try(candidate, row, left, on_step)
         except SubjectFailed as error:
-            row.why_not = _first_line(str(error))
+            row.why_not, row.may_change = _first_line(str(error)), True
         return row
 
     def _try(self, candidate: Candidate, row: Row, left: float, on_step: Callable[[str], None]) -> None:
@@ -280,12 +349,13 @@ class _Search:
         build.mkdir(parents=True)
         run.mkdir()
         wish = self.wish
-        with Subject(self.archive, trusted=self.trusted, memory_bytes=wish.memory_bytes) as subject:
+        with self.start(memory_bytes=wish.memory_bytes) as subject:
             on_step(f"{candidate.name}: building")
             subject.loaded()
             built = subject.build(candidate.name, build, self.calibrating, self.size, left)
             if built.refused:
                 row.why_not = "; ".join([built.refused, *built.notes])
+                row.may_change = os.strerror(errno.ENOSPC) in built.refused
                 return
             row.seconds, row.size = built.seconds, built.bytes or self.facts.weight_bytes
             if candidate.name == "bf16":
@@ -328,21 +398,33 @@ class _Search:
                 measured: dict[int, Ratio] = {}
                 untimed = [f"it was not timed with {threads} threads: {_first_line(str(error))}"]
             else:
-                measured, untimed = measure_both(self.parent, subject, sizes, self.wish.pairs)
+                measured, untimed = measure_both(self.parent, subject, sizes, self.wish.pairs, self.wish.turn)
             if threads == self.share:
                 row.ratios = measured
             else:
                 row.ratios_of_one = measured
             row.verdict = Verdict(row.verdict.faults, (*row.verdict.notes, *untimed))
 
-    def write(self, report: Report, folder: Path, *, force: bool) -> Path:
-        """Write the winner's archive; its path."""
-        row = next(row for row in report.rows if row.name == report.winner)
+    def write(self, archive: Path, folder: Path, *, force: bool) -> Path:
+        """Write the winner's archive, the one that was searched with the build in it; its path."""
+        output = place_of(self.report.model, folder)
+        proof = self._proof("" if archive.is_dir() else digest_of(archive))
+        write_optimised(archive, self.folder_of(self.report.winner), proof, output, force=force)
+        return output
+
+    def put(self, folder: Path) -> None:
+        """Put the winner's files and the proof into a new folder."""
+        (folder / PROOF_PATH).parent.mkdir(parents=True)
+        (folder / PROOF_PATH).write_bytes(write_proof(self._proof("")))
+        shutil.copytree(self.folder_of(self.report.winner), folder / BUILD_FOLDER)
+
+    def _proof(self, parent: str) -> Proof:
+        row = next(row for row in self.report.rows if row.name == self.report.winner)
         build = self.folder_of(row.name)
-        proof = Proof(
+        return Proof(
             build=row.name,
-            parent="" if self.archive.is_dir() else digest_of(self.archive),
-            parent_version=report.version,
+            parent=parent,
+            parent_version=self.report.version,
             files=digests_of_build(build),
             bounds={
                 "maxError": bounds_of(_candidate(row.name), self.wish.bounds).max_error,
@@ -357,9 +439,6 @@ class _Search:
             flops=self._flops(),
             agreement=describe_agreement(row.agreement),
         )
-        output = place_of(report.model, folder)
-        write_optimised(self.archive, build, proof, output, force=force)
-        return output
 
     def _flops(self) -> dict[str, object] | None:
         """What the parent takes. Asked last: its process runs the author's code without numbers, which may end it."""
@@ -368,22 +447,16 @@ class _Search:
         except SubjectFailed:
             return None
 
-    def look_again(self, archive: Path, winner: str, on_step: Callable[[str], None]) -> None:
-        """Load what was written as a worker would. Raises NothingToOptimise, and leaves nothing, if it is not used."""
+    def look_again(self, start: Callable[..., Subject], on_step: Callable[[str], None]) -> None:
+        """Load what was written as a worker would. Raises NothingToOptimise if it is not used."""
         on_step("loading what was written")
-        try:
-            # What was compiled here may run here.
-            trusted = [archive.name] if self.wish.is_trusted or winner in NATIVE else []
-            with Subject(archive, threads=self.share, trusted=trusted) as made:
-                made.loaded()
-                if made.facts().build != winner:
-                    raise NothingToOptimise(
-                        f"{made.name} does not load the build {winner} of its archive: its handler does not use "
-                        f"BaseHandler's initialize."
-                    )
-        except BaseException:
-            archive.unlink(missing_ok=True)
-            raise
+        with start(threads=self.share) as made:
+            made.loaded()
+            if made.facts().build != self.report.winner:
+                raise NothingToOptimise(
+                    f"{made.name} does not load the build {self.report.winner} of its archive: its handler does not "
+                    f"use BaseHandler's initialize."
+                )
 
 
 def _candidate(name: str) -> Candidate:

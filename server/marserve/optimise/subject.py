@@ -23,6 +23,7 @@ from marserve.archive.reading.reader import Limits
 from marserve.errors import MarserveError
 from marserve.optimise.inputs import Input
 from marserve.optimise.recording import Recording, read_recording
+from marserve.optimise.taken import Taken
 from marserve.registry.catalogue.plan import Plan
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.plan import make_plan
@@ -78,20 +79,32 @@ class Subject:
     """An archive and the process that has loaded it. Use it as a context: it leaves neither process nor files."""
 
     def __init__(
-        self, archive: Path, *, threads: int = 1, trusted: Collection[str] = (), memory_bytes: int = 0
+        self,
+        archive: Path,
+        *,
+        threads: int = 1,
+        trusted: Collection[str] = (),
+        memory_bytes: int = 0,
+        taken: Taken | None = None,
+        build: str = "",
+        patience: float = 1.0,
     ) -> None:
         """Take the archive in, and begin to load it. `trusted` are names of archives whose pickles may hold anything.
 
-        The process may allocate `memory_bytes`, 0 for no bound.
+        The process may allocate `memory_bytes`, 0 for no bound. `taken` is of an archive that is taken in
+        already. `build` is as `Load` has it. All limits of time are `patience` times as long, for a process that is
+        stopped in between.
 
         Raises BadArchive, UnsafeArchive, ArchiveNotFound and what else a registration would be refused for.
         """
         self.archive, self.threads = archive, threads
+        self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
         try:
-            self.plan: Plan = take_in(archive, self._scratch, threads, trusted)
+            self.taken = taken or Taken.of(take_in(archive, self._scratch, threads, trusted))
+            self.load = msgspec.structs.replace(self.taken.load, threads=threads, build=build)
             self._start(memory_bytes)
         except BaseException:
             self.close()
@@ -108,12 +121,12 @@ class Subject:
     @property
     def name(self) -> str:
         """Model and version, as messages name it."""
-        return f"{self.plan.load.model} {self.plan.load.version}"
+        return f"{self.load.model} {self.load.version}"
 
     @property
     def batch_size(self) -> int:
         """The batch size that the archive asks for."""
-        return self.plan.load.batch_size
+        return self.load.batch_size
 
     def loaded(self) -> float:
         """Wait until the model is loaded; the seconds that it took there. Raises SubjectFailed."""
@@ -205,7 +218,7 @@ class Subject:
     def _start(self, memory_bytes: int) -> None:
         file = self._scratch / "load"
         # Batches of the model itself are compared, not what it is filled up to.
-        load = msgspec.structs.replace(self.plan.load, memory_limit_bytes=memory_bytes, allowed_batch_sizes=[])
+        load = msgspec.structs.replace(self.load, memory_limit_bytes=memory_bytes, allowed_batch_sizes=[])
         file.write_bytes(msgspec.msgpack.encode(load))
         program = "marserve.worker.without_server.compared"
         with open(self._scratch / "printed", "wb") as printed:
@@ -220,6 +233,7 @@ class Subject:
     def _answer(self, within_s: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
+        within_s *= self._patience
         until = time.monotonic() + within_s
         descriptor = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:

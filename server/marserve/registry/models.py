@@ -15,7 +15,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from marserve.answers.management import VersionActivity
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
@@ -42,6 +45,7 @@ from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.kept_versions import Keeping
 from marserve.registry.changes.load_at_start import Starting
 from marserve.registry.changes.read_actual import look_at
+from marserve.registry.changes.rebuilding import Rebuilding
 from marserve.registry.changes.registering import Registering, remark
 from marserve.registry.changes.swap import SwapParameters, Swapped, Swapping
 from marserve.registry.changes.transaction import Transaction
@@ -131,6 +135,7 @@ class Registry:
             order=options.swap_order,
             note_change=self._note_change,
         )
+        self._rebuilding = Rebuilding(self._registering, self._versions, self._swapping, self._changes)
         self.data_plane = DataPlane(self._versions, self._starting, samples, keeper)
         self._is_leaving = False
 
@@ -182,6 +187,18 @@ class Registry:
         load or fails its trial: the old version then goes on, and nothing of the new one is left.
         """
         return await self._changes.carry_through(self._swapping.swap(wish, unpacked))
+
+    async def rebuild(self, version: Version, build: Path, name: str, weight_bytes: int) -> Version:
+        """Have a listed version served by another build of its model. As `Rebuilding.take_over`."""
+        return await self._changes.carry_through(self._rebuilding.take_over(version, build, name, weight_bytes))
+
+    def is_listed(self, version: Version) -> bool:
+        """Whether this version itself, not one of its name, is on the list."""
+        return self._versions.is_listed(version)
+
+    def version_of(self, model: str, version: str | None) -> Version:
+        """The version of this name or label, or the default one. Raises ModelNotFound or VersionNotFound."""
+        return self._versions.find(model, version)
 
     # ------------------------------------------------------------------------------------------- start-up
 
@@ -338,6 +355,8 @@ class Registry:
             as_torchserve=self._options.as_torchserve,
         )
         described |= self._versions.describe_role(version)
+        if version.optimising is not None and not self._options.as_torchserve:
+            described["optimising"] = to_builtins(version.optimising)
         # Fetches whose version is not known yet are shown by the default version.
         arriving = [
             each

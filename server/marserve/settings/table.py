@@ -578,6 +578,14 @@ class ModelsAndWorkers:
         "ended (unload_first).",
         choices=("load_first", "unload_first"),
     )
+    optimise_share: float = _own(
+        FLOAT,
+        0.25,
+        "How much of a processor core the search for a faster build may take beside what serves, for models whose "
+        "configuration has `optimise`: 0.25 is a quarter. 0: none is looked for. As `torchserve` none is.",
+        minimum=0,
+        maximum=64,
+    )
     readiness_rule: Literal["any", "min", "all"] = _own(
         CHOICE,
         "any",

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["load", "death", "eviction", "scaling", "rollback", "stall", "collection", "download"]
+Kind = Literal["load", "death", "eviction", "scaling", "rollback", "stall", "collection", "download", "build"]
 
 MOST_KEPT: Final = 4096
 MAX_TEXT: Final = 200

@@ -20,6 +20,7 @@ import yaml  # noqa: E402
 from safetensors.torch import save_file, save_model  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from marserve_handlers.errors import ModelNotLoadable  # noqa: E402
@@ -122,6 +123,44 @@ def test_ranks_fill_their_parts_from_a_checkpoint_saved_by_any_number(
             wanted = getattr(whole.get_submodule(module.name), leaf)
             assert torch.equal(torch.cat(local, dim) if dim is not None else local[1], wanted), (module.name, leaf)
     assert read == bytes_of_a_rank(modules, division) + whole.scale.nbytes
+
+
+FLAT = """
+from torch import nn
+
+class Flat(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "plan", "inputs", "wanted"),
+    [
+        (FLAT, {"0": "colwise", "2": "rowwise"}, torch.ones(3, 4), {"all_reduce": 1}),
+        (FLAT, {"0": "colwise", "2": "rowwise"}, torch.ones(1, 4), {"all_reduce": 1}),
+        (FLAT, {"0": "colwise", "2": "rowwise"}, torch.ones(3, 2, 4), {"all_reduce": 1}),
+        (FLAT, {"0": "colwise_rep"}, torch.ones(3, 4), {"all_gather_into_tensor": 1}),
+        (FLAT, {"0": "rowwise_rep"}, torch.ones(3, 4), {"all_reduce": 1}),
+        (divided.source(), PLAN, torch.ones(3, 5), {"all_reduce": 5, "all_gather_into_tensor": 1}),
+    ],
+)
+def test_ranks_exchange_what_is_computed_and_never_weights(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    plan: dict[str, str],
+    inputs: torch.Tensor,
+    wanted: dict[str, int],
+) -> None:
+    """In inference mode torch would gather the weights of a linear layer with a bias, at each call."""
+    folder = archive_of(tmp_path, source, f"exchange_{len(source)}.py")
+    with rank_of(2, 0, monkeypatch):
+        model = parallel.load_parallel(folder, f"exchange_{len(source)}.py", None, CPU, context_of(plan))
+        with CommDebugMode() as exchanged, torch.inference_mode():
+            (model(inputs) + 0).tolist()  # waits for all that was begun
+
+    assert {name.__name__: count for name, count in exchanged.get_comm_counts().items()} == wanted
 
 
 def test_the_plan_is_judged_before_anything_is_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from marserve_handlers.optimising.builds import CannotBuild, Parent
 from marserve_handlers.optimising.material import Material
+from marserve_handlers.support.shown import first_line_with_kind
 
 EXAMPLE, SIZES = "example.npz", "rows.txt"
 
@@ -46,6 +47,5 @@ def compile_whole(model: Any, folder: Path) -> Any:
                 batch = join([call] * rows)
                 compiled(*batch.args, **batch.kwargs)
     except Exception as error:
-        what = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise CannotBuild(f"torch.compile cannot compile it: {type(error).__name__}: {what}") from None
+        raise CannotBuild(f"torch.compile cannot compile it: {first_line_with_kind(error)}") from None
     return compiled

@@ -41,6 +41,8 @@ from marserve.memory.ledger import Ledger
 from marserve.memory.needs import budget_of
 from marserve.memory.waiting_line import WaitingLine, mib
 from marserve.messages import Load
+from marserve.optimise.background.background import Background
+from marserve.optimise.background.searching import Searching
 from marserve.pool.launchers.cgroups import WorkerCgroups
 from marserve.pool.launchers.launcher import Launchers
 from marserve.pool.launchers.leftovers import Leftovers
@@ -68,6 +70,9 @@ from marserve.telemetry.metrics.printed_metrics import PrintedMetrics
 from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
+
+# What each process of a search for a faster build may allocate, and at most half of the memory.
+MOST_SEARCH_BYTES = 8 << 30
 
 # Memory of hosts and devices is logged under one name.
 memory_log = logging.getLogger("marserve.registry.memory")
@@ -276,6 +281,22 @@ def build_rollouts(settings: Settings, registry: Registry) -> Rollouts:
     """The roll-outs; their records are kept beside the logs."""
     folder = settings.log_location
     return Rollouts(registry, None if folder is None else Records(folder / "state" / "rollouts"))
+
+
+def build_background(
+    settings: Settings, registry: Registry, machine: Machine, leftovers: Leftovers, metrics: Metrics
+) -> Background | None:
+    """The searches for faster builds; None as `torchserve`, where the key `optimise` is nothing."""
+    if settings.entry != "marserve":
+        return None
+    return Background(
+        registry,
+        Searching(worker_environment(settings), leftovers),
+        state_folder(settings),
+        metrics.happenings,
+        share=settings.optimise_share,
+        memory_bytes=min(MOST_SEARCH_BYTES, machine.memory_bytes // 2),
+    )
 
 
 def build_workflows(

@@ -37,6 +37,7 @@ from marserve.app.building.metrics import (
     declare_families,
 )
 from marserve.app.building.models import (
+    build_background,
     build_environments,
     build_host_memory,
     build_keeper,
@@ -59,6 +60,7 @@ from marserve.arrivals.watches import Watches
 from marserve.desired_state.reconciler import Reconciler
 from marserve.machine.describe import Machine
 from marserve.machine.device_watch import DeviceWatch
+from marserve.optimise.background.background import Background
 from marserve.plugins import InstalledEndpoint, find_endpoints
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.catalogue.snapshot_writer import SnapshotWriter
@@ -96,6 +98,7 @@ class Parts:
     registry: Registry
     desired: DesiredStates
     reconciler: Reconciler
+    optimising: Background | None
     rollouts: Rollouts
     watches: Watches
     workflows: Workflows
@@ -202,6 +205,9 @@ async def build_parts(
     stack.push_async_callback(reconciler.stop)
     stack.push_async_callback(registry.stop)
     declare_families(metrics, DESIRED_STATE_FAMILIES, reconciler)
+    optimising = build_background(settings, registry, machine, launchers.leftovers, metrics)
+    if optimising is not None:
+        stack.push_async_callback(optimising.stop)
     rollouts = build_rollouts(settings, registry)
     stack.push_async_callback(rollouts.stop)
     metrics.declare_rows("marserve_rollouts_ended_total", rollouts.rows)
@@ -235,6 +241,7 @@ async def build_parts(
         registry=registry,
         desired=desired,
         reconciler=reconciler,
+        optimising=optimising,
         rollouts=rollouts,
         watches=watches,
         workflows=workflows,

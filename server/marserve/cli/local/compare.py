@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from marserve.cli.local.compared_words import check_archive, read_inputs
+from marserve.cli.options import ModelThreads, Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
 from marserve.errors import MarserveError
 
@@ -37,14 +38,12 @@ def compare(
     scores: Annotated[
         list[str] | None, typer.Option(help="An output that holds class scores, where the archive does not say so.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that each model may use.")] = 1,
+    threads: ModelThreads = 1,
     within: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="How long the runs of each may take.")
     ] = 600.0,
     pairs: Annotated[int, typer.Option(min=0, max=99, help="Pairs of measurements; 0 for none.")] = 9,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
-    ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare what two archives answer, and what their models give, input by input; exit status 1 beyond a bound."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from marserve.cli.local.compared_words import check_archive
+from marserve.cli.options import Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.errors import MarserveError
 
@@ -30,9 +31,7 @@ def debug(
         str | None, typer.Option("--content-type", help="The body's type, where the file's ending does not say it.")
     ] = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="Threads of the model; 0 for all cores.")] = 0,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
-    ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer one request in one process on this terminal: breakpoint() works, tracebacks are whole."""

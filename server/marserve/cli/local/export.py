@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs, trust_line
+from marserve.cli.options import ModelThreads, Trust
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.errors import MarserveError
 
@@ -32,11 +33,9 @@ def export(
     batch_size: Annotated[
         int, typer.Option(min=0, max=1024, help="The largest batch; the archive's if not given.")
     ] = 0,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that each model may use.")] = 1,
+    threads: ModelThreads = 1,
     within: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long each step may take.")] = 600.0,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
-    ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Export an archive's model as ONNX, an exported program or native code; archive it if it answers as before."""

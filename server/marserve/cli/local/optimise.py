@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
+from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
 from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_address, model_path
@@ -70,9 +71,7 @@ def optimise(
     memory: Annotated[
         float, typer.Option(min=0.1, metavar="GIB", help="What each build's process may allocate.")
     ] = 8.0,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load native code, and pickles that may run anything.")
-    ] = False,
+    trust: Trust = False,
     page: Annotated[
         list[Path] | None,
         typer.Option(
@@ -95,7 +94,7 @@ def optimise(
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
     from marserve.optimise.comparison import Bounds
-    from marserve.optimise.optimise import GIB, Wish
+    from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
 
     with Output(as_json) as output:
@@ -135,7 +134,7 @@ def optimise(
                 raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
-            document, lines = _document(report), _lines(report)
+            document, lines = describe_report(report), _lines(report)
             for each in page or ():
                 _write_page(each, document, max_error)
             if server is not None and report.archive is not None:
@@ -226,38 +225,3 @@ def _row(row: Row, columns: list[tuple[int, int]], report: Report) -> list[str]:
         f"{row.seconds:.1f} s" if row.seconds else "-",
         result,
     ]
-
-
-def _document(report: Report) -> dict[str, Any]:
-    # here, for the time of other commands
-    from marserve.optimise.compare import describe_agreement, describe_ratios
-
-    return {
-        "modelName": report.model,
-        "modelVersion": report.version,
-        "goal": report.goal,
-        "batchSize": report.batch_size,
-        "threads": report.threads,
-        "calibrated": report.calibrated,
-        "compared": report.compared,
-        "seconds": report.seconds,
-        "winner": report.winner or None,
-        "archive": None if report.archive is None else str(report.archive),
-        "trustedModels": report.trust or None,
-        "notes": report.notes,
-        "builds": [
-            {
-                "name": row.name,
-                "passed": row.has_passed,
-                "whyNot": row.why_not or None,
-                "faults": [] if row.verdict is None else list(row.verdict.faults),
-                "notes": [] if row.verdict is None else list(row.verdict.notes),
-                "outputs": row.outputs,
-                "agreement": describe_agreement(row.agreement),
-                "ratios": [*describe_ratios(row.ratios, report.threads), *describe_ratios(row.ratios_of_one, 1)],
-                "seconds": row.seconds,
-                "bytes": row.size,
-            }
-            for row in report.rows
-        ],
-    }

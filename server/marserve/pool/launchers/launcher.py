@@ -59,6 +59,8 @@ log = logging.getLogger("marserve.pool.launchers")
 
 LOOK_AT_KILLS_S = 1.0
 LEAST_LOADING = 8
+# What ranks that divide a model import: the last of them at the first layer that is divided.
+DIVIDING_MODULES = ("torch", "torch.distributed.tensor.parallel", "torch._dynamo")
 # Describe has at most so many characters of a template's reasons against forking it.
 MAX_REASONS = 4000
 # How long a shared template may take to import its modules; a worker's own start may give up before.
@@ -258,6 +260,8 @@ class Launcher:
             may_fork and sys.platform == "linux" and options.may_share_imports and not options.has_own_python
         )
         self._preload: tuple[str, ...] = ("torch",) if options.gpu_ids or options.ranks else ()
+        if options.parallel is not None:
+            self._preload = DIVIDING_MODULES
         self._template: Template | None = None
         self._loading: Template | None = None
         self._opening: asyncio.Task[Template | None] | None = None

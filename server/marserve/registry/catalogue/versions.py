@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from marserve.answers.management import Optimising
 from marserve.errors import (
     DefaultVersionInUse,
     LabelTaken,
@@ -39,15 +40,27 @@ class Version:
     """One version and what belongs to it: its pool, and the files of its plan.
 
     `is_settled`: its first load has ended, well or badly. `header` is the answer's header that names it. `since` is
-    when it was registered, in seconds since 1970.
+    when it was registered, in seconds since 1970. `optimising` is what describe shows of the search for a faster build.
     """
 
-    __slots__ = ("facts", "header", "is_settled", "max_workers", "min_workers", "plan", "pool", "remarks", "since")
+    __slots__ = (
+        "facts",
+        "header",
+        "is_settled",
+        "max_workers",
+        "min_workers",
+        "optimising",
+        "plan",
+        "pool",
+        "remarks",
+        "since",
+    )
 
     def __init__(self, plan: Plan, pool: Pool, since: float = 0.0) -> None:
         self.since = since
         self.facts = plan.facts
         self.remarks: list[str] = []
+        self.optimising: Optimising | None = None
         self.plan = plan
         self.pool = pool
         self.min_workers = plan.facts.options.min_workers

@@ -285,6 +285,12 @@ class Registering:
             await self.ask_hooks(whole)
             return self._begin(whole, is_beside=is_beside)
 
+    async def begin_beside(self, plan: Plan) -> Version:
+        """Make a version of a plan that is installed, off the list, and begin to start its workers. Raises as hooks do,
+        Draining, NotEnoughMemory."""
+        await self.ask_hooks(plan)
+        return self._begin(plan, is_beside=True)
+
     async def prepare_idle(self, parameters: RegisterParameters, plan: Plan) -> Version:
         """Install the plan's requirements and make a version without workers, off the list: see `make_idle`.
 

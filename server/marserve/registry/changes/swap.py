@@ -10,9 +10,10 @@ If the new version cannot load or fails its trial, the old one goes on (`load_fi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -114,15 +115,25 @@ class Swapping:
         check_parameters(wish.registration)
         if wish.dry_run:  # a dry run does not hold up other swaps of the model
             swapped = await self._swap(wish, unpacked)
-        elif model in self._under_way:
-            raise SwapUnderWay(model)
         else:
-            self._under_way.add(model)
-            try:
+            with self.claim(model):
                 swapped = await self._swap(wish, unpacked)
-            finally:
-                self._under_way.discard(model)
         return replace(swapped, seconds=round(time.monotonic() - began, 3))
+
+    def is_claimed(self, model: str) -> bool:
+        """Whether a version of the model is being replaced."""
+        return model in self._under_way
+
+    @contextlib.contextmanager
+    def claim(self, model: str) -> Iterator[None]:
+        """During the block no other swap of the model begins. Raises SwapUnderWay."""
+        if model in self._under_way:
+            raise SwapUnderWay(model)
+        self._under_way.add(model)
+        try:
+            yield
+        finally:
+            self._under_way.discard(model)
 
     async def _swap(self, wish: SwapParameters, unpacked: Unpacked | None) -> Swapped:
         if unpacked is None:

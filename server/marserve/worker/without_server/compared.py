@@ -47,6 +47,7 @@ from marserve_handlers.optimising.capture import Capture, FoundModel, find_model
 from marserve_handlers.optimising.machine import cpu_flags, versions
 from marserve_handlers.optimising.material import Material
 from marserve_handlers.optimising.sample_calls import write_samples
+from marserve_handlers.support.shown import first_line_with_kind
 from marserve_handlers.testing import Answer, Request
 
 # How much of what reaches the model is kept, in bytes.
@@ -237,7 +238,7 @@ class Compared:
         except NotCounted as error:
             return {"why_not": shorten(str(error))}
         except Exception as error:  # of a library's
-            return {"why_not": _short(error)}
+            return {"why_not": first_line_with_kind(error)}
 
     def build(self, name: str, folder: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
         """Make that build from these inputs, and put it into the model's place, loaded from its files."""
@@ -258,7 +259,7 @@ class Compared:
         except CannotBuild as error:
             return {"refused": shorten(str(error)), "notes": material.notes}
         except Exception as error:  # of a library's: it is a row of the report
-            return {"refused": _short(error), "notes": material.notes}
+            return {"refused": first_line_with_kind(error), "notes": material.notes}
         self._load_again = lambda threads: made.load(lambda: parent, folder, threads)
         self._put(model)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -292,7 +293,7 @@ class Compared:
             except CannotBuild as error:
                 return {"refused": str(error), "notes": material.notes}
             except Exception as error:  # of a library's
-                return {"refused": _short(error), "notes": material.notes}
+                return {"refused": first_line_with_kind(error), "notes": material.notes}
         return {"bytes": file.stat().st_size, "notes": material.notes}
 
     def samples(self, folder: Path, most: int) -> dict[str, Any]:
@@ -390,12 +391,6 @@ class Compared:
             checked = compare_answers(self._model, check, bodies, numbers, lambda: None)
             differences += [[begin + item, *rest] for _, item, *rest in checked.differences]
         return {"by_handler": by_handler, "differences": differences}
-
-
-def _short(error: Exception) -> str:
-    """The first line of what a library raised: further ones are advice for its own users."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return shorten(f"{type(error).__name__}: {lines[0].strip() if lines else 'no more is said'}")
 
 
 def _message(answer: Answer) -> str:

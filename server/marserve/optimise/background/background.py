@@ -1,0 +1,268 @@
+"""All searches of a server: one at a time, beside what serves; the build that is found takes the version's place.
+
+    a version is ready ─► is there a key? may it be built? ─► a folder of an earlier search ─────────┐
+                                                           └► the process that searches ─► a folder ─┴► swap, or parent
+
+A search ends with its version, and with the server. What it found is used again by the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from marserve.answers.management import Optimising
+from marserve.answers.optimising import OptimisingReport
+from marserve.errors import Draining, MarserveError
+from marserve.files.leased_folders import Lease, LeasedFolders, discard
+from marserve.optimise.background.cache import (
+    MOST_BYTES,
+    Damaged,
+    Found,
+    archive_of,
+    folders_in,
+    forget_found,
+    key_of,
+    machine_of,
+    read_found,
+    weight_bytes_of,
+)
+from marserve.optimise.background.order import WHOLE, Order
+from marserve.optimise.background.searching import Searching
+from marserve.optimise.background.standing import (
+    parent_stays,
+    sentence_of,
+    serving,
+    why_none,
+    why_not,
+    with_report,
+)
+from marserve.optimise.proof import PROOF_PATH
+from marserve.optimise.taken import Taken
+from marserve.registry.catalogue.versions import Version
+from marserve.registry.models import Registry
+from marserve.telemetry.happenings import Happenings
+
+log = logging.getLogger("marserve.optimise")
+
+NO_KEY: Final = (
+    "the configuration has no key optimise: add optimise: {candidates: auto} to model-config.yaml, or run "
+    "marserve optimise"
+)
+# Of processor time; a share of a core makes it longer.
+WITHIN_S: Final = 1800.0
+# How often a folder is looked at that another search of this machine makes.
+LOOK_AGAIN_S: Final = 1.0
+
+
+class Background:
+    """The searches of one server. Everything here is called on the event loop."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        searching: Searching,
+        state_folder: Path,
+        happenings: Happenings,
+        *,
+        share: float,
+        memory_bytes: int,
+        machine: Callable[[], Mapping[str, Any]] = machine_of,
+    ) -> None:
+        """`share` is of one core, 0 for none; `memory_bytes` is what each process of a search may allocate."""
+        self._registry = registry
+        self._searching = searching
+        self._state_folder = state_folder
+        self._happenings = happenings
+        self._share = share
+        self._memory_bytes = memory_bytes
+        self._machine = machine
+        self._turn = asyncio.Lock()
+        self._folders: LeasedFolders | None = None
+        self._tasks: dict[Version, asyncio.Task[None]] = {}
+        self._swapping: set[Version] = set()
+        self._leases: dict[Version, Lease] = {}
+        self._reports: dict[Version, dict[str, Any]] = {}
+        self._is_stopped = False
+        registry.hooks.after_ready.append(self.consider)
+        registry.hooks.after_left.append(self.forget)
+
+    # ------------------------------------------------------------------------------------------- what is called
+
+    def consider(self, version: Version) -> None:
+        """A version is ready: look for a faster build if its configuration asks for one and none was looked for."""
+        is_asked = version.facts.options.optimise.is_asked
+        if self._is_stopped or not is_asked or version.optimising is not None or version.plan.load.build:
+            return
+        holds_build = (Path(version.plan.load.model_dir) / PROOF_PATH).is_file()
+        why = why_not(version.facts, holds_build=holds_build, share=self._share)
+        if why:
+            self._note(version, parent_stays(why))
+            return
+        self._note(version, Optimising("waits"))
+        task = self._tasks[version] = asyncio.create_task(self._optimise(version))
+        task.add_done_callback(lambda _: self._tasks.pop(version, None))
+
+    def forget(self, version: Version) -> None:
+        """The last process of a version has ended."""
+        if (task := self._tasks.get(version)) and version not in self._swapping:
+            task.cancel()
+        self._reports.pop(version, None)
+        if lease := self._leases.pop(version, None):
+            lease.release()
+
+    def report(self, model: str, version: str | None) -> OptimisingReport:
+        """How far the search for a version is, and what it showed.
+
+        Raises ModelNotFound, VersionNotFound.
+        """
+        found = self._registry.version_of(model, version)
+        standing = found.optimising
+        if standing is None and found.facts.options.optimise.is_asked:
+            standing = Optimising("waits", step="until the version is ready")
+        return with_report(standing or Optimising("none", why=NO_KEY), found, self._reports.get(found))
+
+    async def stop(self) -> None:
+        """End all searches; nothing of them is left."""
+        self._is_stopped = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for lease in self._leases.values():
+            lease.release()
+        self._leases.clear()
+
+    # ------------------------------------------------------------------------------------------- one version
+
+    async def _optimise(self, version: Version) -> None:
+        """Ends when the version leaves the list, unless the build is what takes its place."""
+        work = asyncio.ensure_future(self._find_and_swap(version))
+        try:
+            while not work.done() and (version in self._swapping or self._registry.is_listed(version)):
+                change = asyncio.ensure_future(self._registry.states.wait())
+                try:
+                    await asyncio.wait((work, change), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    change.cancel()
+        finally:
+            work.cancel()
+            await asyncio.wait((work,))
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self._note(version, parent_stays(f"the search failed: {type(error).__name__}"))
+            log.error("The search for a build of %s failed", version.model, exc_info=error)
+
+    async def _find_and_swap(self, version: Version) -> None:
+        began = time.monotonic()
+        try:
+            lease, found, is_cached = await self._find(version)
+        except (MarserveError, OSError) as error:
+            self._note(version, parent_stays(f"the search failed: {error}"))
+            return
+        self._reports[version] = found.report
+        row = found.winner
+        if row is None:
+            lease.release()
+            self._note(version, parent_stays(why_none(found.report)))
+            return
+        name = row["name"]
+        self._swapping.add(version)
+        try:
+            self._step(version, f"{name}: loading workers with it")
+            weight_bytes = await asyncio.to_thread(weight_bytes_of, lease.folder, version.plan)
+            new = await self._registry.rebuild(version, lease.folder, name, weight_bytes)
+        except Draining:
+            lease.release()
+        except (MarserveError, OSError) as error:
+            lease.release()
+            self._note(version, parent_stays(f"{name} is equal and faster, and was not taken: {error}"))
+        except BaseException:
+            lease.release()
+            raise
+        else:
+            self._leases[new] = lease
+            self._reports[new] = found.report
+            self._note(new, serving(row, is_cached=is_cached))
+            text = f"the build {name} took the place of its parent"
+            self._happenings.note("build", began, time.monotonic(), text, new.model, new.name)
+        finally:
+            self._swapping.discard(version)
+
+    async def _find(self, version: Version) -> tuple[Lease, Found, bool]:
+        """What a search found, with a lease of its folder, and whether it was an earlier one. Raises MarserveError,
+        OSError."""
+        options = version.options
+        order = Order(
+            Taken.of(version.plan),
+            "",
+            share=self._share,
+            batch_size=options.batch_size,
+            threads=version.pool.threads,
+            within_s=WITHIN_S / min(self._share, 1.0),
+            memory_bytes=self._memory_bytes,
+        )
+        folders = await self._open_folders()
+        key = await asyncio.to_thread(lambda: key_of(order, archive_of(version.plan), self._machine()))
+        while True:
+            lease = folders.lease(key)
+            if lease is None:
+                await asyncio.sleep(LOOK_AGAIN_S)
+                continue
+            try:
+                if lease.is_exclusive:
+                    async with self._turn:
+                        return lease, await self._search(version, order, folders, key, lease), False
+                return lease, await asyncio.to_thread(read_found, lease.folder), True
+            except Damaged as error:
+                lease.release()
+                log.warning("%s: the search begins anew", error)
+                await asyncio.to_thread(forget_found, lease.folder)
+            except BaseException:
+                lease.release()
+                raise
+
+    async def _search(self, version: Version, order: Order, folders: LeasedFolders, key: str, lease: Lease) -> Found:
+        """Have the process search, and keep what it found under the key, unless another try may end otherwise."""
+        staged = folders.stage(key)
+        try:
+            order = msgspec.structs.replace(order, folder=str(staged))
+            if why := await self._searching.run(order, lambda step: self._step(version, step)):
+                raise SearchFailed(why)
+            found = await asyncio.to_thread(read_found, staged / WHOLE)
+            if found.may_change:
+                lease.release()
+            else:
+                folders.publish(staged / WHOLE, key)
+                if not folders.share(lease):
+                    raise SearchFailed(f"{lease.folder} was deleted by another process")
+            return found
+        finally:
+            # Shielded from a second cancel, so that the folder is always removed.
+            await asyncio.shield(asyncio.to_thread(discard, staged))
+
+    async def _open_folders(self) -> LeasedFolders:
+        """The folders. First what killed processes left is deleted, and what is too much. Raises OSError."""
+        if self._folders is None:
+            folders = await asyncio.to_thread(folders_in, self._state_folder)
+            await asyncio.to_thread(folders.prune, MOST_BYTES)
+            self._folders = folders
+        return self._folders
+
+    def _step(self, version: Version, step: str) -> None:
+        self._note(version, Optimising("builds", step=step))
+
+    def _note(self, version: Version, standing: Optimising) -> None:
+        version.optimising = standing
+        level = logging.WARNING if standing.state == "parent" else logging.INFO
+        log.log(level, "Model %s version %s: %s", version.model, version.name, sentence_of(standing))
+
+
+class SearchFailed(MarserveError):
+    """The process that searches found nothing; the message says why."""

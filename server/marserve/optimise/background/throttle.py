@@ -1,0 +1,129 @@
+"""Holds the family of this process to a share of a core: its processes are stopped, and go on, by what they used.
+
+The family is this process and all that it started, however deep; orphans among them become its children. This process
+itself is never stopped. While something is measured nothing is; what that used is paid for afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from marserve.optimise.background.share import Share
+
+LOOK_EVERY_S: Final = 0.1
+_PR_SET_CHILD_SUBREAPER = 36
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Throttle:
+    """The stops of this process's family. Use it as a context; it leaves no process stopped."""
+
+    def __init__(self, share: float) -> None:
+        """Of one core; 1 and more: up to so many cores."""
+        self._share = Share(share, time.monotonic(), sum(family(os.getpid()).values()))
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._stopped: set[int] = set()
+        self._measuring = 0
+        self._is_free = threading.Event()
+        self._is_free.set()
+        self._thread = threading.Thread(target=self._run, name="throttle", daemon=True)
+
+    def __enter__(self) -> Throttle:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._go_on()
+
+    @contextlib.contextmanager
+    def unthrottled(self) -> Iterator[None]:
+        """Nothing is stopped during the block. It begins when what was used before is paid for."""
+        self._is_free.wait()
+        with self._lock:
+            self._measuring += 1
+            self._go_on()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._measuring -= 1
+                self._look()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_EVERY_S):
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        if self._measuring:
+            return
+        used = family(os.getpid())
+        now, total = time.monotonic(), sum(used.values())
+        if self._share.debt_s(now, total) > 0:
+            self._is_free.clear()
+            others = set(used) - {os.getpid()}
+            _signal(others - self._stopped, signal.SIGSTOP)
+            self._stopped = others
+        else:
+            self._share.forgive(now, total)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stopped:  # numbers are used again: only what is still of the family is continued
+            _signal(self._stopped & set(family(os.getpid())), signal.SIGCONT)
+        self._stopped = set()
+        self._is_free.set()
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def family(root: int) -> dict[int, float]:
+    """Each living process below `root`, and `root`, with the seconds of processor time that it used.
+
+    A process counts what its ended children used, once it has waited for them. Empty where the system has no `/proc`.
+    """
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return {}
+    for name in names:
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b") ")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(name)] = int(fields[1])
+        used[int(name)] = sum(map(int, fields[11:15])) / _TICKS
+    members = {root: True}
+    return {pid: seconds for pid, seconds in used.items() if _is_below(pid, parents, members)}
+
+
+def _is_below(pid: int, parents: dict[int, int], known: dict[int, bool]) -> bool:
+    chain = []
+    while pid not in known and pid in parents:
+        chain.append(pid)
+        pid = parents[pid]
+    found = known.get(pid, False)
+    known.update(dict.fromkeys(chain, found))
+    return found

@@ -1,0 +1,349 @@
+"""Searches of a server whose process is a stand-in: what serves afterwards, what is said, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marserve.answers.management import Optimising
+from marserve.errors import ModelNotFound
+from marserve.optimise.background import background as module
+from marserve.optimise.background.background import Background
+from marserve.optimise.background.cache import write_found
+from marserve.optimise.background.order import WHOLE, Order
+from marserve.registry.intake.registration import RegisterParameters
+from marserve.telemetry.happenings import Happenings
+from support.echo_archives import manifest, write_mar
+from support.fake_pool import Behaviour
+from support.management_house import House as ManagementHouse
+
+pytestmark = pytest.mark.anyio
+
+KEY = "optimise: {candidates: [onnx]}\n"
+ROW = {
+    "name": "onnx",
+    "passed": True,
+    "whyNot": None,
+    "faults": [],
+    "outputs": [{"meanError": 1e-6}],
+    "agreement": None,
+    "ratios": [{"rows": 1, "threads": 2, "middle": 2.0, "low": 1.5, "high": 2.5}],
+}
+FOUND = {"winner": "onnx", "builds": [ROW]}
+NOTHING = {"winner": None, "builds": [ROW]}
+
+
+class Searches:
+    """Stands for the process: writes what a test says, after `goes_on`."""
+
+    def __init__(self) -> None:
+        self.report: dict[str, Any] = FOUND
+        self.may_change = False
+        self.why = ""
+        self.error: OSError | None = None
+        self.orders: list[Order] = []
+        self.ended = 0
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def run(self, order: Order, on_step: Callable[[str], None]) -> str:
+        """Search."""
+        self.orders.append(order)
+        on_step("onnx: building")
+        (Path(order.folder) / "half").write_text("half")
+        try:
+            await self.goes_on.wait()
+        finally:
+            self.ended += 1
+        if self.error is not None:
+            raise self.error
+        if not self.why:
+            if self.report["winner"]:
+                (Path(order.folder) / WHOLE / "optimised").mkdir(parents=True)
+                (Path(order.folder) / WHOLE / "optimised" / "model.onnx").write_bytes(b"12345")
+            write_found(Path(order.folder) / WHOLE, self.report, may_change=self.may_change)
+        return self.why
+
+
+class House(ManagementHouse):
+    """A registry with searches."""
+
+    def __init__(self, root: Path, state: Path, share: float = 0.25) -> None:
+        super().__init__(root, unregister_timeout_s=0.5)
+        self.searches = Searches()
+        self.state = state
+        self.happenings = Happenings()
+        self.machine = {"processor": "a"}
+        self.background = Background(
+            self.registry,
+            self.searches,  # type: ignore[arg-type]
+            state,
+            self.happenings,
+            share=share,
+            memory_bytes=1 << 30,
+            machine=lambda: self.machine,
+        )
+        self.pools.behaviours["m"] = Behaviour(body=b"m", computes_on="onnx")
+
+    async def add(self, config: str = KEY, name: str = "m") -> None:
+        """Register a model; servers of one test have the same archive, with its times."""
+        made = self.state.parent / f"{name}-{len(config)}.mar"
+        if not made.exists():
+            write_mar(made, manifest(name, "1.0"), config=config)
+        shutil.copy(made, self.store)
+        await self.registry.register(RegisterParameters(made.name, initial_workers=1, synchronous=True))
+
+    def standing(self, name: str = "m") -> dict[str, Any]:
+        """What describe says of the search."""
+        found: dict[str, Any] = self.registry.describe(name).get("optimising", {})
+        return found
+
+    async def until(self, state: str, name: str = "m") -> dict[str, Any]:
+        """What describe says when it is so."""
+        async with asyncio.timeout(10):
+            while self.standing(name).get("state") != state:
+                await asyncio.sleep(0.002)
+        return self.standing(name)
+
+    def kept(self) -> list[str]:
+        """The folders of the state folder."""
+        return sorted(path.name for path in (self.state / "optimised").glob("*") if path.is_dir())
+
+    async def close(self) -> None:
+        """As a server that stops."""
+        await self.background.stop()
+        await self.registry.stop()
+
+
+@pytest.fixture
+async def houses(tmp_path: Path) -> AsyncIterator[Callable[..., House]]:
+    """Makes servers of one state folder; after the test nothing half-made is left."""
+    made: list[House] = []
+
+    def make(**options: Any) -> House:
+        made.append(House(tmp_path / str(len(made)), tmp_path / "state", **options))
+        return made[-1]
+
+    yield make
+    for house in made:
+        await house.close()
+        assert house.folders() == []
+        assert not [name for name in house.kept() if "making" in name]
+        assert all(pool.is_stopped for pool in house.pools.made)
+        assert house.searches.ended == len(house.searches.orders)
+
+
+async def test_the_build_that_is_found_serves_and_is_told(
+    houses: Callable[..., House], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In describe, the log, the report and among the happenings; the server is never without the version."""
+    caplog.set_level(logging.INFO, "marserve.optimise")
+    house = houses()
+    house.searches.goes_on.clear()
+    await house.add()
+    assert (await house.until("builds"))["step"] == "onnx: building"
+    assert house.registry.describe("m")["state"] == "ready"
+    house.searches.goes_on.set()
+
+    standing = await house.until("serves")
+
+    assert standing == {
+        "state": "serves",
+        "build": "onnx",
+        "ratios": [{"rows": 1, "threads": 2, "ratio": 2.0, "low": 1.5, "high": 2.5}],
+        "meanError": 1e-6,
+    }
+    (key,) = house.kept()
+    assert house.pools.made[-1].load.build == str(house.state / "optimised" / key)
+    assert house.pools.made[-1].options.weight_bytes == 5
+    assert "Model m version 1.0: onnx serves, 2.00 times as fast at 1, mean error 1e-06" in caplog.text
+    assert [each.text for each in house.happenings] == ["the build onnx took the place of its parent"]
+    report = house.background.report("m", None)
+    assert (report.report, report.workers, report.build) == (FOUND, {"onnx": 1}, "onnx")
+    order = house.searches.orders[0]
+    assert (order.share, order.threads, order.within_s) == (0.25, 2, 7200.0)
+
+
+async def test_the_next_start_uses_what_was_found(houses: Callable[..., House]) -> None:
+    """No process searches again, also where the parent stays; another processor is another search."""
+    for report in (FOUND, NOTHING):
+        first = houses()
+        first.searches.report = report
+        first.machine = {"processor": str(report["winner"])}
+        await first.add()
+        state = "serves" if report["winner"] else "parent"
+        before = await first.until(state)
+        await first.close()
+
+        second = houses()
+        second.machine = first.machine
+        await second.add()
+        again = await second.until(state)
+
+        assert again == (before | {"isCached": True} if report["winner"] else before)
+        assert second.searches.orders == []
+
+    third = houses()
+    third.machine = {"processor": "other"}
+    await third.add()
+    await third.until("serves")
+    assert len(third.searches.orders) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"report": NOTHING}, "no build is equal and surely faster: onnx is equal and not surely faster"),
+        ({"why": "the handler holds no module"}, "the search failed: the handler holds no module"),
+        ({"error": OSError(28, "No space left on device")}, "the search failed: [Errno 28] No space left on device"),
+        ({"report": NOTHING, "may_change": True}, "no build is equal and surely faster"),
+    ],
+)
+async def test_where_nothing_is_found_the_parent_stays_and_the_reason_is_told(
+    houses: Callable[..., House], said: dict[str, Any], why: str
+) -> None:
+    """What may end otherwise another time is not kept."""
+    house = houses()
+    for name, value in said.items():
+        setattr(house.searches, name, value)
+
+    await house.add()
+    standing = await house.until("parent")
+
+    assert standing["why"].startswith(why)
+    assert len(house.pools.made) == 1
+    assert len(house.kept()) == (said == {"report": NOTHING})
+
+
+async def test_a_build_that_does_not_load_leaves_the_parent(houses: Callable[..., House]) -> None:
+    """Its folder is free again."""
+    house = houses()
+    house.pools.behaviours["m"] = Behaviour(body=b"m")  # workers serve the parent in its place
+    await house.add()
+
+    standing = await house.until("parent")
+
+    assert standing["why"].startswith("onnx is equal and faster, and was not taken: a worker that was to serve onnx")
+    assert house.background._leases == {}
+
+
+async def test_a_version_that_leaves_ends_its_search(houses: Callable[..., House]) -> None:
+    """The process and what it was making; the next version waits for its turn until then."""
+    house = houses()
+    house.searches.goes_on.clear()
+    await house.add()
+    await house.until("builds")
+    await house.add(name="n", config=KEY + "batchSize: 2\n")
+    assert house.standing("n")["state"] == "waits"
+
+    await house.registry.unregister("m")
+    await house.until("builds", "n")
+
+    assert (house.searches.ended, len(house.searches.orders)) == (1, 2)
+
+
+async def test_a_server_that_stops_ends_its_search(houses: Callable[..., House]) -> None:
+    """At once, and nothing half-made is left (the fixture looks)."""
+    house = houses()
+    house.searches.goes_on.clear()
+    await house.add()
+    await house.until("builds")
+
+    await asyncio.wait_for(house.close(), 5)
+
+
+async def test_two_versions_of_one_archive_are_searched_once(
+    houses: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one waits for the first one's folder."""
+    monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.01)
+    house, other = houses(), houses()
+    house.searches.goes_on.clear()
+    for each in (house, other):
+        await each.add()
+    await house.until("builds")
+    await asyncio.sleep(0.05)
+    assert other.standing() == {"state": "waits"}
+
+    house.searches.goes_on.set()
+    await house.until("serves")
+
+    assert (await other.until("serves"))["isCached"]
+    assert other.searches.orders == []
+
+
+async def test_a_folder_that_was_changed_is_made_anew(houses: Callable[..., House]) -> None:
+    """Native code that was not built here never runs."""
+    first = houses()
+    await first.add()
+    await first.until("serves")
+    await first.close()
+    (key,) = first.kept()
+    (first.state / "optimised" / key / "optimised" / "model.onnx").write_bytes(b"other")
+
+    second = houses()
+    await second.add()
+    await second.until("serves")
+
+    assert len(second.searches.orders) == 1
+    assert (first.state / "optimised" / key / "optimised" / "model.onnx").read_bytes() == b"12345"
+
+
+async def test_what_a_killed_server_left_is_deleted(houses: Callable[..., House], tmp_path: Path) -> None:
+    """At the first search."""
+    left = tmp_path / "state" / "optimised" / "key.0123456789abcdef.making"
+    left.mkdir(parents=True)
+    house = houses()
+
+    await house.add()
+    await house.until("serves")
+
+    assert not left.exists()
+
+
+async def test_without_the_key_nothing_is_looked_for(houses: Callable[..., House]) -> None:
+    """The report says what to do; an unknown model is one."""
+    house = houses()
+    await house.add("batchSize: 2\n")
+
+    assert house.standing() == {}
+    report = house.background.report("m", None)
+    assert (report.state, report.workers, report.report) == ("none", {"parent": 1}, None)
+    assert "add optimise: {candidates: auto} to model-config.yaml" in str(report.why)
+    with pytest.raises(ModelNotFound):
+        house.background.report("n", None)
+    assert house.searches.orders == []
+
+
+@pytest.mark.parametrize(
+    ("share", "config", "why"),
+    [(0.0, KEY, "optimise_share is 0"), (0.25, KEY + "onCrash: fail\n", "with onCrash: fail")],
+)
+async def test_where_no_build_can_serve_the_reason_is_told(
+    houses: Callable[..., House], share: float, config: str, why: str
+) -> None:
+    """And nothing runs."""
+    house = houses(share=share)
+    await house.add(config)
+
+    assert why in house.standing()["why"]
+    assert house.searches.orders == []
+
+
+async def test_workers_that_start_again_begin_no_second_search(houses: Callable[..., House]) -> None:
+    """A version is looked at once."""
+    house = houses()
+    house.searches.report = NOTHING
+    await house.add()
+    await house.until("parent")
+
+    await house.registry.scale("m", None, min_workers=2, max_workers=2, synchronous=True)
+
+    assert len(house.searches.orders) == 1
+    assert isinstance(house.registry.version_of("m", None).optimising, Optimising)

@@ -1,0 +1,204 @@
+"""What a search found is used again for the same archive on the same machine, and for nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from marserve.agent_link import ArchiveRef
+from marserve.archive.contents.manifest import Manifest
+from marserve.archive.contents.model_config import ModelConfig
+from marserve.optimise.background.cache import (
+    Damaged,
+    NotFit,
+    archive_of,
+    digest_below,
+    folders_in,
+    forget_found,
+    key_of,
+    machine_of,
+    read_found,
+    write_found,
+)
+from marserve.optimise.background.order import Order, read_order
+from marserve.optimise.taken import Taken
+from marserve.option_values import Optimising, Sample
+from marserve.registry.catalogue.plan import Plan, Unpacked
+from marserve.registry.intake.plan import make_plan
+from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
+
+REPORT: dict[str, Any] = {
+    "winner": "onnx",
+    "builds": [{"name": "bf16", "passed": False}, {"name": "onnx", "passed": True}],
+}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """A version of an archive."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "h.py").write_text("def handle(data, context):\n    return data\n")
+    unpacked = Unpacked(folder, Manifest(), ModelConfig(), origin=ArchiveRef("a" * 64, "m.mar"))
+    return make_plan(RegisterParameters("m.mar", model_name="m", handler="h.py"), unpacked, RegistryOptions())
+
+
+@pytest.fixture
+def order(plan: Plan) -> Order:
+    """The order for it."""
+    return Order(Taken.of(plan), "/made", 0.25, batch_size=4, threads=2, within_s=100.0, memory_bytes=1 << 30)
+
+
+def taken(order: Order, **other: Any) -> Order:
+    """With other things taken in."""
+    return replace(order, taken=replace(order.taken, **other))
+
+
+def test_whatever_a_search_depends_on_gives_another_folder(order: Order) -> None:
+    """And a place, a share or a limit does not."""
+    machine, archive, load = machine_of(), "a" * 64, order.taken.load
+    first = key_of(order, archive, machine)
+
+    others = [
+        key_of(order, "b" * 64, machine),
+        *(
+            key_of(each, archive, machine)
+            for each in (
+                replace(order, batch_size=8),
+                replace(order, threads=1),
+                taken(order, optimise=Optimising(("onnx",), is_asked=True)),
+                taken(order, samples=(Sample(body=b"1"),)),
+                taken(order, load=replace(load, packages="/environments/1")),
+                taken(order, load=replace(load, handler="other.py")),
+            )
+        ),
+        *(key_of(order, archive, {**machine, part: "other"}) for part in machine),
+    ]
+    same = [
+        replace(order, folder="/x", share=1.0),
+        replace(order, within_s=1.0),
+        taken(order, load=replace(load, model_dir="/x")),
+    ]
+
+    assert len({first, *others}) == 1 + len(others)
+    assert {key_of(each, archive, machine) for each in same} == {first}
+
+
+def test_an_archive_that_is_a_folder_counts_by_its_files(plan: Plan) -> None:
+    """What Python compiles beside them does not."""
+    folder = Path(plan.load.model_dir)
+    bare = dataclasses.replace(plan, unpacked=dataclasses.replace(plan.unpacked, origin=None))
+    assert archive_of(plan) == "a" * 64
+    first = archive_of(bare)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "h.pyc").write_bytes(b"x")
+    assert archive_of(bare) == first
+
+    (folder / "h.py").write_text("def handle(data, context):\n    return []\n")
+
+    assert archive_of(bare) != first
+
+
+def test_the_machine_is_its_processor_and_its_packages(tmp_path: Path) -> None:
+    """Instructions in any order; a machine that does not say it is one, too."""
+    for name, flags in (("a", "sse avx2"), ("b", "avx2 sse"), ("c", "sse avx2 amx_int8")):
+        (tmp_path / name).write_text(f"model name\t: Chip 7\nflags\t\t: {flags}\nmodel name\t: other\nbugs\t: x\n")
+
+    a, b, c, none = (machine_of(tmp_path / name) for name in ("a", "b", "c", "none"))
+
+    assert a == b != c
+    assert {"processor", "packages", "tools", "python", "marserve"} == set(a)
+    assert a["processor"] == {"model name": "7 Chip", "flags": "avx2 sse"}
+    assert none["processor"] == {}
+
+
+def whole(folder: Path) -> Path:
+    """A folder with a build."""
+    (folder / "optimised").mkdir(parents=True)
+    (folder / "optimised" / "model.onnx").write_bytes(b"onnx")
+    write_found(folder, REPORT, may_change=False)
+    return folder
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    """With its winner, and the digest of each file."""
+    found = read_found(whole(tmp_path / "found"))
+
+    assert found.winner == REPORT["builds"][1]
+    assert list(found.files) == ["optimised/model.onnx"]
+    assert not list((tmp_path / "found").glob("*.part"))
+
+
+def test_native_code_that_was_not_built_here_is_not_used(tmp_path: Path) -> None:
+    """A file that was changed, one that came later, one that is gone, a result of another form."""
+    for spoil in (
+        lambda folder: (folder / "optimised" / "model.onnx").write_bytes(b"other"),
+        lambda folder: (folder / "optimised" / "more.so").write_bytes(b"native"),
+        lambda folder: (folder / "optimised" / "model.onnx").unlink(),
+        lambda folder: (folder / "result.json").write_text("{"),
+        lambda folder: (folder / "result.json").write_text('{"report": {}, "files": {}, "format": 9}'),
+    ):
+        folder = whole(tmp_path / f"f{len(list(tmp_path.iterdir()))}")
+        spoil(folder)
+        with pytest.raises(Damaged):
+            read_found(folder)
+
+
+def test_a_folder_where_others_may_write_is_not_used(tmp_path: Path) -> None:
+    """They could put code there that runs as the server."""
+    folder = whole(tmp_path / "found")
+    folder.chmod(0o777)
+
+    with pytest.raises(NotFit, match="others on this machine may write there") as refused:
+        read_found(folder)
+    assert not isinstance(refused.value, Damaged)
+
+
+def test_a_folder_is_whole_once_its_result_is_there(tmp_path: Path) -> None:
+    """Before, and after it was forgotten, it is missing: the next one makes it."""
+    folders = folders_in(tmp_path)
+    lease = folders.lease("key")
+    assert lease is not None
+    assert lease.is_exclusive
+    folders.publish(whole(folders.stage("key") / "whole"), "key")
+    assert folders.share(lease)
+    second = folders.lease("key")
+    assert second is not None
+    assert not second.is_exclusive
+    for each in (lease, second):
+        each.release()
+
+    forget_found(lease.folder)
+
+    third = folders.lease("key")
+    assert third is not None
+    assert third.is_exclusive
+    third.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["optimised"]
+
+
+def test_an_order_goes_through_a_pipe(order: Order, tmp_path: Path) -> None:
+    """Whole; a server that ended meanwhile is none."""
+    file = tmp_path / "order"
+    file.write_bytes(order.write())
+    with file.open("rb") as read:
+        assert read_order(read) == order
+
+    for data in (b"", order.write()[:-1]):
+        file.write_bytes(data)
+        with file.open("rb") as read, pytest.raises(EOFError):
+            read_order(read)
+
+
+def test_a_digest_of_files_knows_their_names(tmp_path: Path) -> None:
+    """Two files that changed places are another archive."""
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+    first = digest_below(tmp_path)
+    (tmp_path / "a").write_text("2")
+    (tmp_path / "b").write_text("1")
+    assert digest_below(tmp_path) != first

@@ -1,0 +1,89 @@
+"""The family of a process keeps to its share of a core, and none of it stays stopped. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from marserve.optimise.background.throttle import family
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stops are Linux's")
+
+# A child in a session of its own, with a child: both busy.
+BUSY = """
+import subprocess, sys
+if len(sys.argv) < 2:
+    subprocess.Popen([sys.executable, __file__, "inner"])
+while True:
+    pass
+"""
+PROGRAM = """
+import json, os, subprocess, sys, time
+from marserve.optimise.background.throttle import Throttle, family
+
+with Throttle(0.25) as throttle:
+    began = time.monotonic()
+    child = subprocess.Popen([sys.executable, sys.argv[1]], start_new_session=True)
+    time.sleep(1.6)
+    used, wall = sum(family(os.getpid()).values()), time.monotonic() - began
+    with throttle.unthrottled():
+        before = sum(family(os.getpid()).values())
+        measured = time.monotonic()
+        time.sleep(0.3)
+        free = (sum(family(os.getpid()).values()) - before) / (time.monotonic() - measured)
+    states = []
+    for _ in range(20):
+        time.sleep(0.02)
+        with open(f"/proc/{child.pid}/stat") as file:
+            states.append(file.read().rpartition(") ")[2][0])
+with open(f"/proc/{child.pid}/stat") as file:
+    after = file.read().rpartition(") ")[2][0]
+pids = [pid for pid in family(os.getpid()) if pid != os.getpid()]
+print(json.dumps({"used": used, "wall": wall, "free": free, "paid": "T" in states, "after": after, "pids": pids}))
+for pid in pids:
+    os.kill(pid, 9)
+"""
+
+
+def test_a_family_keeps_to_its_share_except_while_something_is_measured(tmp_path: object) -> None:
+    """Processes in other sessions count; what the measurement used is paid for; none stays stopped."""
+    busy, program = f"{tmp_path}/busy.py", f"{tmp_path}/program.py"
+    for path, text in ((busy, BUSY), (program, PROGRAM)):
+        with open(path, "w") as file:
+            file.write(text)
+
+    ran = subprocess.run([sys.executable, program, busy], capture_output=True, text=True, timeout=60, check=True)
+
+    told = json.loads(ran.stdout)
+    # A look may be a tenth of a second late, on two cores, and the start of the program counts.
+    assert told["used"] <= 0.25 * told["wall"] + 0.6, told
+    assert told["paid"], told
+    assert told["after"] != "T", told
+    assert len(told["pids"]) == 2
+    assert not [pid for pid in told["pids"] if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_a_family_is_all_that_was_started_with_what_it_used() -> None:
+    """Children of children too; what a child used that has ended is its parent's."""
+    inner = [sys.executable, "-c", "import time; time.sleep(60)"]
+    outer = f"import subprocess, time; subprocess.Popen({inner!r}).wait()"
+    with subprocess.Popen([sys.executable, "-c", outer]) as child:
+        try:
+            until = time.monotonic() + 10
+            while len(found := family(child.pid)) < 2 and time.monotonic() < until:
+                time.sleep(0.02)
+        finally:
+            for each in psutil.Process(child.pid).children(recursive=True):
+                each.kill()
+            child.kill()
+
+    assert len(found) == 2
+    assert all(seconds >= 0 for seconds in found.values())
+    assert os.getpid() not in found
+    assert child.pid in family(os.getpid()) or not psutil.pid_exists(child.pid)
