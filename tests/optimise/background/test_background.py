@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,10 @@ async def test_the_build_that_is_found_serves_and_is_told(
     assert house.pools.made[-1].load.build == str(house.state / "optimised" / key)
     assert house.pools.made[-1].options.weight_bytes == 5
     assert "Model m version 1.0: onnx serves, 2.00 times as fast at 1, mean error 1e-06" in caplog.text
-    assert [each.text for each in house.happenings] == ["the build onnx took the place of its parent"]
+    assert [each.text for each in house.happenings] == [
+        "the search for a faster build began beside it",
+        "the build onnx took the place of its parent",
+    ]
     report = house.background.report("m", None)
     assert (report.report, report.workers, report.build) == (FOUND, {"onnx": 1}, "onnx")
     order = house.searches.orders[0]
@@ -333,6 +337,18 @@ async def test_where_no_build_can_serve_the_reason_is_told(
     await house.add(config)
 
     assert why in house.standing()["why"]
+    assert house.searches.orders == []
+
+
+async def test_an_archive_that_holds_a_build_is_left_as_it_is(houses: Callable[..., House]) -> None:
+    """As `marserve optimise` writes it, with the parent's configuration: its own build serves, not its parent."""
+    house = houses()
+    archive = write_mar(house.store / "m.mar", manifest("m", "1.0"), config=KEY)
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("MAR-INF/optimised.json", "{}")
+    await house.registry.register(RegisterParameters("m.mar", initial_workers=1, synchronous=True))
+
+    assert house.standing() == {"state": "none", "why": module.HOLDS_BUILD}
     assert house.searches.orders == []
 
 

@@ -14,11 +14,9 @@ MOST_REASON: Final = 600
 _SHOWN_REFUSALS: Final = 3
 
 
-def why_not(facts: Facts, *, holds_build: bool, share: float) -> str:
-    """Why no build is looked for, though the key asks for one; empty where one is. `holds_build`: the archive does."""
+def why_not(facts: Facts, *, share: float) -> str:
+    """Why no build is looked for, though the key asks for one; empty where one is."""
     options = facts.options
-    if holds_build:
-        return "the archive holds a build already"
     if share <= 0:
         return "optimise_share is 0: nothing is built beside what serves"
     if options.ray is not None or options.ranks or options.gpu_ids:
@@ -66,8 +64,10 @@ def why_none(report: dict[str, Any]) -> str:
 
 def sentence_of(standing: Optimising) -> str:
     """What the log says of it."""
-    if standing.state != "serves":
-        return f"the parent serves: {standing.why}" if standing.state == "parent" else f"{standing.step or 'waits'}"
+    if standing.state in ("waits", "builds"):
+        return standing.step or "the search for a faster build waits for its turn"
+    if standing.state in ("none", "parent"):
+        return f"{'the parent serves' if standing.state == 'parent' else 'no build is looked for'}: {standing.why}"
     # Those that decided: with a worker's share of threads, which come first.
     measured = [each for each in standing.ratios or () if each.threads == (standing.ratios or [each])[0].threads]
     ratios = ", ".join(f"{each.ratio:.2f} times as fast at {each.rows}" for each in measured)
