@@ -146,15 +146,14 @@ class TensorReader(StorageReader):
     def _read_piece(self, name: str, place: _Place, file: IO[bytes]) -> torch.Tensor:
         if not 0 <= place.offset <= place.offset + place.length <= os.fstat(file.fileno()).st_size:
             raise NotTensors(f"{name} lies beyond the end of {place.path}")
-        piece = bytearray(place.length)
-        view = memoryview(piece)
-        file.seek(place.offset)
-        while view:
-            count = file.readinto(view)  # type: ignore[attr-defined]
-            if not count:
+        piece = b""
+        while len(piece) < place.length:  # one call, below 2 GiB
+            more = os.pread(file.fileno(), place.length - len(piece), place.offset + len(piece))
+            if not more:
                 raise EOFError(f"{place.path} ends inside of {name}")
-            view = view[count:]
+            piece = piece + more if piece else more
         self.bytes_read += place.length
+        # Bytes, which BytesIO does not copy.
         tensor = torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True)
         if not isinstance(tensor, torch.Tensor):
             raise NotTensors(f"{name} is no tensor in {place.path}")
