@@ -8,7 +8,6 @@ has its pairs in the wrong order, shows here and not in answers to clients.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +33,6 @@ class OneRank:
         self.ranks = ranks
         self._is_first = rank == 0
         self._kept: list[_Kept] = []
-        self.seconds = 0.0
 
     def run(self, sample: int, answer: Callable[[], object]) -> str:
         """Have the ranks answer a sample; why it was not answered, or an empty text. All ranks do this alike."""
@@ -69,12 +67,9 @@ class OneRank:
         """How many calls were compared. Raises ModelNotLoadable where one rank gives something else."""
         if not self._kept:
             return 0
-        began = time.monotonic()
         whole = self._whole()
         kept, self._kept = self._kept, []
-        compared = sum(self._compare_one(whole, each) for each in kept)
-        self.seconds = time.monotonic() - began
-        return compared
+        return sum(self._compare_one(whole, each) for each in kept)
 
     def _compare_one(self, whole: nn.Module, kept: _Kept) -> bool:
         call = kept.call.replaced({name: _on_host(leaf) for name, leaf in kept.call.leaves.items()})
