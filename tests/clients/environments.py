@@ -61,6 +61,8 @@ ENVIRONMENTS = (
     Environment("tritonclient", "tritonclient[all]==2.73.0 ml_dtypes==0.5.4", "triton_client.py"),
     Environment("kserve", "kserve==0.21.0", "kserve_client.py"),
     Environment("mlserver", "mlserver==1.7.1 httpx==0.28.1", "mlserver_client.py"),
+    # No client: ONNX Runtime's build for OpenVINO cannot be beside the usual one.
+    Environment("onnxruntime-openvino", "onnxruntime-openvino==1.24.1 .", "openvino_provider.py"),
     # Where the C library is older pip takes 0.1.0, which is empty.
     Environment("perf-analyzer", "perf-analyzer==2.60.0", "perf_analyzer_client.py", glibc="2.38"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from support.archives import manifest
-from support.checkpoints import save_dcp
+from support.checkpoints import save_dcp, save_in_pieces
+from support.divided import build, divided_state, make_divided, parallel, source
 from support.server import Server
 
 torch = pytest.importorskip("torch")
@@ -38,6 +40,36 @@ def _archive(path: Path, checkpoint: str, folder: Path | None, *, model: str = M
         archive.writestr("model-config.yaml", f"checkpoint: {checkpoint}\n{more}")
         for file in sorted(folder.iterdir()) if folder is not None else ():
             archive.write(file, f"{checkpoint}/{file.name}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks find each other on Linux's loopback")
+@pytest.mark.timeout(120)
+def test_ranks_answer_from_a_checkpoint_as_one_process_does(tmp_path: Path) -> None:
+    """Saved by one, served by two; saved by two, served by one."""
+    config = "minWorkers: 1\nmaxWorkers: 1\nsamples: [{json: [3, 1, 4, 1, 5]}]\n"
+    with Server(tmp_path, entry="marserve") as server:
+        store = server.store
+        state = divided_state()
+        whole = build(source())
+        whole.load_state_dict(state)
+        right = whole.eval()(torch.tensor([[1, 2, 3, 4]])).tolist()[0]
+        for saved_by in (1, 2):
+            save_in_pieces(store / f"by{saved_by}", state, saved_by)
+        for name, saved_by, ranks in (("up", 1, 2), ("down", 2, 1)):
+            said = f"{config}checkpoint: by{saved_by}\n" + (parallel(ranks) if ranks > 1 else "")
+            make_divided(store / f"{name}.mar", said, has_weights=False)
+        for name in ("up", "down"):
+            server.register(f"{name}.mar").raise_for_status()
+        answers = {
+            name: server.predict(name, "[1, 2, 3, 4]", **{"Content-Type": "application/json"}).json()
+            for name in ("up", "down")
+        }
+        described = server.describe("up")["workers"][0]
+
+    for name in ("up", "down"):
+        assert answers[name] == pytest.approx(right, abs=1e-5)
+    assert described["engine"].endswith("divided over 2 ranks")
+    assert 0 < described["checkpoint"]["bytes"] < sum(tensor.nbytes for tensor in state.values())
 
 
 def test_a_model_is_filled_from_its_checkpoint_and_bad_ones_are_refused(tmp_path: Path) -> None:

@@ -175,6 +175,38 @@ def test_a_build_of_torchao_is_within_what_rounding_costs(name: str, tmp_path: P
     assert 0 < largest_error(built, parent, pictures()) <= ROUNDED
 
 
+@pytest.mark.long
+@pytest.mark.onnx
+@pytest.mark.filterwarnings("ignore")  # of OpenVINO and NNCF, about themselves
+@pytest.mark.parametrize(
+    ("name", "bound", "kind"),
+    [
+        ("openvino", EXACT, "pictures"),
+        ("openvino", EXACT, "torchscript"),
+        ("openvino", EXACT, "sentences"),
+        ("openvino-int8", ROUNDED, "pictures"),
+        ("openvino-int8", ROUNDED, "torchscript"),
+    ],
+)
+def test_a_build_of_openvino_gives_what_its_parent_gives(name: str, bound: float, kind: str, tmp_path: Path) -> None:
+    """Its default precision, bfloat16 on some processors, would not; whatever threads a worker has."""
+    for package in ("onnxscript", "openvino", *(["nncf"] if name == "openvino-int8" else [])):
+        pytest.importorskip(package)
+    calls = words() if kind == "sentences" else pictures()
+    parent = (Words() if kind == "sentences" else Pictures()).eval()
+
+    def make() -> Any:
+        own = copy.deepcopy(parent)
+        return traced(own, torch.zeros(2, 1, 8, 8)) if kind == "torchscript" else own
+
+    model = made(name, make, calls, tmp_path)
+
+    assert largest_error(model, parent, calls) <= bound
+    for threads in (0, 2):
+        again = find_build(name).load(make, tmp_path, threads)
+        assert largest_error(again, parent, calls) <= bound
+
+
 @pytest.mark.onnx
 def test_a_branch_on_the_batch_size_is_refused_and_not_baked(tmp_path: Path) -> None:
     """With what torch.export says of it."""

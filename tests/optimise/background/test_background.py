@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marserve.answers.optimising import Optimising
-from marserve.errors import BadInput, ModelNotFound
+from marserve.answers.management import Optimising
+from marserve.errors import ModelNotFound
 from marserve.optimise.background import background as module
 from marserve.optimise.background.background import Background
 from marserve.optimise.background.cache import write_found
@@ -163,8 +164,12 @@ async def test_the_build_that_is_found_serves_and_is_told(
     assert house.pools.made[-1].load.build == str(house.state / "optimised" / key)
     assert house.pools.made[-1].options.weight_bytes == 5
     assert "Model m version 1.0: onnx serves, 2.00 times as fast at 1, mean error 1e-06" in caplog.text
-    assert [each.text for each in house.happenings] == ["the build onnx took the place of its parent"]
-    assert house.background.report("m", None).report == FOUND
+    assert [each.text for each in house.happenings] == [
+        "the search for a faster build began beside it",
+        "the build onnx took the place of its parent",
+    ]
+    report = house.background.report("m", None)
+    assert (report.report, report.workers, report.build) == (FOUND, {"onnx": 1}, "onnx")
     order = house.searches.orders[0]
     assert (order.share, order.threads, order.within_s) == (0.25, 2, 7200.0)
 
@@ -312,8 +317,9 @@ async def test_without_the_key_nothing_is_looked_for(houses: Callable[..., House
     await house.add("batchSize: 2\n")
 
     assert house.standing() == {}
-    with pytest.raises(BadInput, match="has no key optimise in its configuration"):
-        house.background.report("m", None)
+    report = house.background.report("m", None)
+    assert (report.state, report.workers, report.report) == ("none", {"parent": 1}, None)
+    assert "add optimise: {candidates: auto} to model-config.yaml" in str(report.why)
     with pytest.raises(ModelNotFound):
         house.background.report("n", None)
     assert house.searches.orders == []
@@ -331,6 +337,18 @@ async def test_where_no_build_can_serve_the_reason_is_told(
     await house.add(config)
 
     assert why in house.standing()["why"]
+    assert house.searches.orders == []
+
+
+async def test_an_archive_that_holds_a_build_is_left_as_it_is(houses: Callable[..., House]) -> None:
+    """As `marserve optimise` writes it, with the parent's configuration: its own build serves, not its parent."""
+    house = houses()
+    archive = write_mar(house.store / "m.mar", manifest("m", "1.0"), config=KEY)
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("MAR-INF/optimised.json", "{}")
+    await house.registry.register(RegisterParameters("m.mar", initial_workers=1, synchronous=True))
+
+    assert house.standing() == {"state": "none", "why": module.HOLDS_BUILD}
     assert house.searches.orders == []
 
 

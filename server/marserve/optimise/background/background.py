@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from marserve.answers.optimising import Optimising, OptimisingReport
-from marserve.errors import BadInput, Draining, MarserveError
+from marserve.answers.management import Optimising
+from marserve.answers.optimising import OptimisingReport
+from marserve.errors import Draining, MarserveError
 from marserve.files.leased_folders import Lease, LeasedFolders, discard
 from marserve.optimise.background.cache import (
     MOST_BYTES,
@@ -50,6 +51,11 @@ from marserve.telemetry.happenings import Happenings
 
 log = logging.getLogger("marserve.optimise")
 
+NO_KEY: Final = (
+    "the configuration has no key optimise: add optimise: {candidates: auto} to model-config.yaml, or run "
+    "marserve optimise"
+)
+HOLDS_BUILD: Final = "the archive holds a build already, which serves where it does what is recorded of it"
 # Of processor time; a share of a core makes it longer.
 WITHIN_S: Final = 1800.0
 # How often a folder is looked at that another search of this machine makes.
@@ -95,9 +101,10 @@ class Background:
         is_asked = version.facts.options.optimise.is_asked
         if self._is_stopped or not is_asked or version.optimising is not None or version.plan.load.build:
             return
-        holds_build = (Path(version.plan.load.model_dir) / PROOF_PATH).is_file()
-        why = why_not(version.facts, holds_build=holds_build, share=self._share)
-        if why:
+        if (Path(version.plan.load.model_dir) / PROOF_PATH).is_file():
+            self._note(version, Optimising("none", why=HOLDS_BUILD))
+            return
+        if why := why_not(version.facts, share=self._share):
             self._note(version, parent_stays(why))
             return
         self._note(version, Optimising("waits"))
@@ -115,17 +122,13 @@ class Background:
     def report(self, model: str, version: str | None) -> OptimisingReport:
         """How far the search for a version is, and what it showed.
 
-        Raises ModelNotFound, VersionNotFound, and BadInput for one whose configuration has no key.
+        Raises ModelNotFound, VersionNotFound.
         """
         found = self._registry.version_of(model, version)
-        if found.optimising is None:
-            raise BadInput(
-                f"No build is looked for: version {found.name} of {model} has no key optimise in its configuration. "
-                "Add optimise: {candidates: auto} to its model-config.yaml, or run marserve optimise."
-                if not found.facts.options.optimise.is_asked
-                else f"Version {found.name} of {model} is not ready yet; builds are tried once it serves."
-            )
-        return with_report(found.optimising, found.model, found.name, self._reports.get(found))
+        standing = found.optimising
+        if standing is None and found.facts.options.optimise.is_asked:
+            standing = Optimising("waits", step="until the version is ready")
+        return with_report(standing or Optimising("none", why=NO_KEY), found, self._reports.get(found))
 
     async def stop(self) -> None:
         """End all searches; nothing of them is left."""
@@ -159,7 +162,6 @@ class Background:
             log.error("The search for a build of %s failed", version.model, exc_info=error)
 
     async def _find_and_swap(self, version: Version) -> None:
-        began = time.monotonic()
         try:
             lease, found, is_cached = await self._find(version)
         except (MarserveError, OSError) as error:
@@ -189,8 +191,7 @@ class Background:
             self._leases[new] = lease
             self._reports[new] = found.report
             self._note(new, serving(row, is_cached=is_cached))
-            text = f"the build {name} took the place of its parent"
-            self._happenings.note("build", began, time.monotonic(), text, new.model, new.name)
+            self._tell(version, f"the build {name} took the place of its parent")
         finally:
             self._swapping.discard(version)
 
@@ -229,6 +230,7 @@ class Background:
 
     async def _search(self, version: Version, order: Order, folders: LeasedFolders, key: str, lease: Lease) -> Found:
         """Have the process search, and keep what it found under the key, unless another try may end otherwise."""
+        self._tell(version, "the search for a faster build began beside it")
         staged = folders.stage(key)
         try:
             order = msgspec.structs.replace(order, folder=str(staged))
@@ -242,6 +244,8 @@ class Background:
                 if not folders.share(lease):
                     raise SearchFailed(f"{lease.folder} was deleted by another process")
             return found
+        except Damaged as error:  # of what was just written
+            raise SearchFailed(str(error)) from error
         finally:
             # Shielded from a second cancel, so that the folder is always removed.
             await asyncio.shield(asyncio.to_thread(discard, staged))
@@ -253,6 +257,10 @@ class Background:
             await asyncio.to_thread(folders.prune, MOST_BYTES)
             self._folders = folders
         return self._folders
+
+    def _tell(self, version: Version, what: str) -> None:
+        now = time.monotonic()
+        self._happenings.note("build", now, now, what, version.model, version.name)
 
     def _step(self, version: Version, step: str) -> None:
         self._note(version, Optimising("builds", step=step))
