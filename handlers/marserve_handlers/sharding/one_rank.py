@@ -8,6 +8,7 @@ has its pairs in the wrong order, shows here and not in answers to clients.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -64,12 +65,21 @@ class OneRank:
         return ""
 
     def compare(self) -> int:
-        """How many calls were compared. Raises ModelNotLoadable where one rank gives something else."""
+        """How many calls were compared. Raises ModelNotLoadable where one rank gives something else.
+
+        Random numbers go on as on the other ranks, which build and call nothing here.
+        """
         if not self._kept:
             return 0
-        whole = self._whole()
-        kept, self._kept = self._kept, []
-        return sum(self._compare_one(whole, each) for each in kept)
+        drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                whole = self._whole()
+                kept, self._kept = self._kept, []
+                return sum(self._compare_one(whole, each) for each in kept)
+        finally:
+            random.setstate(drawn)
+            np.random.set_state(drawn_by_numpy)
 
     def _compare_one(self, whole: nn.Module, kept: _Kept) -> bool:
         call = kept.call.replaced({name: _on_host(leaf) for name, leaf in kept.call.leaves.items()})

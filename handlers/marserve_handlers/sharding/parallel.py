@@ -222,8 +222,13 @@ def read_all(path: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
         return load_file(path, device="cpu")
-    state: dict[str, torch.Tensor] = read_state(path)
-    return state
+    state: Any = read_state(path)
+    found = state.items() if isinstance(state, Mapping) else [("it", state)]
+    odd = [f"{name} is of type {type(value).__name__}" for name, value in found if not isinstance(value, torch.Tensor)]
+    if odd or not isinstance(state, Mapping):
+        what = odd[0] if odd else "it is of type Tensor"
+        raise ValueError(f"they are no state dict, for {what}: save what model.state_dict() gives")
+    return dict(state)
 
 
 def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], file: str) -> dict[str, str]:
@@ -231,7 +236,8 @@ def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], file: str
 
     Raises ModelNotLoadable for missing and superfluous names, and for other shapes.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = model.state_dict().items()
+    wanted = {name: tuple(tensor.shape) for name, tensor in state if isinstance(tensor, torch.Tensor)}
     others = {name: names for names in find_ties(model) for name in names}
     places = {name: next((each for each in (name, *others.get(name, ())) if each in shapes), "") for name in wanted}
     missing = [name for name, place in places.items() if not place]
