@@ -237,6 +237,31 @@ async def test_a_build_that_does_not_load_leaves_the_parent(houses: Callable[...
     assert house.background._leases == {}
 
 
+async def test_a_build_whose_workers_die_gives_its_place_back(houses: Callable[..., House]) -> None:
+    """After the third death; the next start leaves the parent, with the reason."""
+    first = houses()
+    await first.add()
+    await first.until("serves")
+    build = first.pools.made[-1]
+    for cause, state in (("killed", "serves"), ("crashed", "serves"), ("killed", "parent")):
+        build.metrics.worker_deaths[cause] += 1
+        first.registry.states.tell()
+        await first.until(state)
+
+    assert first.standing()["why"] == "3 workers died while the build onnx served"
+    assert first.pools.made[-1].load.build == ""
+    assert first.background.report("m", None).report == FOUND
+    async with asyncio.timeout(5):
+        while not build.is_stopped or first.background._leases:
+            await asyncio.sleep(0.002)
+    await first.close()
+
+    second = houses()
+    await second.add()
+    assert "onnx: 3 workers died while the build onnx served" in (await second.until("parent"))["why"]
+    assert second.searches.orders == []
+
+
 async def test_a_version_that_leaves_ends_its_search(houses: Callable[..., House]) -> None:
     """The process and what it was making; the next version waits for its turn until then."""
     house = houses()
