@@ -20,7 +20,7 @@ from marserve.archive.contents.manifest import read_manifest
 from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.contents.weight_size import weigh
 from marserve.cli.output import CommandFailed, WrongArguments, table
-from marserve.errors import BadArchive
+from marserve.errors import BadArchive, without_stop
 from marserve.files.regular import open_regular
 from marserve.option_values import ParallelPlan
 
@@ -74,7 +74,7 @@ def estimate_lines(document: Mapping[str, Any]) -> list[str | Table]:
     ]
     if document["isMapped"]:
         lines.append("They are mapped: workers share the pages of the files, and have no memory of their own for them.")
-    return [*lines, *(f"Problem: {problem}." for problem in document["problems"])]
+    return [*lines, *(f"Problem: {without_stop(problem)}." for problem in document["problems"])]
 
 
 def _on_ranks(weights: _Weights) -> Estimate:
