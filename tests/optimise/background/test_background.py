@@ -18,6 +18,7 @@ from marserve.optimise.background import background as module
 from marserve.optimise.background.background import Background
 from marserve.optimise.background.cache import write_found
 from marserve.optimise.background.order import WHOLE, Order
+from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.telemetry.happenings import Happenings
 from support.echo_archives import manifest, write_mar
@@ -375,6 +376,27 @@ async def test_an_archive_that_holds_a_build_is_left_as_it_is(houses: Callable[.
 
     assert house.standing() == {"state": "none", "why": module.HOLDS_BUILD}
     assert house.searches.orders == []
+
+
+async def test_a_version_that_is_ready_before_it_serves_is_looked_at_once_it_does(
+    houses: Callable[..., House],
+) -> None:
+    """As a swap has it; one that never comes is forgotten."""
+    house = houses()
+    await house.add("batchSize: 2\n")
+    archive = write_mar(house.store / "m2.mar", manifest("m", "2.0"), config=KEY).name
+
+    await house.registry.swap(SwapParameters("m", RegisterParameters(archive)))
+    await house.until("serves")
+
+    assert house.registry.describe("m")["modelVersion"] == "2.0"
+    beside = await house.registry._registering.prepare(RegisterParameters(archive, initial_workers=1))
+    await house.registry._registering.wait_until_ready(beside)
+    assert beside in house.background._tasks
+    await house.registry._registering.end(beside, drain_s=0.0)
+    await asyncio.sleep(0)
+    assert beside not in house.background._tasks
+    assert len(house.searches.orders) == 1
 
 
 async def test_workers_that_start_again_begin_no_second_search(houses: Callable[..., House]) -> None:

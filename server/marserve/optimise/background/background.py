@@ -148,6 +148,8 @@ class Background:
 
     async def _optimise(self, version: Version) -> None:
         """Ends when the version leaves the list, unless the build is what takes its place."""
+        while not self._registry.is_listed(version):  # of a swap, and of a document, it is ready before it serves
+            await self._registry.states.wait()
         work = asyncio.ensure_future(self._find_and_swap(version))
         try:
             while not work.done() and (version in self._swapping or self._registry.is_listed(version)):
@@ -159,7 +161,9 @@ class Background:
         finally:
             work.cancel()
             await asyncio.wait((work,))
-        if not work.cancelled() and (error := work.exception()) is not None:
+        if work.cancelled():
+            version.optimising = None  # it has left, and may come back
+        elif (error := work.exception()) is not None:
             self._note(version, parent_stays(f"the search failed: {type(error).__name__}"))
             log.error("The search for a build of %s failed", version.model, exc_info=error)
 

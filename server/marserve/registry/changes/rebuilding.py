@@ -90,7 +90,7 @@ class Rebuilding:
                 raise
             raise NotTaken(f"its workers cannot be started beside those that serve: {error}") from error
         new.plan = replace(plan, facts=facts, load=load)
-        new.facts, new.since, new.remarks = facts, old.since, old.remarks
+        new.facts, new.since, new.remarks, new.optimising = facts, old.since, old.remarks, old.optimising
         return new
 
     async def _try(self, old: Version, new: Version, name: str) -> None:
