@@ -93,13 +93,13 @@ class House(ManagementHouse):
         )
         self.pools.behaviours["m"] = Behaviour(body=b"m", computes_on="onnx")
 
-    async def add(self, config: str = KEY, name: str = "m") -> None:
+    async def add(self, config: str = KEY, name: str = "m", workers: int | None = 1) -> None:
         """Register a model; servers of one test have the same archive, with its times."""
         made = self.state.parent / f"{name}-{len(config)}.mar"
         if not made.exists():
             write_mar(made, manifest(name, "1.0"), config=config)
         shutil.copy(made, self.store)
-        await self.registry.register(RegisterParameters(made.name, initial_workers=1, synchronous=True))
+        await self.registry.register(RegisterParameters(made.name, initial_workers=workers, synchronous=True))
 
     def standing(self, name: str = "m") -> dict[str, Any]:
         """What describe says of the search."""
@@ -364,6 +364,18 @@ async def test_where_no_build_can_serve_the_reason_is_told(
 
     assert why in house.standing()["why"]
     assert house.searches.orders == []
+
+
+async def test_a_version_that_may_sleep_is_looked_at_once_it_always_has_workers(houses: Callable[..., House]) -> None:
+    """Until then nothing is loaded for a search."""
+    house = houses()
+    await house.add(KEY + "minWorkers: 0\nmaxWorkers: 1\nidleTimeout: 60\n", workers=None)
+    assert house.background.report("m", None).why == module.SLEEPS
+    assert house.searches.orders == []
+
+    await house.registry.scale("m", None, min_workers=1, max_workers=1, synchronous=True)
+
+    await house.until("serves")
 
 
 async def test_an_archive_that_holds_a_build_is_left_as_it_is(houses: Callable[..., House]) -> None:

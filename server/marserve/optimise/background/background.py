@@ -56,6 +56,7 @@ NO_KEY: Final = (
     "the configuration has no key optimise: add optimise: {candidates: auto} to model-config.yaml, or run "
     "marserve optimise"
 )
+SLEEPS: Final = "the version may be without workers until a request comes; with a minWorkers of 1 builds are tried"
 HOLDS_BUILD: Final = "the archive holds a build already, which serves where it does what is recorded of it"
 # Of processor time; a share of a core makes it longer.
 WITHIN_S: Final = 1800.0
@@ -129,7 +130,8 @@ class Background:
         found = self._registry.version_of(model, version)
         standing = found.optimising
         if standing is None and found.facts.options.optimise.is_asked:
-            standing = Optimising("waits", step="until the version is ready")
+            waits = Optimising("waits", step="until the version is ready")
+            standing = Optimising("none", why=SLEEPS) if found.wakes else waits
         return with_report(standing or Optimising("none", why=NO_KEY), found, self._reports.get(found))
 
     async def stop(self) -> None:
