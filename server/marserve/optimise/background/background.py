@@ -184,7 +184,10 @@ class Background:
             return
         name, report = (version.optimising and version.optimising.build) or "", self._reports[version]
         why = f"{deaths} workers died while the build {name} served"
-        await asyncio.to_thread(write_refused, self._leases[version].folder, why)
+        try:
+            await asyncio.to_thread(write_refused, self._leases[version].folder, why)
+        except OSError as error:  # the next start tries the build again
+            log.warning("%s cannot be noted: %s", why, error)
         self._swapping.add(version)
         try:
             parent = await self._registry.rebuild(version, "", "", weight_bytes)
