@@ -11,6 +11,7 @@ here: its SHA-256 stands in the state folder of this server, which nothing in an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -30,7 +31,7 @@ from marserve.files.atomic import replace_file
 from marserve.files.digests import digest_of
 from marserve.files.leased_folders import LeasedFolders, bytes_below, find_stranger
 from marserve.optimise.background.order import RESULT, Order
-from marserve.optimise.candidates import PACKAGES, TOOLS
+from marserve.optimise.candidates import DEFAULT_BOUNDS, PACKAGES, TOOLS
 from marserve.registry.catalogue.plan import Plan
 
 FORMAT: Final = 1
@@ -84,6 +85,7 @@ def key_of(order: Order, archive: str, machine: Mapping[str, Any]) -> str:
         "packages": taken.load.packages,
         "optimise": list(taken.optimise),
         "samples": repr((taken.samples, taken.drawn)),
+        "bounds": dataclasses.asdict(DEFAULT_BOUNDS),
         "batch": order.batch_size,
         "threads": order.threads,
     }
