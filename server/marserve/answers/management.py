@@ -93,7 +93,10 @@ class WorkerHealth(Document):
 
 
 class LoadedCheckpoint(Document):
-    """How the weights of a `checkpoint` came into a worker, or into the template that it was forked from."""
+    """How the weights of a `checkpoint` came into a worker, or into the template that it was forked from.
+
+    Of a group of ranks the part of rank 0.
+    """
 
     bytes: int
     mapped: Annotated[int, Meta(description="those of its bytes that are mapped files, and no memory of the worker's")]
@@ -123,6 +126,9 @@ class Worker(Document, kw_only=True):
         list[str] | None, Meta(description="the processor's kind, and its instructions that kernels depend on")
     ] = None
     checkpoint: LoadedCheckpoint | None = None
+    share: Annotated[
+        LoadedCheckpoint | None, Meta(description="rank 0's part of a divided model, where there is no checkpoint")
+    ] = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
     health: WorkerHealth | None = None

@@ -383,6 +383,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         overlaps=options.overlap_preprocess,
         peak_flops=None if options.peak_flops is None else dict(options.peak_flops),
         parallel=options.parallel,
+        parallel_bytes=options.weight_bytes if options.parallel is not None else 0,
         parallel_samples=list(options.inputs_to_try) if options.parallel is not None else [],
         must_use_device=server.refuses_missing_devices,
         declaration=b"" if unpacked.declared is None else unpacked.declared.text,
