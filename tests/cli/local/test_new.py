@@ -23,12 +23,13 @@ runner = CliRunner(env={"COLUMNS": "200"})
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory, whose modules are forgotten at the end."""
+    """The working directory, whose modules are forgotten at the end, as are another test's of these names before."""
     monkeypatch.chdir(tmp_path)
-    before = set(sys.modules)
+    for name in ("model", "test_model"):
+        sys.modules.pop(name, None)
     yield tmp_path
-    for name in {"model", "test_model"} & (sys.modules.keys() - before):
-        del sys.modules[name]
+    for name in ("model", "test_model"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(

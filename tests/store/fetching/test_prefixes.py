@@ -202,6 +202,7 @@ def test_a_stop_ends_it(store: FakeStore, tmp_path: Path) -> None:
         ("ftp://bucket/w/", ArchiveNotFound, "only http, https"),
         ("s3://bucket/../w/", ArchiveNotFound, "through `.` or `..`"),
         ("s3://bucket/w/?versionId=3/", ArchiveNotFound, "is refused"),
+        ("s3://bucket/w?versionId=3/", ArchiveNotFound, "the address of a prefix has no version"),
         ("s3://bucket/gone/", DownloadFailed, "no object lies directly below it"),
     ],
 )

@@ -85,6 +85,8 @@ def read_prefix(address: str, allowed: AllowedUrls) -> Prefix:
             f"Given URL {hide_query(address)} is refused: {sample.scheme}:// cannot be listed; s3://, gs:// and "
             "az:// can"
         )
+    if sample.query or not sample.path.endswith(f"/{_SAMPLE}"):
+        raise BadTarget(f"Given URL {hide_query(address)} is refused: the address of a prefix has no version")
     allowed.check(sample)
     return Prefix(replace(sample, path=sample.path[: -len(_SAMPLE)]), address)
 

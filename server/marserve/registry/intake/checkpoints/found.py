@@ -41,9 +41,9 @@ def find_checkpoint(
 ) -> FoundCheckpoint:
     """The checkpoint of that name, of the archive unpacked at `folder`, which only this server writes if `is_private`.
 
-    `fetch` fetches addresses. The result has to be released. Raises what `fetch` does,
-    BadArchive for a manifest that it does not go with and a folder that is not there, BadCheckpoint for what
-    lies there, UnsafeArchive for pickles in it; Draining once `is_stopped` says so; OSError.
+    `fetch` fetches addresses. The result has to be released. Raises BadArchive for a manifest that it does not go with
+    and a folder that is not there, BadCheckpoint for what lies there, UnsafeArchive for pickles in it; Draining once
+    `is_stopped` says so; OSError, and what `fetch` raises.
     """
     _check_manifest(named, manifest)
     if is_prefix(named):
