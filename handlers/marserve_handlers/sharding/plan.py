@@ -143,7 +143,8 @@ def _fault_of_width(module: Module, style: str, ranks: int) -> str:
 def _halves(styles: Mapping[str, str], modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
     """The names of colwise modules that no rowwise one follows, and the reverse, as far as names show it.
 
-    Partners lie in one module, or else in one layer, where the partner has none in its own module.
+    Partners lie in one module, or one of them in a module inside of the other's, or else in one layer, where the
+    partner has none in its own module. What names do not show samples do.
     """
     givers = [name for name, style in styles.items() if style == "colwise"]
     takers = [name for name, style in styles.items() if style == "rowwise" and modules[name].kind == LINEAR]
@@ -154,15 +155,24 @@ def _halves(styles: Mapping[str, str], modules: Mapping[str, Module]) -> Iterato
          "use rowwise_rep, which takes a whole input"),
     ):  # fmt: skip
         beside = {_parent(name) for name in others}
+        around = {above for parent in beside for above in _above(parent)}
         busy = {_parent(name) for name in own}
         free = {layer for name in others if _parent(name) not in busy for layer in _layers(name)}
         for name in own:
-            if _parent(name) not in beside and free.isdisjoint(_layers(name)):
+            parent = _parent(name)
+            is_near = parent in beside or parent in around or not beside.isdisjoint(_above(parent))
+            if not is_near and free.isdisjoint(_layers(name)):
                 yield name, words
 
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _above(name: str) -> list[str]:
+    """The modules that hold this one, except the model itself."""
+    parts = name.split(".")
+    return [".".join(parts[:at]) for at in range(1, len(parts))]
 
 
 def _layers(name: str) -> list[str]:

@@ -174,6 +174,14 @@ def test_half_a_pair_is_named(plan: dict[str, str], name: str, advice: str) -> N
             {"layer.*.attention.self.query": "colwise", "layer.*.attention.output.dense": "rowwise"},
         ),
         (("head", "embed"), {"head": "colwise_rep", "embed": "rowwise_rep"}),
+        (
+            ("layers.0.mlp.experts.up", "layers.0.mlp.shared", "layers.0.mlp.down"),
+            {"layers.*.mlp.experts.up": "colwise", "layers.*.mlp.shared": "colwise", "layers.*.mlp.down": "rowwise"},
+        ),
+        (
+            ("layers.0.q", "layers.0.o", "layers.0.out.dense"),
+            {"layers.*.q": "colwise", "layers.*.o": "rowwise", "layers.*.out.dense": "rowwise"},
+        ),
     ],
 )
 def test_pairs_are_found_in_one_module_and_in_one_layer(names: tuple[str, ...], plan: dict[str, str]) -> None:
