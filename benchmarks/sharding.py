@@ -1,10 +1,11 @@
 """Sharding: what a model divided by `parallel` takes on each rank, how long its load is, and whether its answers stay.
 
-A tower of linear layers in one `.safetensors` file is loaded by 1, 2 and 4 processes as the ranks of a worker load it,
-and answers the same inputs. Of each rank is measured how much anonymous memory it has at most beyond what it has with
-torch imported: looked at every two milliseconds, so a shorter peak may be missed. `--gib 1` is what the figures are of.
+A tower of linear layers is loaded by 1, 2 and 4 processes as the ranks of a worker load it: from one `.safetensors`
+file, and from what so many ranks saved by `torch.distributed.checkpoint`. All answer the same inputs. Of each rank is
+measured how much anonymous memory it has at most beyond what it has with torch imported: looked at every two
+milliseconds, so a shorter peak may be missed. `--gib 1` is what the figures are of.
 
-    .venv/bin/python benchmarks/sharding.py --gib 1 --ranks 1 2 4
+    .venv/bin/python benchmarks/sharding.py --gib 1 --loads 1 2 1:2 2:1 2:4
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,8 +48,12 @@ class Tower(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What one rank measured: bytes of its parameters, its peak beyond its start, seconds, and answers' digest."""
+    """What one rank measured: bytes of its parameters, its peak beyond its start, seconds, and what it answers.
 
+    `saved_by` ranks wrote the checkpoint, 0 for the file. `differs` is why the ranks did not answer, empty if they did.
+    """
+
+    saved_by: int
     ranks: int
     rank: int
     share_bytes: int
@@ -87,11 +91,14 @@ def write_model(folder: Path, bytes_wanted: int) -> Path:
     return path
 
 
-def run_ranks(folder: Path, weights: Path, ranks: int) -> list[Rank]:
-    """Load the model on so many processes, and have them answer. Raises CalledProcessError if one does not end well."""
+def run_ranks(folder: Path, ranks: int, saved_by: int = 0, saves: str = "") -> list[Rank]:
+    """Load the model on so many processes, have them answer, and save what they have as a checkpoint of that name.
+
+    Raises CalledProcessError if one does not end well.
+    """
     with tempfile.TemporaryDirectory() as meeting:
         environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        arguments = [str(folder), str(weights), str(Path(meeting, "store"))]
+        arguments = [str(folder), str(saved_by), str(Path(meeting, "store")), saves]
         running = [
             subprocess.Popen(
                 [sys.executable, __file__, "--as-rank", *arguments],
@@ -112,25 +119,25 @@ def run_ranks(folder: Path, weights: Path, ranks: int) -> list[Rank]:
     return [Rank(**json.loads(text.splitlines()[-1])) for text in said]
 
 
-def be_a_rank(folder: str, weights: str, store: str) -> Rank:
+def be_a_rank(folder: str, saved_by: int, store: str, saves: str) -> Rank:
     """Load this rank's part, answer, and say what that took."""
     import torch  # here, and below: a rank's alone
     import torch.distributed as dist
 
-    from marserve_handlers.sharding.parallel import load_parallel
+    from marserve_handlers.sharding.parallel import bytes_of, load_parallel
 
     ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    context = SimpleNamespace(parallel=({"tp": ranks}, PLAN), load_warnings=[], one_rank=None)
-    start = anonymous_bytes()
+    context = SimpleNamespace(parallel=({"tp": ranks}, PLAN), load_warnings=[], one_rank=None, checkpoint=None)
+    if saved_by:
+        context.checkpoint = checkpoint_in(Path(folder, f"by{saved_by}"))
     peak = Peak()
-    began = time.monotonic()
+    start = peak.bytes
     with peak:
-        model = load_parallel(folder, "tower.py", weights, torch.device("cpu"), context)
-        seconds = time.monotonic() - began
+        model = load_parallel(folder, "tower.py", str(Path(folder, "tower.safetensors")), torch.device("cpu"), context)
         torch.manual_seed(1)
         inputs = torch.randn(4, WIDTH)
-        answers = []
+        answers: list[list[float]] = []
 
         def answer() -> None:
             with torch.inference_mode():
@@ -138,12 +145,22 @@ def be_a_rank(folder: str, weights: str, store: str) -> Rank:
 
         differs = context.one_rank.run(0, answer)
         context.one_rank.compare()
-    share = sum(
-        (each.to_local() if hasattr(each, "to_local") else each).numel() * each.itemsize for each in model.parameters()
-    )
+    seconds = (context.checkpoint or context.share).seconds
+    if saves:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(model.state_dict(), checkpoint_id=str(Path(folder, saves)))
     dist.barrier()
     dist.destroy_process_group()
-    return Rank(ranks, rank, share, peak.bytes - start, seconds, answers, differs)
+    return Rank(saved_by, ranks, rank, bytes_of(model), peak.bytes - start, seconds, answers, differs)
+
+
+def checkpoint_in(folder: Path) -> object:
+    """The checkpoint of a folder, as a server tells its workers of it."""
+    from marserve.archive.checkpoints.checkpoint import read_checkpoint
+    from marserve_handlers.context import Checkpoint
+
+    return Checkpoint(str(folder), False, json.dumps(read_checkpoint(folder).layout).encode())
 
 
 class Peak:
@@ -181,35 +198,44 @@ def largest_difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequenc
     return max(abs(one - another) for one, another in pairs) / max(abs(another) for _, another in pairs)
 
 
-def measure(bytes_wanted: int, sizes: Sequence[int]) -> list[tuple[Rank, float]]:
-    """Each rank of each size, with the difference of its answers from those of the first size."""
+def measure(bytes_wanted: int, loads: Sequence[tuple[int, int]]) -> list[tuple[Rank, float]]:
+    """Each rank of each load, with the difference of its answers from those of one rank that has the file.
+
+    A load is by how many ranks its checkpoint was saved, 0 for the file, and how many load it.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        weights = write_model(folder, bytes_wanted)
-        ranks = [rank for size in sizes for rank in run_ranks(folder, weights, size)]
-    return [(rank, largest_difference(rank.answers, ranks[0].answers)) for rank in ranks]
+        write_model(folder, bytes_wanted)
+        (right,) = run_ranks(folder, 1)
+        for saved_by in {saved_by for saved_by, _ in loads if saved_by}:
+            run_ranks(folder, saved_by, saves=f"by{saved_by}")
+        measured = [rank for saved_by, ranks in loads for rank in run_ranks(folder, ranks, saved_by)]
+    return [(rank, largest_difference(rank.answers, right.answers)) for rank in measured]
 
 
 def main() -> int:
     """Measure, print a table, and say by the exit status whether all is within its bounds."""
     reader = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     reader.add_argument("--gib", type=float, default=1.0)
-    reader.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    reader.add_argument("--as-rank", nargs=3, metavar=("FOLDER", "WEIGHTS", "STORE"), help=argparse.SUPPRESS)
+    reader.add_argument("--loads", nargs="+", default=["1", "2", "4", "1:2", "2:1", "2:4"], metavar="[SAVED_BY:]RANKS")
+    reader.add_argument("--as-rank", nargs=4, help=argparse.SUPPRESS)
     asked = reader.parse_args()
     if asked.as_rank:
-        print(json.dumps(asdict(be_a_rank(*asked.as_rank))))
+        folder, saved_by, store, saves = asked.as_rank
+        print(json.dumps(asdict(be_a_rank(folder, int(saved_by), store, saves))))
         return 0
-    print("| ranks | rank | share, MiB | peak of anonymous memory, MiB | at most | s a GB | difference |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    pairs = [(each if ":" in each else f"0:{each}").split(":") for each in asked.loads]
+    print("| from | ranks | rank | share, MiB | peak of anonymous memory, MiB | at most | s a GB | difference |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     is_well = True
-    for rank, difference in measure(int(asked.gib * (1 << 30)), asked.ranks):
+    for rank, difference in measure(int(asked.gib * (1 << 30)), [(int(saved), int(ranks)) for saved, ranks in pairs]):
         sizes = [f"{size / (1 << 20):.0f}" for size in (rank.share_bytes, rank.peak_bytes, rank.most_bytes)]
+        source = f"{rank.saved_by} ranks" if rank.saved_by else "file"
         print(
-            f"| {rank.ranks} | {rank.rank} | {' | '.join(sizes)} | {rank.seconds_a_gb:.2f} | {difference:.1e} |",
-            flush=True,
+            f"| {source} | {rank.ranks} | {rank.rank} | {' | '.join(sizes)} | {rank.seconds_a_gb:.2f} "
+            f"| {difference:.1e} |"
         )
-        is_well = is_well and rank.peak_bytes <= rank.most_bytes and difference <= MOST_DIFFERENCE
+        is_well = is_well and rank.peak_bytes <= rank.most_bytes and difference <= MOST_DIFFERENCE and not rank.differs
     return 0 if is_well else 1
 
 

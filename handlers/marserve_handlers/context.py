@@ -200,6 +200,8 @@ class Context:
     """The mesh and the plan by which the model is divided over the ranks of the worker; None for a whole model."""
     one_rank: Any = None
     """Compares the ranks' answers with those of the whole model; set where a divided model was loaded."""
+    share: Checkpoint | None = None
+    """How this rank's part of a divided model came; None for a whole one, or where a checkpoint says it."""
     inter_threads: int = 0
     """How many threads the model's runtime may use for operators side by side, 0 for the runtime's own choice."""
     threads: int = 0

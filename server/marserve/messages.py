@@ -318,8 +318,9 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     handler allows that (`worker/overlap/`). `allowed_batch_sizes`, in order, are the only numbers of rows the model is
     called with, empty for any. With `peak_flops` the model's FLOPs are counted: FLOPs a second by dtype, under the
     empty name those of every other; measured where none is given. With `parallel` each rank loads its part of the
-    model, and `parallel_samples` must be answered as by the whole model. `build` is the folder of a faster build of the
-    model that this server made, empty for none: the build serves if it does what is recorded there.
+    model, and `parallel_samples` must be answered as by the whole model, whose weights are `parallel_bytes`. `build` is
+    the folder of a faster build of the model that this server made, empty for none: the build serves if it does what is
+    recorded there.
     `checkpoint` are the weights of an eager model that the archive names apart from it, None without any.
     """
 
@@ -359,6 +360,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     peak_flops: dict[str, float] | None = None
     parallel: ParallelPlan | None = None
     parallel_samples: list[Sample] = []
+    parallel_bytes: int = 0
     build: str = ""
     checkpoint: Checkpoint | None = None
 
@@ -368,6 +370,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         mapped = 0
         if self.checkpoint is not None and self.checkpoint.may_map and not self.checkpoint.layout:
             mapped = self.checkpoint.size
+        mapped += 2 * self.parallel_bytes  # for the rank's part, and for the whole model that it is compared with
         return self.memory_limit_bytes + mapped if self.memory_limit_bytes else 0
 
 

@@ -409,7 +409,7 @@ class ModelOptions:
     checkpoint: str | None = _option(
         "checkpoint",
         CHECKPOINT,
-        "The weights of its modelFile, apart from it: a folder of the archive or of the model store.",
+        "The weights of its modelFile, apart from it: a folder of the archive or of the model store, or an address/.",
         order=("archive",),
         is_strict=True,
     )

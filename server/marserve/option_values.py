@@ -392,9 +392,10 @@ _LONGEST_PLACE = 2000
 
 
 def _read_checkpoint(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_PLACE or "://" in value:
-        raise Unusable("a folder of the archive, or of the model store")
-    return value.strip()
+    place = value.strip() if isinstance(value, str) else ""
+    if not place or len(place) > _LONGEST_PLACE or ("://" in place and not place.endswith("/")):
+        raise Unusable("a folder of the archive or of the model store, or an address of a store that ends in /")
+    return place
 
 
 def _read_text(value: object) -> str:

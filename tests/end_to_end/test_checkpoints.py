@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from support.archives import manifest
-from support.checkpoints import save_dcp
+from support.checkpoints import save_dcp, save_in_pieces
+from support.divided import build, divided_state, make_divided, parallel, source
+from support.object_stores import S3Server
 from support.server import Server
 
 torch = pytest.importorskip("torch")
@@ -38,6 +42,69 @@ def _archive(path: Path, checkpoint: str, folder: Path | None, *, model: str = M
         archive.writestr("model-config.yaml", f"checkpoint: {checkpoint}\n{more}")
         for file in sorted(folder.iterdir()) if folder is not None else ():
             archive.write(file, f"{checkpoint}/{file.name}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks find each other on Linux's loopback")
+@pytest.mark.timeout(120)
+def test_ranks_answer_from_a_checkpoint_as_one_process_does(tmp_path: Path) -> None:
+    """Saved by one, served by two; saved by two, served by one."""
+    config = "minWorkers: 1\nmaxWorkers: 1\nsamples: [{json: [3, 1, 4, 1, 5]}]\n"
+    with Server(tmp_path, entry="marserve") as server:
+        store = server.store
+        state = divided_state()
+        whole = build(source())
+        whole.load_state_dict(state)
+        right = whole.eval()(torch.tensor([[1, 2, 3, 4]])).tolist()[0]
+        for saved_by in (1, 2):
+            save_in_pieces(store / f"by{saved_by}", state, saved_by)
+        for name, saved_by, ranks in (("up", 1, 2), ("down", 2, 1)):
+            said = f"{config}checkpoint: by{saved_by}\n" + (parallel(ranks) if ranks > 1 else "")
+            make_divided(store / f"{name}.mar", said, has_weights=False)
+        for name in ("up", "down"):
+            server.register(f"{name}.mar").raise_for_status()
+        answers = {
+            name: server.predict(name, "[1, 2, 3, 4]", **{"Content-Type": "application/json"}).json()
+            for name in ("up", "down")
+        }
+        described = server.describe("up")["workers"][0]
+
+    for name in ("up", "down"):
+        assert answers[name] == pytest.approx(right, abs=1e-5)
+    assert described["engine"].endswith("divided over 2 ranks")
+    assert 0 < described["checkpoint"]["bytes"] < sum(tensor.nbytes for tensor in state.values())
+
+
+def test_a_prefix_of_a_store_is_fetched_once_for_all_servers_of_a_machine(s3: S3Server, tmp_path: Path) -> None:
+    """Two servers, two versions: 1.05 times the checkpoint at most is read, and what else lies there is not."""
+    pytest.importorskip("obstore")
+    state = {"layer.weight": torch.ones(2, 3), "layer.bias": torch.zeros(2)}
+    folder, bucket = save_in_pieces(tmp_path / "pieces", state, 2), s3.bucket()
+    for file in folder.iterdir():
+        bucket.put(f"net/{file.name}", file.read_bytes())
+    bucket.put("net/old.bin", bytes(100_000))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    address = f"s3://{bucket.name}/net/"
+    settings = {"allowed_urls": f"s3://{bucket.name}/.*", "download_cache": str(tmp_path / "cache")}
+    fetched: list[float] = []
+    answers = []
+
+    for name in ("one", "two"):
+        with Server(tmp_path / name, settings=settings, environment=s3.environment, entry="marserve") as server:
+            for model in ("a", "b"):
+                _archive(server.store / f"{model}.mar", address, None)
+                server.register(f"{model}.mar").raise_for_status()
+            answer = server.predict("a", "[1, 1, 1]", **{"Content-Type": "application/json"})
+            answers.append(answer.json())
+            _archive(server.store / "c.mar", "s3://elsewhere/net/", None)
+            refused = server.register("c.mar")
+            lines = httpx.get(f"{server.metrics}/metrics").text.splitlines()
+            fetched += [float(line.split()[-1]) for line in lines if line.startswith("marserve_download_bytes_total")]
+
+    assert answers == [[3.5, 3.25]] * 2
+    assert size <= fetched[0] <= 1.05 * size
+    assert fetched[1] == 0
+    assert refused.status_code == 404
+    assert "elsewhere" in refused.json()["message"]
 
 
 def test_a_model_is_filled_from_its_checkpoint_and_bad_ones_are_refused(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_two_ranks_answer_as_one_does_and_begin_anew_when_one_dies(tmp_path: Pat
             "to the model's configuration"
         ]
         assert two["workers"][0]["engine"].endswith("eager, divided over 2 ranks")
+        assert two["workers"][0]["share"]["bytes"] < 0.6 * one["workers"][0]["share"]["bytes"]
+        assert two["workers"][0]["share"]["secondsPerGB"] > 0
 
         ranks = [rank["pid"] for rank in two["workers"][0]["ranks"]]
         os.kill(ranks[1], signal.SIGKILL)

@@ -93,6 +93,20 @@ def test_the_manifest_decides_how_the_model_is_loaded(
     assert handler.takes_arrays is (serialized_file == "m.onnx")
 
 
+def test_a_build_of_the_server_that_is_gone_leaves_the_archives_model(tmp_path: Path) -> None:
+    """Its folder comes before a build of the archive; without it the parent serves, and that is said."""
+    (tmp_path / "m.pt").write_text("{}", "utf-8")
+    context = make_context(tmp_path, serialized_file="m.pt")
+    context.build_folder = str(tmp_path / "gone")
+    handler = RecordingHandler()
+
+    handler.initialize(context)
+
+    assert handler.model == ("torchscript", "m.pt")
+    assert "cannot be loaded, the parent serves: FileNotFoundError" in context.load_warnings[0]
+    assert context.refused_build == "unknown"
+
+
 @pytest.mark.parametrize(
     ("names", "serialized_file", "words"),
     [

@@ -92,16 +92,30 @@ def build(text: str) -> Any:
     return names["Encoder"]()
 
 
-def make_divided(
-    path: Path, config: str, *, safetensors: bool = False, width: int = 32, layers: int = 2, blocks: str = BLOCKS
-) -> Path:
-    """The archive at `path`, with weights that are always the same; `blocks` is the file of its layers."""
+def divided_state(*, width: int = 32, layers: int = 2) -> dict[str, Any]:
+    """The weights of the archive, which are always the same."""
     import torch
 
-    text = source(width=width, layers=layers)
     torch.manual_seed(5)
-    state = build(text).state_dict()
+    state: dict[str, Any] = build(source(width=width, layers=layers)).state_dict()
     state["scale"] = torch.linspace(0.5, 1.5, width)
+    return state
+
+
+def make_divided(
+    path: Path,
+    config: str,
+    *,
+    safetensors: bool = False,
+    width: int = 32,
+    layers: int = 2,
+    blocks: str = BLOCKS,
+    has_weights: bool = True,
+) -> Path:
+    """The archive at `path`; `blocks` is the file of its layers. Without weights the configuration says where."""
+    import torch
+
+    text, state = source(width=width, layers=layers), divided_state(width=width, layers=layers)
     if safetensors:
         from safetensors.torch import save
 
@@ -118,11 +132,14 @@ def make_divided(
         "serializedFile": file,
         "configFile": "model-config.yaml",
     }
+    if not has_weights:
+        del entry["serializedFile"]
     manifest = {"createdOn": "01/02/2026 03:04:05", "runtime": "python", "model": entry, "archiverVersion": "0.12.0"}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
         archive.writestr("model.py", text)
         archive.writestr("blocks.py", blocks)
         archive.writestr("model-config.yaml", config)
-        archive.writestr(file, weights)
+        if has_weights:
+            archive.writestr(file, weights)
     return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +45,25 @@ class CheckpointWeights:
         return tensor
 
     def read_all(self) -> dict[str, torch.Tensor]:
-        """All of them, mapped where they may be."""
+        """All of them, mapped where they may be; pieces are put together in a file of their own, which is mapped."""
         if self._pieces is None:
             return map_tensors(self._stored) if self._may_map else read_tensors(self._stored)
-        return {name: self.read(name, tuple(slice(0, each) for each in shape)) for name, shape in self.shapes().items()}
+        # here: it imports a lot, and most checkpoints are of the other kind
+        from marserve_handlers.sharding.dcp_reader import fill
+
+        whole = {name: in_a_file(dtype, shape) for name, (dtype, shape) in self._pieces.tensors.items()}
+        fill(whole, self._pieces)
+        return whole
+
+
+def in_a_file(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor in a temporary file that is mapped, and goes with it; in memory where there is no room for a file."""
+    count = torch.Size(shape).numel()
+    if not count or not hasattr(os, "posix_fallocate"):
+        return torch.empty(shape, dtype=dtype)
+    with tempfile.NamedTemporaryFile() as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)  # a file with holes would end the process
+        except OSError:
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)

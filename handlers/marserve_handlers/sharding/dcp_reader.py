@@ -29,6 +29,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+# A larger piece goes from its file to its tensor, so that memory holds it once; a smaller one is read as a whole.
+READ_AT_ONCE = 4 << 20
+
 
 class NotTensors(ValueError):
     """The checkpoint holds, or asks for, something else than tensors in its own files; the text says what."""
@@ -40,6 +43,45 @@ class _Place(NamedTuple):
     path: str
     offset: int
     length: int
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file of its own, so that a piece goes from there to its tensor and is held once."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._at = file, offset, length, 0
+        self.bytes_read = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The place in this part."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place in this part."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or its beginning with what is left of this part. Raises EOFError where the file ends."""
+        view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
+        wanted = len(view)
+        self._file.seek(self._offset + self._at)
+        while view:
+            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise EOFError("the file ends inside of a tensor")
+            view = view[count:]
+        self._at += wanted
+        self.bytes_read += wanted
+        return wanted
 
 
 class TensorReader(StorageReader):
@@ -146,16 +188,14 @@ class TensorReader(StorageReader):
     def _read_piece(self, name: str, place: _Place, file: IO[bytes]) -> torch.Tensor:
         if not 0 <= place.offset <= place.offset + place.length <= os.fstat(file.fileno()).st_size:
             raise NotTensors(f"{name} lies beyond the end of {place.path}")
-        piece = bytearray(place.length)
-        view = memoryview(piece)
-        file.seek(place.offset)
-        while view:
-            count = file.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise EOFError(f"{place.path} ends inside of {name}")
-            view = view[count:]
-        self.bytes_read += place.length
-        tensor = torch.load(io.BytesIO(piece), map_location="cpu", weights_only=True)
+        window = _Window(file, place.offset, place.length)
+        piece: Any = window
+        if place.length <= READ_AT_ONCE:  # torch reads both ends of a file several times
+            piece = io.BytesIO(window.read(place.length))
+        try:
+            tensor = torch.load(piece, map_location="cpu", weights_only=True)
+        finally:
+            self.bytes_read += window.bytes_read
         if not isinstance(tensor, torch.Tensor):
             raise NotTensors(f"{name} is no tensor in {place.path}")
         return tensor

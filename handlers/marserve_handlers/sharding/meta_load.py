@@ -85,13 +85,13 @@ def build_empty(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         raise
     except Exception:  # it computes with numbers, which the meta device does not have; the second time shows any other
         model = None
-    if model is None or _lost(model):
+    if model is None or lost(model):
         with _parameters_on_meta():
             model = build()
     return model
 
 
-def _lost(model: torch.nn.Module) -> list[str]:
+def lost(model: torch.nn.Module) -> list[str]:
     """Names of what has no numbers and is in no state dict, so that no checkpoint gives it any."""
     saved = model.state_dict().keys()
     names = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved]

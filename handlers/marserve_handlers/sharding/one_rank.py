@@ -8,7 +8,7 @@ has its pairs in the wrong order, shows here and not in answers to clients.
 from __future__ import annotations
 
 import copy
-import time
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +34,6 @@ class OneRank:
         self.ranks = ranks
         self._is_first = rank == 0
         self._kept: list[_Kept] = []
-        self.seconds = 0.0
 
     def run(self, sample: int, answer: Callable[[], object]) -> str:
         """Have the ranks answer a sample; why it was not answered, or an empty text. All ranks do this alike."""
@@ -66,15 +65,21 @@ class OneRank:
         return ""
 
     def compare(self) -> int:
-        """How many calls were compared. Raises ModelNotLoadable where one rank gives something else."""
+        """How many calls were compared. Raises ModelNotLoadable where one rank gives something else.
+
+        Random numbers go on as on the other ranks, which build and call nothing here.
+        """
         if not self._kept:
             return 0
-        began = time.monotonic()
-        whole = self._whole()
-        kept, self._kept = self._kept, []
-        compared = sum(self._compare_one(whole, each) for each in kept)
-        self.seconds = time.monotonic() - began
-        return compared
+        drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                whole = self._whole()
+                kept, self._kept = self._kept, []
+                return sum(self._compare_one(whole, each) for each in kept)
+        finally:
+            random.setstate(drawn)
+            np.random.set_state(drawn_by_numpy)
 
     def _compare_one(self, whole: nn.Module, kept: _Kept) -> bool:
         call = kept.call.replaced({name: _on_host(leaf) for name, leaf in kept.call.leaves.items()})

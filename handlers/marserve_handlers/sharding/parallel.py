@@ -20,13 +20,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from marserve_handlers.context import note_warning
+from marserve_handlers.context import Checkpoint, note_warning
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.runtimes.eager import build_eager, preferred_weights, read_state, saying_what_is_wrong
+from marserve_handlers.sharding import meta_load
 from marserve_handlers.sharding.checkpoint_weights import CheckpointWeights
 from marserve_handlers.sharding.mesh import join_mesh
 from marserve_handlers.sharding.one_rank import OneRank
 from marserve_handlers.sharding.plan import EMBEDDING, LINEAR, BadPlan, Division, Module, divide
+from marserve_handlers.sharding.tied import find_ties
 
 logger = logging.getLogger(__name__)
 
@@ -108,13 +110,16 @@ def load_parallel(
     with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
         began = time.perf_counter()
         fill(model, source, names, device)
+    seconds = time.perf_counter() - began
     if checkpoint is not None and isinstance(source, CheckpointWeights):
-        checkpoint.size, checkpoint.seconds = source.bytes_read, time.perf_counter() - began
+        checkpoint.size, checkpoint.seconds = source.bytes_read, seconds
         context.has_taken_checkpoint = True
+    else:
+        context.share = Checkpoint(model_dir, size=bytes_of(model), seconds=seconds)
 
     def whole() -> nn.Module:
-        if isinstance(source, CheckpointWeights):
-            return build_whole(model_dir, model_file, source.read_all())
+        if checkpoint is not None:
+            return build_whole(model_dir, model_file, CheckpointWeights(checkpoint).read_all())
         return build_whole(model_dir, model_file, own if path is None else read_all(path))
 
     context.one_rank = OneRank(model, whole, ranks=mesh.size(), rank=mesh.get_local_rank())
@@ -134,9 +139,8 @@ def build_empty(
     """
     if not keeps_numbers:
         try:
-            with parameters_on_meta():
-                model = build_eager(model_dir, model_file)
-            if not any(buffer.is_meta for buffer in model.buffers()):
+            model = meta_load.build_empty(lambda: build_eager(model_dir, model_file))
+            if not meta_load.lost(model):
                 return model, {}
         except ModelNotLoadable:
             raise
@@ -148,27 +152,9 @@ def build_empty(
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = moved.setdefault(id(parameter), _on_meta(parameter))
+                empty = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), empty)
     return model, numbers
-
-
-@contextlib.contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Have modules that are built meanwhile keep their parameters on the meta device; tied ones stay one."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param if param is None or param.is_meta else _on_meta(param))
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def check_plan(model: nn.Module, plan: Mapping[str, str], sizes: Mapping[str, int]) -> Division:
@@ -236,8 +222,13 @@ def read_all(path: str) -> dict[str, torch.Tensor]:
         from safetensors.torch import load_file
 
         return load_file(path, device="cpu")
-    state: dict[str, torch.Tensor] = read_state(path)
-    return state
+    state: Any = read_state(path)
+    found = state.items() if isinstance(state, Mapping) else [("it", state)]
+    odd = [f"{name} is of type {type(value).__name__}" for name, value in found if not isinstance(value, torch.Tensor)]
+    if odd or not isinstance(state, Mapping):
+        what = odd[0] if odd else "it is of type Tensor"
+        raise ValueError(f"they are no state dict, for {what}: save what model.state_dict() gives")
+    return dict(state)
 
 
 def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], file: str) -> dict[str, str]:
@@ -245,11 +236,9 @@ def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], file: str
 
     Raises ModelNotLoadable for missing and superfluous names, and for other shapes.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        tied.setdefault(id(parameter), []).append(name)
-    others = {name: names for names in tied.values() for name in names}
+    state = model.state_dict().items()
+    wanted = {name: tuple(tensor.shape) for name, tensor in state if isinstance(tensor, torch.Tensor)}
+    others = {name: names for names in find_ties(model) for name in names}
     places = {name: next((each for each in (name, *others.get(name, ())) if each in shapes), "") for name in wanted}
     missing = [name for name, place in places.items() if not place]
     superfluous = [name for name in shapes if name not in wanted]
@@ -297,6 +286,12 @@ def fill(model: nn.Module, source: Weights, places: Mapping[str, str], device: t
         for leaf, kept in module._buffers.items():
             if kept is not None:
                 module._buffers[leaf] = kept.to(device)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """The bytes of the parameters and buffers that this rank holds; tied ones once."""
+    held = [*model.parameters(), *model.buffers()]
+    return sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in held)
 
 
 def _own_part(parameter: Any, source: Weights, place: str, device: torch.device) -> nn.Parameter:

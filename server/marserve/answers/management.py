@@ -93,7 +93,10 @@ class WorkerHealth(Document):
 
 
 class LoadedCheckpoint(Document):
-    """How the weights of a `checkpoint` came into a worker, or into the template that it was forked from."""
+    """How the weights of a `checkpoint` came into a worker, or into the template that it was forked from.
+
+    Of a group of ranks the part of rank 0.
+    """
 
     bytes: int
     mapped: Annotated[int, Meta(description="those of its bytes that are mapped files, and no memory of the worker's")]
@@ -123,6 +126,9 @@ class Worker(Document, kw_only=True):
         list[str] | None, Meta(description="the processor's kind, and its instructions that kernels depend on")
     ] = None
     checkpoint: LoadedCheckpoint | None = None
+    share: Annotated[
+        LoadedCheckpoint | None, Meta(description="rank 0's part of a divided model, where there is no checkpoint")
+    ] = None
     gpuIds: list[int] | None = None
     ranks: list[WorkerRank] | None = None
     health: WorkerHealth | None = None
@@ -263,6 +269,35 @@ class CountedFlops(Document):
     peakPerSecond: Annotated[float, Meta(description="what a worker's device could do: as given, else as measured")]
 
 
+class BuildRatio(Document):
+    """How many times as fast as its parent a build was, by pairs that took turns."""
+
+    rows: Annotated[int, Meta(description="of a batch")]
+    threads: int
+    ratio: float
+    low: Annotated[float, Meta(description="of the interval that holds it with 96 % certainty")]
+    high: float
+
+
+class Optimising(Document):
+    """Which build of a version serves, and why, where its configuration has the key `optimise`."""
+
+    state: Annotated[
+        Literal["none", "waits", "builds", "serves", "parent"],
+        Meta(
+            description="no build is looked for, it waits for others' searches, builds are tried, a build serves, or "
+            "the parent stays"
+        ),
+    ]
+    step: Annotated[str | None, Meta(description="what is done now")] = None
+    build: Annotated[str | None, Meta(description="the build that serves")] = None
+    ratios: list[BuildRatio] | None = None
+    meanError: Annotated[float | None, Meta(description="as a share of the mean output, of the worst output")] = None
+    agreement: Annotated[float | None, Meta(description="of the answers, as shown with 95 % certainty")] = None
+    why: Annotated[str | None, Meta(description="why the parent serves")] = None
+    isCached: Annotated[bool | None, Meta(description="found by an earlier search, with the same archive here")] = None
+
+
 class ModelDescription(Document, kw_only=True):
     """One version of a model: the values it runs with, and its workers."""
 
@@ -307,6 +342,7 @@ class ModelDescription(Document, kw_only=True):
         Meta(description="`degraded`: serves, but dead workers are missing; `failed`: given up for a while"),
     ]
     lastMinute: LastMinute | None = None
+    optimising: Optimising | None = None
     flops: CountedFlops | None = None
     peakFlops: Annotated[
         float | str | dict[str, float] | None, Meta(description="as asked for: FLOPs a second, by dtype, or auto")

@@ -11,6 +11,8 @@ from marserve.option_values import BUILDS
 
 Goal = Literal["latency", "throughput", "memory"]
 
+# What a build is held to where nothing else is said.
+DEFAULT_BOUNDS: Final = Bounds(min_agreement=0.98)
 # The share of the inputs that calibrates, and is not compared.
 CALIBRATION_SHARE: Final = 0.25
 LEAST_CALIBRATION, MOST_CALIBRATION = 16, 64

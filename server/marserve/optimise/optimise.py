@@ -24,6 +24,7 @@ from marserve.files.digests import digest_of
 from marserve.machine.describe import count_cores
 from marserve.optimise.candidates import (
     CANDIDATES,
+    DEFAULT_BOUNDS,
     NATIVE,
     PACKAGES,
     TOOLS,
@@ -61,7 +62,7 @@ class Wish:
     """
 
     goal: Goal = "latency"
-    bounds: Bounds = field(default_factory=lambda: Bounds(min_agreement=0.98))
+    bounds: Bounds = DEFAULT_BOUNDS
     candidates: tuple[str, ...] = ()
     batch_size: int = 0
     threads: int = 0

@@ -15,7 +15,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
@@ -188,7 +187,7 @@ class Registry:
         """
         return await self._changes.carry_through(self._swapping.swap(wish, unpacked))
 
-    async def rebuild(self, version: Version, build: Path, name: str, weight_bytes: int) -> Version:
+    async def rebuild(self, version: Version, build: str, name: str, weight_bytes: int) -> Version:
         """Have a listed version served by another build of its model. As `Rebuilding.take_over`."""
         return await self._changes.carry_through(self._rebuilding.take_over(version, build, name, weight_bytes))
 

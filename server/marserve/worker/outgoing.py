@@ -144,9 +144,12 @@ def build_of(context: Any) -> tuple[str, dict[str, float]]:
 
 
 def checkpoint_of(context: Any) -> CheckpointRead | None:
-    """How the weights of a checkpoint came; None without one, or where its handler loads it by itself."""
+    """How the weights of a checkpoint, or a rank's part of a divided model, came.
+
+    None without either, or where the handler loads the checkpoint by itself.
+    """
     with contextlib.suppress(BaseException):
-        checkpoint = context.checkpoint
+        checkpoint = context.checkpoint if context.share is None else context.share
         if checkpoint is not None and checkpoint.seconds is not None:
             return CheckpointRead(int(checkpoint.size), int(checkpoint.mapped), float(checkpoint.seconds))
     return None

@@ -34,3 +34,25 @@ def test_parts_and_the_whole_are_read_from_either_kind(tmp_path: Path, kind: str
     assert source.bytes_read == 48
     whole = source.read_all()
     assert all(torch.equal(whole[name], state[name]) for name in state)
+
+
+def test_pieces_are_put_together_in_files_that_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the whole is in no memory of its own; where there is no room for files it is."""
+    from marserve_handlers.sharding import checkpoint_weights
+
+    state = {"w": torch.arange(24.0).reshape(6, 4), "n": torch.tensor(3)}
+    source = checkpoint_weights.CheckpointWeights(as_workers_get_it(save_in_pieces(tmp_path / "weights", state, 2)))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(checkpoint_weights.tempfile, "tempdir", str(tmp_path / "temporary"))
+
+    mapped = source.read_all()
+    assert "(deleted)" in Path("/proc/self/maps").read_text().split(str(tmp_path / "temporary"))[1].splitlines()[0]
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert checkpoint_weights.in_a_file(torch.float32, (0, 4)).shape == (0, 4)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_weights.os, "posix_fallocate", full)
+    for whole in (mapped, source.read_all()):
+        assert all(torch.equal(whole[name], state[name]) for name in state)

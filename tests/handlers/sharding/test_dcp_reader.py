@@ -119,3 +119,19 @@ def test_bytes_are_never_asked_for(folder: Path) -> None:
 
     with pytest.raises((ValueError, RuntimeError)):
         fill({"w": 7}, TensorReader(folder, json.dumps(_layout(folder)).encode()))
+
+
+def test_a_large_piece_goes_to_its_tensor_without_a_copy_between(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of reading give the same; one that is cut off is refused in both."""
+    from marserve_handlers.sharding import dcp_reader
+
+    layout = _layout(folder)
+    monkeypatch.setattr(dcp_reader, "READ_AT_ONCE", 0)
+    state, _ = _load(folder, layout)
+    assert torch.equal(state["w"], torch.arange(12.0).reshape(3, 4))
+
+    for limit in (0, 1 << 20):
+        monkeypatch.setattr(dcp_reader, "READ_AT_ONCE", limit)
+        os.truncate(folder / "__0_0.distcp", os.path.getsize(folder / "__0_0.distcp") - 40)
+        with pytest.raises(dcp_reader.NotTensors, match="lies beyond the end"):
+            _load(folder, layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,26 @@ def test_a_generators_calls_are_bounded() -> None:
     whole = Model()
     assert compared(Model(), whole, often) == (MOST_CALLS, "")
     assert whole.calls == MOST_CALLS
+
+
+def test_random_numbers_go_on_as_on_the_other_ranks() -> None:
+    """All of them draw alike, and only rank 0 builds and calls the whole model."""
+
+    class Random(Model):
+        def forward(self, x: Any, cache: Any = None) -> Any:
+            return super().forward(x) + 0 * (torch.rand(1) + np.random.rand() + random.random())
+
+    def draw() -> list[float]:
+        return [float(torch.rand(1)), np.random.rand(), random.random()]
+
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    assert compared(Model(), Random(), once) == (1, "")
+    after = draw()
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+    assert draw() == after
 
 
 def test_other_ranks_answer_and_keep_nothing() -> None:

@@ -203,6 +203,21 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("saved", "what"),
+    [({"epoch": 3}, "epoch is of type int"), ([1], "it is of type list"), (torch.ones(2), "it is of type Tensor")],
+)
+def test_a_file_without_a_state_dict_is_named(tmp_path: Path, saved: object, what: str) -> None:
+    """As where a whole training was saved."""
+    folder, path = archive_of(tmp_path, divided.source()), str(tmp_path / "m.pt")
+    torch.save(saved, path)
+
+    with pytest.raises(
+        ModelNotLoadable, match=rf"m\.pt cannot be loaded: they are no state dict, for {what}: save what"
+    ):
+        parallel.load_parallel(folder, "model.py", path, CPU, context_of(PLAN))
+
+
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     """In both formats."""
     folder = archive_of(tmp_path, divided.source())

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marserve.answers.optimising import Optimising
-from marserve.errors import BadInput, ModelNotFound
+from marserve.answers.management import Optimising
+from marserve.errors import ModelNotFound
 from marserve.optimise.background import background as module
 from marserve.optimise.background.background import Background
 from marserve.optimise.background.cache import write_found
 from marserve.optimise.background.order import WHOLE, Order
+from marserve.registry.changes.swap import SwapParameters
 from marserve.registry.intake.registration import RegisterParameters
 from marserve.telemetry.happenings import Happenings
 from support.echo_archives import manifest, write_mar
@@ -91,13 +93,13 @@ class House(ManagementHouse):
         )
         self.pools.behaviours["m"] = Behaviour(body=b"m", computes_on="onnx")
 
-    async def add(self, config: str = KEY, name: str = "m") -> None:
+    async def add(self, config: str = KEY, name: str = "m", workers: int | None = 1) -> None:
         """Register a model; servers of one test have the same archive, with its times."""
         made = self.state.parent / f"{name}-{len(config)}.mar"
         if not made.exists():
             write_mar(made, manifest(name, "1.0"), config=config)
         shutil.copy(made, self.store)
-        await self.registry.register(RegisterParameters(made.name, initial_workers=1, synchronous=True))
+        await self.registry.register(RegisterParameters(made.name, initial_workers=workers, synchronous=True))
 
     def standing(self, name: str = "m") -> dict[str, Any]:
         """What describe says of the search."""
@@ -163,8 +165,12 @@ async def test_the_build_that_is_found_serves_and_is_told(
     assert house.pools.made[-1].load.build == str(house.state / "optimised" / key)
     assert house.pools.made[-1].options.weight_bytes == 5
     assert "Model m version 1.0: onnx serves, 2.00 times as fast at 1, mean error 1e-06" in caplog.text
-    assert [each.text for each in house.happenings] == ["the build onnx took the place of its parent"]
-    assert house.background.report("m", None).report == FOUND
+    assert [each.text for each in house.happenings] == [
+        "the search for a faster build began beside it",
+        "the build onnx took the place of its parent",
+    ]
+    report = house.background.report("m", None)
+    assert (report.report, report.workers, report.build) == (FOUND, {"onnx": 1}, "onnx")
     order = house.searches.orders[0]
     assert (order.share, order.threads, order.within_s) == (0.25, 2, 7200.0)
 
@@ -230,6 +236,31 @@ async def test_a_build_that_does_not_load_leaves_the_parent(houses: Callable[...
 
     assert standing["why"].startswith("onnx is equal and faster, and was not taken: a worker that was to serve onnx")
     assert house.background._leases == {}
+
+
+async def test_a_build_whose_workers_die_gives_its_place_back(houses: Callable[..., House]) -> None:
+    """After the third death; the next start leaves the parent, with the reason."""
+    first = houses()
+    await first.add()
+    await first.until("serves")
+    build = first.pools.made[-1]
+    for cause, state in (("killed", "serves"), ("crashed", "serves"), ("killed", "parent")):
+        build.metrics.worker_deaths[cause] += 1
+        first.registry.states.tell()
+        await first.until(state)
+
+    assert first.standing()["why"] == "3 workers died while the build onnx served"
+    assert first.pools.made[-1].load.build == ""
+    assert first.background.report("m", None).report == FOUND
+    async with asyncio.timeout(5):
+        while not build.is_stopped or first.background._leases:
+            await asyncio.sleep(0.002)
+    await first.close()
+
+    second = houses()
+    await second.add()
+    assert "onnx: 3 workers died while the build onnx served" in (await second.until("parent"))["why"]
+    assert second.searches.orders == []
 
 
 async def test_a_version_that_leaves_ends_its_search(houses: Callable[..., House]) -> None:
@@ -312,8 +343,9 @@ async def test_without_the_key_nothing_is_looked_for(houses: Callable[..., House
     await house.add("batchSize: 2\n")
 
     assert house.standing() == {}
-    with pytest.raises(BadInput, match="has no key optimise in its configuration"):
-        house.background.report("m", None)
+    report = house.background.report("m", None)
+    assert (report.state, report.workers, report.report) == ("none", {"parent": 1}, None)
+    assert "add optimise: {candidates: auto} to model-config.yaml" in str(report.why)
     with pytest.raises(ModelNotFound):
         house.background.report("n", None)
     assert house.searches.orders == []
@@ -332,6 +364,51 @@ async def test_where_no_build_can_serve_the_reason_is_told(
 
     assert why in house.standing()["why"]
     assert house.searches.orders == []
+
+
+async def test_a_version_that_may_sleep_is_looked_at_once_it_always_has_workers(houses: Callable[..., House]) -> None:
+    """Until then nothing is loaded for a search."""
+    house = houses()
+    await house.add(KEY + "minWorkers: 0\nmaxWorkers: 1\nidleTimeout: 60\n", workers=None)
+    assert house.background.report("m", None).why == module.SLEEPS
+    assert house.searches.orders == []
+
+    await house.registry.scale("m", None, min_workers=1, max_workers=1, synchronous=True)
+
+    await house.until("serves")
+
+
+async def test_an_archive_that_holds_a_build_is_left_as_it_is(houses: Callable[..., House]) -> None:
+    """As `marserve optimise` writes it, with the parent's configuration: its own build serves, not its parent."""
+    house = houses()
+    archive = write_mar(house.store / "m.mar", manifest("m", "1.0"), config=KEY)
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("MAR-INF/optimised.json", "{}")
+    await house.registry.register(RegisterParameters("m.mar", initial_workers=1, synchronous=True))
+
+    assert house.standing() == {"state": "none", "why": module.HOLDS_BUILD}
+    assert house.searches.orders == []
+
+
+async def test_a_version_that_is_ready_before_it_serves_is_looked_at_once_it_does(
+    houses: Callable[..., House],
+) -> None:
+    """As a swap has it; one that never comes is forgotten."""
+    house = houses()
+    await house.add("batchSize: 2\n")
+    archive = write_mar(house.store / "m2.mar", manifest("m", "2.0"), config=KEY).name
+
+    await house.registry.swap(SwapParameters("m", RegisterParameters(archive)))
+    await house.until("serves")
+
+    assert house.registry.describe("m")["modelVersion"] == "2.0"
+    beside = await house.registry._registering.prepare(RegisterParameters(archive, initial_workers=1))
+    await house.registry._registering.wait_until_ready(beside)
+    assert beside in house.background._tasks
+    await house.registry._registering.end(beside, drain_s=0.0)
+    await asyncio.sleep(0)
+    assert beside not in house.background._tasks
+    assert len(house.searches.orders) == 1
 
 
 async def test_workers_that_start_again_begin_no_second_search(houses: Callable[..., House]) -> None:

@@ -29,29 +29,26 @@ def row(name: str, *, passed: bool = True, why: str | None = None, faults: tuple
 
 
 @pytest.mark.parametrize(
-    ("options", "holds_build", "share", "words"),
+    ("options", "share", "words"),
     [
-        ({}, False, 0.25, ""),
-        ({}, True, 0.25, "the archive holds a build already"),
-        ({}, False, 0.0, "optimise_share is 0"),
-        ({"ray": RayOptions()}, False, 0.25, "workers of one process on this machine's processors"),
-        ({"gpu_ids": (0,)}, False, 0.25, "workers of one process on this machine's processors"),
-        ({"parallel_type": "tp", "parallel_level": 2}, False, 0.25, "workers of one process"),
-        ({"python": "/venv/bin/python"}, False, 0.25, "another interpreter than the server's"),
-        ({"program": ("node",)}, False, 0.25, "another interpreter than the server's"),
-        ({"sequences": SequenceOptions(1.0)}, False, 0.25, "called batch by batch"),
-        ({"is_concurrent": True}, False, 0.25, "called batch by batch"),
-        ({"continuous_batching": True}, False, 0.25, "called batch by batch"),
-        ({"on_crash": "fail"}, False, 0.25, "with onCrash: fail a build that crashes would end the server"),
+        ({}, 0.25, ""),
+        ({}, 0.0, "optimise_share is 0"),
+        ({"ray": RayOptions()}, 0.25, "workers of one process on this machine's processors"),
+        ({"gpu_ids": (0,)}, 0.25, "workers of one process on this machine's processors"),
+        ({"parallel_type": "tp", "parallel_level": 2}, 0.25, "workers of one process"),
+        ({"python": "/venv/bin/python"}, 0.25, "another interpreter than the server's"),
+        ({"program": ("node",)}, 0.25, "another interpreter than the server's"),
+        ({"sequences": SequenceOptions(1.0)}, 0.25, "called batch by batch"),
+        ({"is_concurrent": True}, 0.25, "called batch by batch"),
+        ({"continuous_batching": True}, 0.25, "called batch by batch"),
+        ({"on_crash": "fail"}, 0.25, "with onCrash: fail a build that crashes would end the server"),
     ],
 )
-def test_versions_that_a_build_cannot_serve_are_told_why(
-    options: dict[str, Any], holds_build: bool, share: float, words: str
-) -> None:
+def test_versions_that_a_build_cannot_serve_are_told_why(options: dict[str, Any], share: float, words: str) -> None:
     """In one sentence."""
     facts = Facts("m.mar", "python", replace(OPTIONS, **options), ModelOptions(), is_at_startup=False)
 
-    why = why_not(facts, holds_build=holds_build, share=share)
+    why = why_not(facts, share=share)
 
     assert words in why
     assert bool(why) is bool(words)

@@ -53,7 +53,7 @@ class House(ManagementHouse):
     async def rebuild(self, old: Version, **behaviour: Any) -> Version:
         """Have the build `onnx` serve, whose workers behave so."""
         self.pools.behaviours["m"] = Behaviour(**{"body": b"build", "computes_on": "onnx", **behaviour})
-        return await self.registry.rebuild(old, Path("/builds/1"), "onnx", 123)
+        return await self.registry.rebuild(old, "/builds/1", "onnx", 123)
 
     def ask(self) -> Told:
         """One request."""
@@ -97,6 +97,17 @@ async def test_the_build_serves_under_the_versions_name_and_its_parents_workers_
     assert (described["modelVersion"], described["isDefault"], described["warnings"]) == ("1.0", True, ["a remark"])
     assert new.since == old.since
     assert len(house.folders()) == 1
+
+
+async def test_the_parent_takes_its_place_again(house: House) -> None:
+    """Whatever its workers say that they compute on."""
+    build = await house.rebuild(await house.add())
+
+    house.pools.behaviours["m"] = Behaviour(body=b"parent")
+    await house.registry.rebuild(build, "", "", 7)
+
+    assert house.ask().bodies == [b"parent"]
+    assert (house.pools.made[-1].load.build, house.pools.made[-1].options.weight_bytes) == ("", 7)
 
 
 async def test_requests_that_the_parent_had_accepted_are_answered_by_it(house: House) -> None:

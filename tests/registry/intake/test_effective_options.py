@@ -12,7 +12,7 @@ import pytest
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.errors import BadInput, NotEnoughDevices
 from marserve.model_options import NOTHING, Said, say
-from marserve.option_values import Sample
+from marserve.option_values import ParallelPlan, Sample
 from marserve.pool.options import PoolOptions, RayOptions
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.effective_options import effective_options, effective_runtime, layers_of
@@ -361,6 +361,13 @@ def test_the_devices_of_a_worker_come_from_the_snapshot_if_it_names_some() -> No
 
     assert choose(archive=archive, restored=RESTORED, gpu_count=8)[0].parallel_level == 2
     assert choose(archive=archive, restored=restored_with(2, 3), gpu_count=8)[0].parallel_level == 4
+
+
+def test_a_plan_says_by_itself_how_many_ranks_a_restored_worker_has() -> None:
+    """What the snapshot has of it is no word beside it."""
+    archive = {"parallel": ParallelPlan({"tp": 4}, {"up": "colwise", "down": "rowwise"})}
+
+    assert choose(archive=archive, restored=RESTORED)[0].ranks == 4
 
 
 def test_a_version_without_workers_is_restored_without() -> None:

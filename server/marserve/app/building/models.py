@@ -71,7 +71,7 @@ from marserve.telemetry.metrics.server_metrics import Metrics
 from marserve.workflows.intake import WorkflowIntake
 from marserve.workflows.workflows import WorkflowOptions, Workflows
 
-# What each process of a search for a faster build may allocate, and at most half of the memory.
+# What each process of a search for a faster build may allocate, and at most a quarter of the memory: there are two.
 MOST_SEARCH_BYTES = 8 << 30
 
 # Memory of hosts and devices is logged under one name.
@@ -295,7 +295,7 @@ def build_background(
         state_folder(settings),
         metrics.happenings,
         share=settings.optimise_share,
-        memory_bytes=min(MOST_SEARCH_BYTES, machine.memory_bytes // 2),
+        memory_bytes=min(MOST_SEARCH_BYTES, machine.memory_bytes // 4),
     )
 
 

@@ -20,6 +20,7 @@ from marserve.api.rest.models.desired_state import desired_state_router
 from marserve.api.rest.models.downloads import downloads_router
 from marserve.api.rest.models.events import EventSecrets, events_router, watches_router
 from marserve.api.rest.models.management import management_router
+from marserve.api.rest.models.optimising import optimising_router
 from marserve.api.rest.models.profiles import profile_router
 from marserve.api.rest.models.replays import replay_router
 from marserve.api.rest.models.rollouts import rollout_router
@@ -181,6 +182,8 @@ def _add_management(routers: Routers, parts: Parts) -> None:
         if parts.recorder is not None:
             routers.append((requests_router(parts.recorder, parts.happenings), "management"))
         routers.insert(0, (profile_router(Profiles(registry)), "management"))
+        if parts.optimising is not None:
+            routers.insert(0, (optimising_router(parts.optimising), "management"))
         rules = error_rules(settings, parts.logs.with_own_paths)
         routers.append((replay_router(registry, parts.keeper, parts.recorder, rules), "management"))
     # This router checks the management key, or the source's own secret, itself.

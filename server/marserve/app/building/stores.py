@@ -34,6 +34,7 @@ def build_fetcher(
         gathers={"hf": Hub(settings.stores, environment, max_bytes=max_bytes).gather},
         cache=_build_cache(settings),
         downloads=downloads,
+        list_at=objects.list_at,
     )
 
 

@@ -5,6 +5,8 @@ dcp_metadata       the folders of torch.distributed.checkpoint
 pickled_values     the values of a pickle, without its classes
 safetensors_index  safetensors files, one or several
 checked_files      an archive's pickles, with those in such folders
+estimate           what its weights take on each rank of a plan
+hollow             the weights of an archive without their numbers
 contents           what a checkpoint holds, and how it is refused
 shares             how much of a model each rank holds, by a plan of `parallel`
 """

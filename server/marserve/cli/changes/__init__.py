@@ -1,6 +1,7 @@
 """Commands for many models at once, and for the split of requests among versions.
 
 plan     what a desired state would change
+estimate the memory that weights take on each rank
 apply    have the models that a document says
 undo     back to the document before; `history`
 unnamed  asks whether to unload or adopt versions that no document names

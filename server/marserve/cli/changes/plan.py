@@ -32,12 +32,34 @@ def plan(
     show_schema: Annotated[
         bool, typer.Option("--schema", help="Print the document's JSON Schema, for editors.")
     ] = False,
+    is_estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="FILE is an archive, or the folder of a checkpoint: say what memory its weights take on each rank, "
+            "by their headers. Asks no server.",
+        ),
+    ] = False,
     management: ManagementAddress = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what applying a desired state would change, step by step, and what it takes in memory."""
     with Output(as_json) as output:
+        if is_estimate:
+            if file is None or offline or show_schema:
+                raise WrongArguments(
+                    "--estimate is of one archive or folder, and goes with no other option but --json.",
+                    "`marserve plan model.mar --estimate` looks at an archive.",
+                )
+            # here: a plan needs no archives read
+            from marserve.cli.changes.estimate import estimate_lines, estimate_memory
+
+            estimated = estimate_memory(file)
+            output.result(estimated, *estimate_lines(estimated))
+            if estimated["problems"]:
+                raise typer.Exit(FAILED_STATUS)
+            return
         if show_schema:
             typer.echo(_pretty(schema()))
             return

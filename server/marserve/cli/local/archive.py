@@ -41,6 +41,7 @@ from marserve.cli.source_date import read_source_date_epoch
 from marserve.errors import BadArchive, CannotArchive
 from marserve.files.nearest import did_you_mean
 from marserve.model_options import BY_KEY
+from marserve.store.fetching.prefixes import is_prefix
 
 Format = StrEnum("Format", {word.replace("-", "_"): word for word in FORMATS})  # type: ignore[misc]  # from one list
 _TENSOR_HANDLER = "base_handler"
@@ -354,6 +355,8 @@ def _foresee_checkpoint(plan: Plan, named: str) -> list[str]:
         return [f"servers will refuse this archive: it has the weights {spec.serialized_file.name}, and checkpoint too"]
     if spec.model_file is None:
         return [f"checkpoint is {named}, and there is no --model-file, whose class the weights are of"]
+    if is_prefix(named):
+        return []
     packed = {name: path for name, path in plan.members.items() if name.startswith(below)}
     if not packed:
         return [f"checkpoint is {named}, which is not packed: servers look in their model store; --extra-file packs it"]

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from marserve.answers.optimising import Optimising, OptimisingReport
-from marserve.errors import BadInput, Draining, MarserveError
+from marserve.answers.management import Optimising
+from marserve.answers.optimising import OptimisingReport
+from marserve.errors import Draining, MarserveError
 from marserve.files.leased_folders import Lease, LeasedFolders, discard
 from marserve.optimise.background.cache import (
     MOST_BYTES,
@@ -31,6 +32,7 @@ from marserve.optimise.background.cache import (
     machine_of,
     read_found,
     weight_bytes_of,
+    write_refused,
 )
 from marserve.optimise.background.order import WHOLE, Order
 from marserve.optimise.background.searching import Searching
@@ -50,8 +52,16 @@ from marserve.telemetry.happenings import Happenings
 
 log = logging.getLogger("marserve.optimise")
 
+NO_KEY: Final = (
+    "the configuration has no key optimise: add optimise: {candidates: auto} to model-config.yaml, or run "
+    "marserve optimise"
+)
+SLEEPS: Final = "the version may be without workers until a request comes; with a minWorkers of 1 builds are tried"
+HOLDS_BUILD: Final = "the archive holds a build already, which serves where it does what is recorded of it"
 # Of processor time; a share of a core makes it longer.
 WITHIN_S: Final = 1800.0
+# So many workers of a build that die unasked bring its parent back.
+MOST_DEATHS: Final = 3
 # How often a folder is looked at that another search of this machine makes.
 LOOK_AGAIN_S: Final = 1.0
 
@@ -95,14 +105,14 @@ class Background:
         is_asked = version.facts.options.optimise.is_asked
         if self._is_stopped or not is_asked or version.optimising is not None or version.plan.load.build:
             return
-        holds_build = (Path(version.plan.load.model_dir) / PROOF_PATH).is_file()
-        why = why_not(version.facts, holds_build=holds_build, share=self._share)
-        if why:
+        if (Path(version.plan.load.model_dir) / PROOF_PATH).is_file():
+            self._note(version, Optimising("none", why=HOLDS_BUILD))
+            return
+        if why := why_not(version.facts, share=self._share):
             self._note(version, parent_stays(why))
             return
         self._note(version, Optimising("waits"))
-        task = self._tasks[version] = asyncio.create_task(self._optimise(version))
-        task.add_done_callback(lambda _: self._tasks.pop(version, None))
+        self._begin(version, self._optimise(version))
 
     def forget(self, version: Version) -> None:
         """The last process of a version has ended."""
@@ -115,17 +125,14 @@ class Background:
     def report(self, model: str, version: str | None) -> OptimisingReport:
         """How far the search for a version is, and what it showed.
 
-        Raises ModelNotFound, VersionNotFound, and BadInput for one whose configuration has no key.
+        Raises ModelNotFound, VersionNotFound.
         """
         found = self._registry.version_of(model, version)
-        if found.optimising is None:
-            raise BadInput(
-                f"No build is looked for: version {found.name} of {model} has no key optimise in its configuration. "
-                "Add optimise: {candidates: auto} to its model-config.yaml, or run marserve optimise."
-                if not found.facts.options.optimise.is_asked
-                else f"Version {found.name} of {model} is not ready yet; builds are tried once it serves."
-            )
-        return with_report(found.optimising, found.model, found.name, self._reports.get(found))
+        standing = found.optimising
+        if standing is None and found.facts.options.optimise.is_asked:
+            waits = Optimising("waits", step="until the version is ready")
+            standing = Optimising("none", why=SLEEPS) if found.wakes else waits
+        return with_report(standing or Optimising("none", why=NO_KEY), found, self._reports.get(found))
 
     async def stop(self) -> None:
         """End all searches; nothing of them is left."""
@@ -143,6 +150,8 @@ class Background:
 
     async def _optimise(self, version: Version) -> None:
         """Ends when the version leaves the list, unless the build is what takes its place."""
+        while not self._registry.is_listed(version):  # of a swap, and of a document, it is ready before it serves
+            await self._registry.states.wait()
         work = asyncio.ensure_future(self._find_and_swap(version))
         try:
             while not work.done() and (version in self._swapping or self._registry.is_listed(version)):
@@ -154,12 +163,45 @@ class Background:
         finally:
             work.cancel()
             await asyncio.wait((work,))
-        if not work.cancelled() and (error := work.exception()) is not None:
+        if work.cancelled():
+            version.optimising = None  # it has left, and may come back
+        elif (error := work.exception()) is not None:
             self._note(version, parent_stays(f"the search failed: {type(error).__name__}"))
             log.error("The search for a build of %s failed", version.model, exc_info=error)
 
+    def _begin(self, version: Version, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[version] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._tasks.pop(version, None))
+
+    async def _watch(self, version: Version, weight_bytes: int) -> None:
+        """Bring the parent back if the workers of a build die again and again; `weight_bytes` are the parent's."""
+        while self._registry.is_listed(version):
+            deaths = sum(version.pool.metrics.worker_deaths.values())
+            if deaths >= MOST_DEATHS:
+                break
+            await self._registry.states.wait()
+        else:
+            return
+        name, report = (version.optimising and version.optimising.build) or "", self._reports[version]
+        why = f"{deaths} workers died while the build {name} served"
+        try:
+            await asyncio.to_thread(write_refused, self._leases[version].folder, why)
+        except OSError as error:  # the next start tries the build again
+            log.warning("%s cannot be noted: %s", why, error)
+        self._swapping.add(version)
+        try:
+            parent = await self._registry.rebuild(version, "", "", weight_bytes)
+        except MarserveError as error:
+            if not isinstance(error, Draining):
+                log.error("%s %s: %s, and its parent cannot serve: %s", version.model, version.name, why, error)
+            return
+        finally:
+            self._swapping.discard(version)
+        self._reports[parent] = report
+        self._note(parent, parent_stays(why))
+        self._tell(parent, f"its parent took the place of the build {name}")
+
     async def _find_and_swap(self, version: Version) -> None:
-        began = time.monotonic()
         try:
             lease, found, is_cached = await self._find(version)
         except (MarserveError, OSError) as error:
@@ -176,7 +218,7 @@ class Background:
         try:
             self._step(version, f"{name}: loading workers with it")
             weight_bytes = await asyncio.to_thread(weight_bytes_of, lease.folder, version.plan)
-            new = await self._registry.rebuild(version, lease.folder, name, weight_bytes)
+            new = await self._registry.rebuild(version, str(lease.folder), name, weight_bytes)
         except Draining:
             lease.release()
         except (MarserveError, OSError) as error:
@@ -189,8 +231,8 @@ class Background:
             self._leases[new] = lease
             self._reports[new] = found.report
             self._note(new, serving(row, is_cached=is_cached))
-            text = f"the build {name} took the place of its parent"
-            self._happenings.note("build", began, time.monotonic(), text, new.model, new.name)
+            self._begin(new, self._watch(new, version.facts.options.weight_bytes))
+            self._tell(version, f"the build {name} took the place of its parent")
         finally:
             self._swapping.discard(version)
 
@@ -229,6 +271,7 @@ class Background:
 
     async def _search(self, version: Version, order: Order, folders: LeasedFolders, key: str, lease: Lease) -> Found:
         """Have the process search, and keep what it found under the key, unless another try may end otherwise."""
+        self._tell(version, "the search for a faster build began beside it")
         staged = folders.stage(key)
         try:
             order = msgspec.structs.replace(order, folder=str(staged))
@@ -242,6 +285,8 @@ class Background:
                 if not folders.share(lease):
                     raise SearchFailed(f"{lease.folder} was deleted by another process")
             return found
+        except Damaged as error:  # of what was just written
+            raise SearchFailed(str(error)) from error
         finally:
             # Shielded from a second cancel, so that the folder is always removed.
             await asyncio.shield(asyncio.to_thread(discard, staged))
@@ -253,6 +298,10 @@ class Background:
             await asyncio.to_thread(folders.prune, MOST_BYTES)
             self._folders = folders
         return self._folders
+
+    def _tell(self, version: Version, what: str) -> None:
+        now = time.monotonic()
+        self._happenings.note("build", now, now, what, version.model, version.name)
 
     def _step(self, version: Version, step: str) -> None:
         self._note(version, Optimising("builds", step=step))

@@ -11,6 +11,7 @@ here: its SHA-256 stands in the state folder of this server, which nothing in an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -26,10 +27,11 @@ import msgspec
 from marserve import __version__
 from marserve.archive.contents.weight_size import weigh
 from marserve.errors import MarserveError
+from marserve.files.atomic import replace_file
 from marserve.files.digests import digest_of
 from marserve.files.leased_folders import LeasedFolders, bytes_below, find_stranger
 from marserve.optimise.background.order import RESULT, Order
-from marserve.optimise.candidates import PACKAGES, TOOLS
+from marserve.optimise.candidates import DEFAULT_BOUNDS, PACKAGES, TOOLS
 from marserve.registry.catalogue.plan import Plan
 
 FORMAT: Final = 1
@@ -83,6 +85,7 @@ def key_of(order: Order, archive: str, machine: Mapping[str, Any]) -> str:
         "packages": taken.load.packages,
         "optimise": list(taken.optimise),
         "samples": repr((taken.samples, taken.drawn)),
+        "bounds": dataclasses.asdict(DEFAULT_BOUNDS),
         "batch": order.batch_size,
         "threads": order.threads,
     }
@@ -142,9 +145,11 @@ def write_found(folder: Path, report: dict[str, Any], *, may_change: bool) -> No
     """Write what was found beside the build's files in the folder, last of all. Raises OSError."""
     folder.mkdir(exist_ok=True)
     found = Found(report, dict(_digests(folder)), may_change)
-    staged = folder / f"{RESULT}.part"
-    staged.write_bytes(msgspec.json.encode(found))
-    staged.rename(folder / RESULT)
+    _write(folder, found)
+
+
+def _write(folder: Path, found: Found) -> None:
+    replace_file(folder / RESULT, msgspec.json.encode(found))
 
 
 def read_found(folder: Path) -> Found:
@@ -161,6 +166,19 @@ def read_found(folder: Path) -> Found:
     if {path: digest for path, digest in _digests(folder) if path != RESULT} != found.files:
         raise Damaged(f"the files in {folder} are not those that were written there")
     return found
+
+
+def write_refused(folder: Path, why: str) -> None:
+    """Note that the winner did not do in service: the next start leaves the parent, and says why. Blocks.
+
+    Raises OSError.
+    """
+    found = msgspec.json.decode((folder / RESULT).read_bytes(), type=Found)
+    winner = found.report["winner"]
+    builds = [
+        {**row, "passed": False, "whyNot": why} if row["name"] == winner else row for row in found.report["builds"]
+    ]
+    _write(folder, msgspec.structs.replace(found, report={**found.report, "winner": None, "builds": builds}))
 
 
 def forget_found(folder: Path) -> None:

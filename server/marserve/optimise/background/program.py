@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -43,7 +44,8 @@ def main() -> None:
         order = read_order(orders)
     except EOFError:
         sys.exit("marserve.optimise.background.program is started by a server")
-    threading.Thread(target=_end_with_server, args=(orders.fileno(), Path(order.folder)), daemon=True).start()
+    watch = threading.Thread(target=_end_with_server, args=(orders.fileno(), Path(order.folder)))
+    watch.start()
     os.nice(NICE)
     try:
         say(_search(order, say))
@@ -51,6 +53,10 @@ def main() -> None:
         say(Said(failed=str(error).split("\n", 1)[0]))
     except OSError as error:
         say(Said(failed=f"{error.strerror or error} ({error.filename or order.folder})"))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    watch.join()  # the server ends this process, or has ended itself
 
 
 def _search(order: Order, say: Callable[[Said], None]) -> Said:

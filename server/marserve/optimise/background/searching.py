@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ class Searching:
         (folder / TEMPORARY).mkdir()
         # A lineage of its own: when the server is killed, its workers end all that is of the server's, and this process
         # is to delete its folder first.
-        lineage = f"o{Leftovers().lineage}"
+        lineage = f"o{secrets.token_hex(8)}"
         environment = {
             **self._environment,
             VARIABLE: lineage,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from marserve.answers.optimising import BuildRatio, Optimising, OptimisingReport
+from marserve.answers.management import BuildRatio, Optimising
+from marserve.answers.optimising import OptimisingReport
 from marserve.errors import without_stop
 from marserve.registry.catalogue.describe import Facts
+from marserve.registry.catalogue.versions import Version
 
 MOST_REASON: Final = 600
 _SHOWN_REFUSALS: Final = 3
 
 
-def why_not(facts: Facts, *, holds_build: bool, share: float) -> str:
-    """Why no build is looked for, though the key asks for one; empty where one is. `holds_build`: the archive does."""
+def why_not(facts: Facts, *, share: float) -> str:
+    """Why no build is looked for, though the key asks for one; empty where one is."""
     options = facts.options
-    if holds_build:
-        return "the archive holds a build already"
     if share <= 0:
         return "optimise_share is 0: nothing is built beside what serves"
     if options.ray is not None or options.ranks or options.gpu_ids:
@@ -64,8 +64,10 @@ def why_none(report: dict[str, Any]) -> str:
 
 def sentence_of(standing: Optimising) -> str:
     """What the log says of it."""
-    if standing.state != "serves":
-        return f"the parent serves: {standing.why}" if standing.state == "parent" else f"{standing.step or 'waits'}"
+    if standing.state in ("waits", "builds"):
+        return standing.step or "the search for a faster build waits for its turn"
+    if standing.state in ("none", "parent"):
+        return f"{'the parent serves' if standing.state == 'parent' else 'no build is looked for'}: {standing.why}"
     # Those that decided: with a worker's share of threads, which come first.
     measured = [each for each in standing.ratios or () if each.threads == (standing.ratios or [each])[0].threads]
     ratios = ", ".join(f"{each.ratio:.2f} times as fast at {each.rows}" for each in measured)
@@ -74,7 +76,11 @@ def sentence_of(standing: Optimising) -> str:
     return f"{standing.build} serves, {ratios or 'not measured'}{error}{agreement}"
 
 
-def with_report(standing: Optimising, model: str, version: str, report: dict[str, Any] | None) -> OptimisingReport:
-    """The same with the report, for the route."""
+def with_report(standing: Optimising, version: Version, report: dict[str, Any] | None) -> OptimisingReport:
+    """The same with the report, and what each ready worker of the version serves, for the route."""
     more = {name: getattr(standing, name) for name in standing.__struct_fields__}
-    return OptimisingReport(**more, modelName=model, modelVersion=version, report=report)
+    ready = [worker.computes_on or "parent" for worker in version.pool.workers() if worker.status == "READY"]
+    workers = {build: ready.count(build) for build in sorted(set(ready))}
+    return OptimisingReport(
+        **more, modelName=version.model, modelVersion=version.name, workers=workers or None, report=report
+    )

@@ -85,6 +85,7 @@ def describe_version(
     no `declaration` either.
     """
     options, config = facts.options, facts.config
+    came: Literal["checkpoint", "share"] = "checkpoint" if options.parallel is None or options.checkpoint else "share"
     described: dict[str, Any] = {
         "modelName": options.model,
         "modelVersion": options.version,
@@ -107,7 +108,7 @@ def describe_version(
         "maxNumSequence": _most_sequences(options, config) if has_sequences else 0,
         "maxSequenceJobQueueSize": config.max_sequence_job_queue_size if has_sequences else 0,
         "loadedAtStartup": facts.is_at_startup,
-        "workers": [_describe_worker(worker, as_torchserve) for worker in pool.workers()],
+        "workers": [_describe_worker(worker, came, as_torchserve) for worker in pool.workers()],
         "jobQueueStatus": {
             "remainingCapacity": max(0, options.queue_size - pool.queued),
             "pendingRequests": pool.queued,
@@ -201,7 +202,8 @@ def _limits_of_life(options: PoolOptions) -> dict[str, Any]:
     return limits
 
 
-def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
+def _describe_worker(worker: WorkerView, came: Literal["checkpoint", "share"], as_torchserve: bool) -> dict[str, Any]:
+    """One worker; `came` is the member that says how its weights came."""
     described: dict[str, Any] = to_builtins(
         Worker(
             id=worker.id,
@@ -219,7 +221,7 @@ def _describe_worker(worker: WorkerView, as_torchserve: bool) -> dict[str, Any]:
             computesOn=worker.computes_on or None,
             engine=None if as_torchserve else worker.engine or None,
             cpuFlags=None if as_torchserve else list(worker.cpu_flags) or None,
-            checkpoint=None if worker.checkpoint is None or as_torchserve else _checkpoint_of(worker.checkpoint),
+            **{came: None if worker.checkpoint is None or as_torchserve else _checkpoint_of(worker.checkpoint)},
             gpuIds=list(worker.devices) or None,
             ranks=[WorkerRank(rank, pid) for rank, pid in enumerate(worker.ranks)] or None,
             health=None if worker.health is None else _health_of(worker.health),

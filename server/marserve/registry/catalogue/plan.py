@@ -15,6 +15,7 @@ from marserve.archive.contents.model_config import ModelConfig
 from marserve.archive.reading.unpacked import UnpackedArchives
 from marserve.environments.environments import Environment
 from marserve.environments.requirements import Requirements
+from marserve.files.leased_folders import Lease
 from marserve.messages import Load
 from marserve.registry.catalogue.describe import Facts
 
@@ -24,13 +25,20 @@ class FoundCheckpoint:
     """The weights that a configuration names by `checkpoint`, as their headers have them, and the folder they lie in.
 
     `may_map`: only this server writes there, so that workers may map the files: overwriting a mapped file ends its
-    worker. `is_beside`: the folder is no part of the archive.
+    worker. `is_beside`: the folder is no part of the archive. With a `lease` it was fetched, and is not deleted before
+    that is released.
     """
 
     folder: Path
     read: Checkpoint
     may_map: bool
     is_beside: bool
+    lease: Lease | None = None
+
+    def release(self) -> None:
+        """End the lease. May be called twice."""
+        if self.lease is not None:
+            self.lease.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,9 @@ class Unpacked:
     checkpoint: FoundCheckpoint | None = None
 
     def discard(self) -> None:
-        """Delete the folder if it is private. Blocks; may be called twice."""
+        """Delete the folder if it is private, and release its checkpoint. Blocks; may be called twice."""
+        if self.checkpoint is not None:
+            self.checkpoint.release()
         if self.is_private and self.archives is not None:
             self.archives.discard(self.folder)
         elif self.is_private:
@@ -93,7 +103,11 @@ class Plan:
 
     def borrowed(self) -> Plan:
         """The same plan without owning its files: its `discard` leaves them where they are."""
-        return replace(self, unpacked=replace(self.unpacked, is_private=False), environment=None)
+        checkpoint = self.unpacked.checkpoint
+        if checkpoint is not None:
+            checkpoint = replace(checkpoint, lease=None)
+        unpacked = replace(self.unpacked, is_private=False, checkpoint=checkpoint)
+        return replace(self, unpacked=unpacked, environment=None)
 
     def discard(self) -> None:
         """Release the environment, and delete the unpacked folder if it is private. Blocks."""

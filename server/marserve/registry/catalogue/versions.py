@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from marserve.answers.optimising import Optimising
+from marserve.answers.management import Optimising
 from marserve.errors import (
     DefaultVersionInUse,
     LabelTaken,

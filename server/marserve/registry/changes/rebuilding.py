@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -37,9 +36,10 @@ class Rebuilding:
         self._swapping = swapping
         self._changes = changes
 
-    async def take_over(self, old: Version, build: Path, name: str, weight_bytes: int) -> Version:
+    async def take_over(self, old: Version, build: str, name: str, weight_bytes: int) -> Version:
         """Have the build of this folder and name serve; returns the version that has taken the old one's place.
 
+        Without a build, both empty, the archive's own model serves again.
         The old one's workers end in a task of their own, when they have answered what they had accepted. Raises
         NotTaken, Draining.
         """
@@ -77,9 +77,9 @@ class Rebuilding:
         if not self._versions.is_listed(old):
             raise NotTaken("the version has left meanwhile")
 
-    async def _begin(self, old: Version, build: Path, weight_bytes: int) -> Version:
+    async def _begin(self, old: Version, build: str, weight_bytes: int) -> Version:
         plan: Plan = old.plan.borrowed()
-        load = msgspec.structs.replace(plan.load, build=str(build))
+        load = msgspec.structs.replace(plan.load, build=build)
         facts = replace(old.facts, options=replace(old.facts.options, weight_bytes=weight_bytes))
         # Its pool has the options as they are in force, its facts those that it was registered with.
         begun = replace(facts, options=replace(old.options, weight_bytes=weight_bytes), warnings=())
@@ -90,7 +90,7 @@ class Rebuilding:
                 raise
             raise NotTaken(f"its workers cannot be started beside those that serve: {error}") from error
         new.plan = replace(plan, facts=facts, load=load)
-        new.facts, new.since, new.remarks = facts, old.since, old.remarks
+        new.facts, new.since, new.remarks, new.optimising = facts, old.since, old.remarks, old.optimising
         return new
 
     async def _try(self, old: Version, new: Version, name: str) -> None:
@@ -100,7 +100,7 @@ class Rebuilding:
         if new.pool.warm_up_failure:
             raise Unfit(new.pool.warm_up_failure, "warm_up")
         ready = [worker for worker in new.pool.workers() if worker.status == "READY"]
-        if any(worker.computes_on != name for worker in ready):
+        if name and any(worker.computes_on != name for worker in ready):
             said = [warning for warning in new.pool.warnings if name in warning]
             raise NotTaken(said[0] if said else f"a worker that was to serve {name} serves the parent")
         if ready and old.can_answer:

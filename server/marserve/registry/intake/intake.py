@@ -11,7 +11,7 @@ import errno
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,19 @@ from marserve.archive.contents.manifest import read_manifest
 from marserve.archive.contents.model_config import read_model_config
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.archive.reading.unpacked import UnpackedArchives
-from marserve.errors import BadArchive, BadInput, DigestMismatch, MarserveError, OutOfMemory, TrustedByName
+from marserve.errors import (
+    AddressNotAllowed,
+    BadArchive,
+    BadInput,
+    DigestMismatch,
+    MarserveError,
+    OutOfMemory,
+    TrustedByName,
+)
 from marserve.files.digests import FileDigests
+from marserve.files.leased_folders import Lease
 from marserve.registry.catalogue.plan import Unpacked
-from marserve.registry.intake.checkpoints.found import find_checkpoint
+from marserve.registry.intake.checkpoints.found import FetchBelow, find_checkpoint
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download
@@ -163,6 +172,7 @@ class Intake:
                 archive=archive,
                 store=self.store,
                 is_stopped=self._is_stopped.is_set,
+                fetch=self._fetch_below,
             )
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
@@ -178,6 +188,7 @@ class Intake:
                 archive=archive,
                 store=self.store,
                 is_stopped=self._is_stopped.is_set,
+                fetch=self._fetch_below,
             )
             unpacked = replace(unpacked, archives=self._archives)
             return self._with_origin(unpacked, found, url, sha256, label, is_trusted=trusted)
@@ -224,14 +235,17 @@ class Intake:
             self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             unpack(file, folder, self._limits, label)
             is_trusted_file = sha256 in self._trusted
-            _read(
+            read = _read(
                 folder,
                 is_private=True,
                 trusted=is_trusted_file,
                 archive=label,
                 store=self.store,
                 is_stopped=self._is_stopped.is_set,
+                fetch=self._fetch_below,
             )
+            if read.checkpoint is not None:
+                read.checkpoint.release()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfMemory(f"No space is left to save model: {label}") from error
@@ -252,6 +266,11 @@ class Intake:
         """The store's file of this name was put there by a client, so it is not deleted as a fetched one. Blocks."""
         if self.store.root is not None and self._fetched_archives is not None:
             self._fetched_archives.forget(self.store.root / name)
+
+    def _fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]]) -> Lease:
+        if self._fetcher is None:
+            raise AddressNotAllowed(hide_query(address))
+        return self._fetcher.fetch_below(address, wants, self.scratch.with_name("checkpoints"))
 
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""
@@ -317,15 +336,19 @@ def _read(
     archive: str,
     store: LocalStore,
     is_stopped: Callable[[], bool],
+    fetch: FetchBelow,
 ) -> Unpacked:
     """Check every pickle, then read the manifest, the model's configuration and the checkpoint that it names."""
     findings = check_archive(folder, trusted=trusted, is_stopped=is_stopped)
     manifest = read_manifest(folder)
     config = read_model_config(folder, manifest)
-    named, checkpoint = config.options.checkpoint, None
-    if named is not None:
-        checkpoint = find_checkpoint(named, folder, manifest, store, is_private=is_private, is_stopped=is_stopped)
     warnings = tuple(f"trusted all the same: {each}" for each in findings)
+    declared = read_declaration(folder)
+    named, checkpoint = config.options.checkpoint, None
+    if named is not None:  # last: it has to be released
+        checkpoint = find_checkpoint(
+            named, folder, manifest, store, is_private=is_private, is_stopped=is_stopped, fetch=fetch
+        )
     return Unpacked(
         folder,
         manifest,
@@ -333,7 +356,7 @@ def _read(
         is_private,
         warnings,
         archive,
-        declared=read_declaration(folder),
+        declared=declared,
         is_trusted=trusted,
         checkpoint=checkpoint,
     )

@@ -330,12 +330,12 @@ def _origin(unpacked: Unpacked) -> ArchiveRef | None:
 
 
 def _refuse_far_checkpoint(model: str, unpacked: Unpacked) -> None:
-    """Raise BadArchive for a checkpoint of this machine's store that workers on a cluster would read."""
+    """Raise BadArchive for a checkpoint that lies on this machine, where workers on a cluster do not read."""
     checkpoint = unpacked.checkpoint
     if checkpoint is not None and checkpoint.is_beside:
         raise BadArchive(
-            f"Model {model} cannot be loaded: it has launcher: ray, and its checkpoint lies in the model store of this "
-            "machine; put the folder into the archive, which the nodes of the cluster fetch."
+            f"Model {model} cannot be loaded: it has launcher: ray, and its checkpoint is not in the archive but "
+            "on this machine; put the folder into the archive, which the nodes of the cluster fetch."
         )
 
 
@@ -383,6 +383,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         overlaps=options.overlap_preprocess,
         peak_flops=None if options.peak_flops is None else dict(options.peak_flops),
         parallel=options.parallel,
+        parallel_bytes=options.weight_bytes if options.parallel is not None else 0,
         parallel_samples=list(options.inputs_to_try) if options.parallel is not None else [],
         must_use_device=server.refuses_missing_devices,
         declaration=b"" if unpacked.declared is None else unpacked.declared.text,

@@ -4,6 +4,7 @@ fetcher           judges the address, fetches or uses the cache, verifies
 download          one object into a file, in parallel ranges
 byte_ranges       which ranges in which order
 download_list     the downloads and their progress
+prefixes          what lies below a prefix, as a folder that processes share
 cache             keeps fetched files by their content
 fetched_archives  which files of the model store were fetched
 """

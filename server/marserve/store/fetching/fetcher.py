@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Literal
 from marserve.errors import ArchiveExists, ArchiveNotFound, DigestMismatch, DownloadFailed, OutOfMemory
 from marserve.files.atomic import Part, sweep
 from marserve.files.digests import digest_of
+from marserve.files.leased_folders import Lease
 from marserve.store.addresses.fetch_guard import (
     STORE_SCHEMES,
     AllowedUrls,
@@ -37,6 +38,7 @@ from marserve.store.fetching.cache import READ_ONLY, Cache, Held, put_into
 from marserve.store.fetching.download import Downloaded, DownloadOptions, await_object, download
 from marserve.store.fetching.download_list import Download, DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
+from marserve.store.fetching.prefixes import Kept, ListAt, fetch_below, read_prefix
 from marserve.store.sources.file_source import FileOrigins
 from marserve.store.sources.http import HttpOrigins
 from marserve.store.sources.source import (
@@ -121,7 +123,9 @@ class Fetcher:
         gathers: Mapping[str, Gather] | None = None,
         cache: Cache | None = None,
         downloads: DownloadList | None = None,
+        list_at: ListAt | None = None,
     ) -> None:
+        """`list_at` lists what lies below a prefix; without it no address of one is fetched."""
         web = HttpOrigins(allowed)
         self.downloads = downloads or DownloadList()
         self._allowed = allowed
@@ -129,6 +133,7 @@ class Fetcher:
         self._openers: dict[str, Opener] = {"http": web, "https": web, "file": FileOrigins(allowed), **(openers or {})}
         self._gathers = dict(gathers or {})
         self._cache = cache
+        self._list_at = list_at
         self._closing = threading.Event()
         self._placed: dict[str, int] = {}
 
@@ -206,6 +211,32 @@ class Fetcher:
             with contextlib.suppress(OSError):
                 self._placed[name] = fetched.in_store.stat().st_ino
         return fetched
+
+    def check_prefix(self, address: str) -> None:
+        """Raise ArchiveNotFound if `fetch_below` would not list this address. Asks the store nothing."""
+        read_prefix(address, self._allowed)
+
+    def fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]], otherwise: Path) -> Lease:
+        """Fetch what lies below the address of a prefix, unless this machine has it; `wants` chooses of the names.
+
+        The folder is shared by all servers with this cache; without a cache it lies in `otherwise`. It stays until the
+        lease is released. Raises ArchiveNotFound, DownloadFailed with the error as its cause, OutOfMemory.
+        """
+        prefix = read_prefix(address, self._allowed)
+        if self._list_at is None:
+            raise DownloadFailed(prefix.shown, reason="nothing here lists a store", is_told=True)
+        kept = Kept(otherwise)
+        if self._cache is not None:
+            kept = Kept(self._cache.folder / "folders", self._cache.max_bytes)
+        with self.downloads.under_way(prefix.shown, prefix.shown.rstrip("/").rpartition("/")[2]) as listed:
+            if self._closing.is_set():
+                listed.cancel.set(STOPPING)
+            with self._as_typed(address):
+                options = self._options.download
+                lease = fetch_below(prefix, self._list_at, self._allowed, wants, kept, options, listed)
+        how = "was kept from before" if listed.status(0.0).fromCache else "fetched"
+        log.info("%s: %s", prefix.shown, how)
+        return lease
 
     def look(self, url: str, store: Path) -> Entry | None:
         """The object that `fetch` would fetch into `store`, as its origin describes it; None if the store has it.

@@ -11,8 +11,9 @@ import pytest
 from marserve.archive.checkpoints.contents import BadCheckpoint
 from marserve.archive.contents.model_config import parse_model_config
 from marserve.archive.reading.reader import Limits
-from marserve.errors import BadArchive
+from marserve.errors import AddressNotAllowed, BadArchive
 from marserve.registry.catalogue.plan import FoundCheckpoint, Unpacked
+from marserve.registry.intake.checkpoints.found import choose
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.plan import make_plan
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
@@ -115,6 +116,70 @@ def test_what_names_no_checkpoint_is_refused(store: Store, checkpoint: str, more
     assert list(store.intake.scratch.iterdir()) == []
 
 
+class FakeFetcher:
+    """Has fetched a folder of weights, and notes what is asked of it and released."""
+
+    def __init__(self, folder: Path, file: bytes = WEIGHTS) -> None:
+        self.folder, self.asked, self.released = folder, [], 0  # type: ignore[var-annotated]
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(file)
+
+    def fetch_below(self, address: str, wants: Any, otherwise: Path) -> Any:
+        """A lease of the folder."""
+        self.asked.append((address, sorted(wants(["model.safetensors", "model.bin", "README.md"])), otherwise.name))
+        return self
+
+    def release(self) -> None:
+        """As a lease does."""
+        self.released += 1
+
+
+def test_an_address_is_fetched_mapped_and_held_until_the_version_goes(store: Store, tmp_path: Path) -> None:
+    """Only servers write there; of what lies below it only a checkpoint's files are wanted."""
+    fetcher = FakeFetcher(tmp_path / "fetched")
+    store.intake._fetcher = fetcher  # type: ignore[assignment]
+
+    unpacked = store.take_in("s3://bucket/weights/")
+    found = _checkpoint(unpacked)
+
+    assert (found.folder, found.may_map, found.is_beside) == (fetcher.folder, True, True)
+    assert fetcher.asked == [("s3://bucket/weights/", ["model.safetensors"], "checkpoints")]
+    plan = make_plan(RegisterParameters("m.mar"), unpacked, RegistryOptions())
+    plan.borrowed().discard()
+    assert fetcher.released == 0
+    plan.discard()
+    assert fetcher.released == 1
+
+
+def test_a_bad_checkpoint_that_was_fetched_is_released_again(store: Store, tmp_path: Path) -> None:
+    """With the sentence."""
+    fetcher = FakeFetcher(tmp_path / "fetched", WEIGHTS[:-1])
+    store.intake._fetcher = fetcher  # type: ignore[assignment]
+
+    with pytest.raises(BadCheckpoint, match="it may be cut off"):
+        store.take_in("s3://bucket/weights/")
+    assert fetcher.released == 1
+
+
+def test_without_a_fetcher_no_address_is_allowed(store: Store) -> None:
+    """As for archives."""
+    with pytest.raises(AddressNotAllowed):
+        store.take_in("s3://bucket/weights/")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["a.safetensors", "model.safetensors.index.json", "a.bin", "config.json"], [0, 1]),
+        ([".metadata", "__0_0.distcp", "x.safetensors", "notes"], [0, 1]),
+        (["a.bin"], []),
+    ],
+)
+def test_of_a_prefix_only_a_checkpoints_files_are_wanted(names: list[str], chosen: list[int]) -> None:
+    """The same weights often lie there in other formats."""
+    assert list(choose(names)) == [names[number] for number in chosen]
+
+
 def test_a_bad_checkpoint_is_refused_by_its_own_sentence(store: Store) -> None:
     """In the archive and in the store."""
     (store.root / "beside" / "model.safetensors").write_bytes(WEIGHTS[:-1])
@@ -125,7 +190,7 @@ def test_a_bad_checkpoint_is_refused_by_its_own_sentence(store: Store) -> None:
         store.take_in("w", {"w/model.safetensors": WEIGHTS[:-1]})
 
 
-@pytest.mark.parametrize("value", ["7", "[a]", "''", "true", "x" * 3000])
+@pytest.mark.parametrize("value", ["7", "s3://bucket/weights", "[a]", "''", "true", "x" * 3000])
 def test_a_word_that_can_be_none_is_refused(value: str) -> None:
     """The key is strict: a model without its weights is none."""
     with pytest.raises(BadArchive, match=r"^checkpoint of the model's configuration is .*; it must be a folder"):

@@ -11,6 +11,7 @@ events         events of object stores, and the watches
 event_bodies   reads the bodies of such events
 archives       archives that clients upload
 profiles       one worker is measured while it serves
+optimising     which build of a version serves
 replays        recorded requests that are run again
 downloads      archives that are being fetched
 """

@@ -34,6 +34,7 @@ _DASHBOARD_SCRIPTS: Final = (
     "model.js",
     "overview.js",
     "poll.js",
+    "optimise.js",
     "profile.js",
     "recorded.js",
     "register.js",

@@ -11,6 +11,7 @@ import { PAGES, routeOf, titleOf } from "./routes.js";
 const LATER = {
   model: async () => (await import("./model.js")).Model,
   profile: async () => (await import("./profile.js")).Profile,
+  optimise: async () => (await import("./optimise.js")).Optimise,
   requests: async () => (await import("./requests.js")).Requests,
   request: async () => (await import("./requests.js")).OneRequest,
   register: async () => (await import("./register.js")).Register,
@@ -53,7 +54,7 @@ function App() {
 }
 
 // Under which entry of the navigation a page is.
-const isIn = (route, page) => page === { model: "overview", profile: "overview", request: "requests" }[route.page] || page === route.page;
+const isIn = (route, page) => page === { model: "overview", profile: "overview", optimise: "overview", request: "requests" }[route.page] || page === route.page;
 
 function Page({ place, route, onKeyWanted, keyRound, onShown }) {
   const load = LATER[route.page];

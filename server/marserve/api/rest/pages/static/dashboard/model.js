@@ -8,7 +8,7 @@ import { Logs } from "./logs.js";
 import { State } from "./overview.js";
 import { Trouble, usePoll } from "./poll.js";
 import { Rollout } from "./rollout.js";
-import { hashOf, ofModel, ofProfile, ofRequest } from "./routes.js";
+import { hashOf, ofModel, ofOptimise, ofProfile, ofRequest } from "./routes.js";
 import { rowOf, Samples } from "./samples.js";
 import { Weights } from "./versions.js";
 import { Workers } from "./workers.js";
@@ -106,6 +106,7 @@ function Head({ name, version }) {
     <div class="head"><h2 id="page-heading" tabindex="-1">${name}</h2>
       ${version && html`<${State} state=${version.state} /><span class="hidden" role="status">${name} ${version.modelVersion} is ${version.state}</span>
         <a class="end" href=${ofProfile(name, version.modelVersion)}>Profile</a>
+        <a href=${ofOptimise(name, version.modelVersion)}>Builds</a>
         <a href=${urlOf("docs")}>Routes in docs</a>`}</div>`;
 }
 

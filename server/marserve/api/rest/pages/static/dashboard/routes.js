@@ -17,6 +17,7 @@ export function routeOf(hash) {
   if (first === "" && words.length === 1) return { page: "overview", parameters };
   if (first === "models" && second) return { page: "model", name: second, version: third, parameters };
   if (first === "profile" && second) return { page: "profile", name: second, version: third, parameters };
+  if (first === "optimise" && second) return { page: "optimise", name: second, version: third, parameters };
   if (first === "requests" && words.length <= 2) return { page: "requests", parameters };
   if (first === "register" && words.length === 1) return { page: "register", parameters };
   return { page: "unknown" };
@@ -30,11 +31,13 @@ function decoded(word) {
 export const hashOf = (...words) => `#/${words.map(encodeURIComponent).join("/")}`;
 export const ofModel = (name, version) => hashOf("models", name, ...(version ? [version] : []));
 export const ofProfile = (name, version) => hashOf("profile", name, ...(version ? [version] : []));
+export const ofOptimise = (name, version) => hashOf("optimise", name, ...(version ? [version] : []));
 export const ofRequest = (id) => hashOf("requests", id);
 
 export function titleOf(route) {
   if (route.page === "model") return route.name;
   if (route.page === "profile") return `Profile of ${route.name}`;
+  if (route.page === "optimise") return `Builds of ${route.name}`;
   if (route.page === "request") return `Request ${route.id}`;
   const found = PAGES.find(([page]) => page === route.page);
   return found ? found[2] : "Not found";
