@@ -456,8 +456,9 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     `limit_s` seconds no further call of the handler is begun.
 
     With `answers` there are no items, and `wanted` are pairs of answers to one request each, the primary's and the
-    shadow's: nothing is run, and each pair is compared, within the tolerance or by the handler's own `compare`. At most
-    ten pairs: one difference is reported for each, with the `run` `answers`, or `failed` if the comparison failed.
+    shadow's: nothing is run, and each pair is compared, within the tolerance, by the handler's own `compare`, or by the
+    best class of the scores in both. At most ten pairs: one difference is reported for each, with the `run` `answers`,
+    or `failed` if the comparison failed.
     """
 
     number: int
@@ -466,7 +467,7 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     tolerance: Tolerance
     limit_s: float
     wanted: list[Result] | None = None
-    answers: Literal["tolerance", "handler"] | None = None
+    answers: Literal["tolerance", "handler", "scores"] | None = None
 
 
 class AskLengths(msgspec.Struct, frozen=True, array_like=True, tag="ask_lengths"):
@@ -745,7 +746,7 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
 
     `differences` are (run, item, path, seen, wanted) for the first of `found`; `compared` counts compared answers.
     `relative` and `absolute` are the bound that was used, `basis` says what it was derived from; empty if nothing was
-    run.
+    run. Of scores `error` and `magnitude` are the sums of all differences and of what was wanted.
     """
 
     number: int
@@ -760,6 +761,8 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     relative: float = 0.0
     absolute: float = 0.0
     basis: Sentence = ""
+    error: float = 0.0
+    magnitude: float = 0.0
 
 
 class Lengths(msgspec.Struct, frozen=True, array_like=True, tag="lengths"):

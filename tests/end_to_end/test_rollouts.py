@@ -463,9 +463,10 @@ def mirror(server: Server, version: str, compare: Any, share: float = 1.0) -> st
         ("2.6", {"relative": 1e-4, "absolute": 1e-4}, False),
         ("2.7", "handler", False),
         ("2.1", {"relative": 1e-4}, True),
+        ("2.1", "scores", False),
     ],
 )
-def test_a_shadow_compares_exactly_by_numbers_or_by_its_handler(
+def test_a_shadow_compares_exactly_by_numbers_by_scores_or_by_its_handler(
     server: Server, version: str, compare: Any, differs: bool
 ) -> None:
     """Counts, sampled differences and metrics; no client gets an answer of its."""
@@ -486,6 +487,9 @@ def test_a_shadow_compares_exactly_by_numbers_or_by_its_handler(
         sample = told["differences"][0]
         assert sample["primaryAnswer"] != sample["shadowAnswer"]
         assert json.loads(sample["request"][0]["body"])
+    else:  # 200 of 200
+        assert told["shownAgreement"] >= 0.985
+    assert ("meanError" in told) is (compare == "scores")
     assert not told["errors"]
     assert removed.status_code == 200
     line = rf'marserve_shadow_compared_total{{model="linear",version="{re.escape(version)}"}} (\d+)'
@@ -533,6 +537,7 @@ def test_marserve_shadow_mirrors_shows_and_ends(server: Server) -> None:
     assert (nothing.status, wrong.status) == (1, 1)
     assert began.document["compare"] == {"relative": 0.001, "absolute": 1e-05}
     assert "differing" in shown.out
+    assert "agreement is shown with 95 % certainty" in shown.out
     assert "y  " in shown.out
     assert ended.status == 0
     assert server.client.get(f"{server.management}/models/linear/shadow").status_code == 404

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from marserve.errors import Draining, LoadFailed, MarserveError, NoWorker, QueueFull
 from marserve.messages import Answer, Checked, Load, Part, Receiver, Request
@@ -195,13 +195,16 @@ class FakePool:
             max_batch_delay_s=self.options.max_batch_delay_s if max_batch_delay_s is None else max_batch_delay_s,
         )
 
-    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+    async def compare(
+        self, pairs: Sequence[tuple[Answer, Answer]], how: Tolerance | Literal["handler", "scores"]
+    ) -> Checked:
         """Numbers may differ by the tolerance's absolute part; with none whatever holds `bad` cannot be compared."""
         self.compared += 1
         await asyncio.sleep(0)
         if self.compare_error is not None:
             raise self.compare_error
         told = []
+        tolerance = how if isinstance(how, Tolerance) else None
         for index, (primary, shadow) in enumerate(pairs):
             if tolerance is None and b"bad" in shadow.body:
                 told.append(("failed", index, "", "compare failed: ValueError('bad')", ""))
@@ -209,7 +212,10 @@ class FakePool:
                 tolerance is None or abs(float(primary.body) - float(shadow.body)) > tolerance.absolute
             ):
                 told.append(("answers", index, "y", shadow.body.decode(), primary.body.decode()))
-        return Checked(1, 0.0, len(pairs), [1], len(pairs), len(pairs), len(told), told, [])
+        error, magnitude = (0.5, 10.0) if how == "scores" else (0.0, 0.0)
+        return Checked(
+            1, 0.0, len(pairs), [1], len(pairs), len(pairs), len(told), told, [], error=error, magnitude=magnitude
+        )
 
     def hand_over(self, other: object, tell: Callable[[Receiver], None]) -> int:
         """Whatever it holds and nobody named the version for."""

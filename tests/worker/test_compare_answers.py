@@ -11,6 +11,7 @@ from marserve.option_values import Tolerance
 from marserve.worker.checks import run_check
 from marserve.worker.load import LoadedModel
 from marserve_handlers.context import Context
+from marserve_handlers.support.comparing.class_scores import compare_scores
 from marserve_handlers.support.comparing.compared_answer import ComparedAnswer
 
 JSON = [("content-type", "application/json")]
@@ -23,7 +24,10 @@ def loaded(compare: Any = None) -> LoadedModel:
 
 
 def compare(
-    pairs: list[tuple[bytes, bytes]], how: Literal["tolerance", "handler"], by: Any = None, limit_s: float = 60.0
+    pairs: list[tuple[bytes, bytes]],
+    how: Literal["tolerance", "handler", "scores"],
+    by: Any = None,
+    limit_s: float = 60.0,
 ) -> tuple[int, int, list[tuple[str, int, str, str, str]], int]:
     """Compared, found, the differences, and how often it was said that a call begins."""
     calls: list[None] = []
@@ -55,6 +59,29 @@ def test_a_status_of_its_own_differs() -> None:
     checked = run_check(loaded(), check, [bytearray(b"1")] * 2, lambda: None, lambda item, row: pytest.fail("no run"))
 
     assert checked.differences == [("answers", 0, "status", "201", "200")]
+
+
+def test_scores_agree_by_their_best_class_whatever_their_error() -> None:
+    """Of labels and of lists; labels that only one of the two names are left out of the error."""
+    pairs = [
+        (b'{"cat": 0.8, "dog": 0.2}', b'{"cat": 0.6, "fox": 0.3}'),
+        (b"[0.1, 0.9]", b"[0.2, 0.8]"),
+        (b'{"cat": 0.8, "dog": 0.2}', b'{"cat": 0.4, "dog": 0.6}'),
+        (b"[0.1, 0.9]", b'{"message": "no"}'),
+        (b"text", b"text"),
+    ]
+
+    compared, found, differences, _ = compare(pairs, "scores")
+
+    assert (compared, found) == (3, 1)
+    assert differences[0] == ("answers", 2, "best class", "dog", "cat")
+    assert [(run, item) for run, item, *_ in differences[1:]] == [("failed", 3), ("failed", 4)]
+    assert "neither an object nor a list of finite numbers" in differences[1][3]
+    assert "holds no class scores" in differences[2][3]
+
+    errors = compare_scores(pairs[0][1], pairs[0][0])
+    assert (errors.seen, errors.wanted) == ("cat", "cat")
+    assert (errors.error, errors.magnitude) == (pytest.approx(0.2), pytest.approx(0.8))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -420,9 +420,11 @@ class Pool:
             self._begin_scaling(time.monotonic())  # a check wakes a sleeping model
         return await self.certifier.check(samples)
 
-    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+    async def compare(
+        self, pairs: Sequence[tuple[Answer, Answer]], how: Tolerance | Literal["handler", "scores"]
+    ) -> Checked:
         """Have a worker compare pairs of answers; as `Certifier.compare`."""
-        return await self.certifier.compare(pairs, tolerance)
+        return await self.certifier.compare(pairs, how)
 
     async def replay(self, requests: Sequence[Request]) -> Replayed:
         """Have a worker run requests again as one batch; nothing is started for it. As `Certifier.replay`."""

@@ -30,6 +30,7 @@ from marserve_handlers.batch_check import (
     show,
 )
 from marserve_handlers.errors import ModelNotLoadable
+from marserve_handlers.support.comparing.class_scores import compare_scores
 from marserve_handlers.support.comparing.compared_answer import ComparedAnswer
 from marserve_handlers.support.comparing.precision import Precision
 
@@ -202,7 +203,7 @@ def compare_answers(
     results = check.wanted or []
     pairs = list(zip(results[::2], bodies[::2], results[1::2], bodies[1::2], strict=True))
     reported: list[tuple[str, int, str, str, str]] = []
-    compared = 0
+    compared, error_sum, magnitude = 0, 0.0, 0.0
     began = time.perf_counter()
     for index, (primary, primary_body, shadow, shadow_body) in enumerate(pairs):
         if time.perf_counter() - began > check.limit_s:
@@ -211,14 +212,20 @@ def compare_answers(
         before_call()
         ours, theirs = outcome_of(primary, primary_body), outcome_of(shadow, shadow_body)
         try:
-            first = (
-                next(differences(theirs, ours, tolerance), None)
-                if check.answers == "tolerance"
-                else _compare_by_handler(model, ours, theirs)
-            )
+            if check.answers == "tolerance":
+                first = next(differences(theirs, ours, tolerance), None)
+            elif check.answers == "scores":
+                scores = compare_scores(theirs.value, ours.value)
+                error_sum, magnitude = error_sum + scores.error, magnitude + scores.magnitude
+                first = None if scores.seen == scores.wanted else ("best class", scores.seen, scores.wanted)
+            else:
+                first = _compare_by_handler(model, ours, theirs)
         except SystemExit:
             raise
         except BaseException as error:  # the author's code
+            if check.answers == "scores" and type(error) is ValueError:
+                reported.append((FAILED, index, "", shorten(str(error)), ""))
+                continue
             say(logging.WARNING, "compare(primary, shadow) failed", error=error)
             reported.append((FAILED, index, "", shorten(f"compare failed: {shown(error)}"), ""))
             continue
@@ -228,7 +235,10 @@ def compare_answers(
             reported.append((ANSWERS, index, where, seen, wanted))
     seconds = time.perf_counter() - began
     found = sum(each[0] == ANSWERS for each in reported)
-    return Checked(check.number, seconds, len(pairs), [1], len(pairs), compared, found, reported, [])
+    return Checked(
+        check.number, seconds, len(pairs), [1], len(pairs), compared, found, reported, [], error=error_sum,
+        magnitude=magnitude,
+    )  # fmt: skip
 
 
 def _compare_by_handler(model: LoadedModel, primary: Outcome, shadow: Outcome) -> tuple[str, str, str] | None:

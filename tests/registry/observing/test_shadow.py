@@ -277,6 +277,16 @@ async def test_a_comparison_that_fails_is_no_difference() -> None:
     assert (await house.settle())["errors"] == {"comparison": 2}
 
 
+async def test_of_scores_the_mean_error_is_told_once_some_were_compared() -> None:
+    """All differences beside all that was wanted."""
+    house = House(pool(body=b"[0.1, 0.9]"), compare="scores")
+    assert "meanError" not in house.shadow.describe()
+
+    house.serve(b"[0.1, 0.9]")
+
+    assert (await house.settle())["meanError"] == pytest.approx(0.05)
+
+
 async def test_after_its_end_nothing_of_it_is_left() -> None:
     """Copies are cancelled, what was on its way is dropped, requests that were followed get their answers."""
     house = House(pool(holds=True))
@@ -312,6 +322,8 @@ def test_what_may_be_asked_for() -> None:
         "in_flight": 2,
     }
     assert read_shadow(whole).document() == whole
+    scores = {"version": "2.0", "share": 0.1, "compare": "scores", "in_flight": 8}
+    assert read_shadow(scores).document() == scores
 
 
 @pytest.mark.parametrize(

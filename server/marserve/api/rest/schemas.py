@@ -108,7 +108,7 @@ class ShadowBody(BaseModel):
 
     version: str
     share: Annotated[float, Field(gt=0, le=1, description="of the requests that other versions answer")] = 0.1
-    compare: Literal["exact", "handler"] | CompareTolerance = "exact"
+    compare: Literal["exact", "handler", "scores"] | CompareTolerance = "exact"
     in_flight: Annotated[int, Field(ge=1, le=256, description="copies at a time")] = 8
 
 
@@ -122,6 +122,10 @@ class ShadowStatus(ShadowBody):
     mirrored: int
     compared: int
     differing: int
+    shownAgreement: Annotated[
+        float, Field(description="the least share of answers that agree, by what was compared, at 95 %")
+    ]
+    meanError: Annotated[float | None, Field(description="of scores, as a share of the mean score")] = None
     dropped: dict[str, int]
     skipped: dict[str, int]
     errors: dict[str, int]
@@ -144,7 +148,7 @@ class RolloutBody(BaseModel):
     max_difference: float = 0.001
     min_requests: int = 200
     significance: float = 0.01
-    compare: Literal["exact", "handler"] | CompareTolerance | None = None
+    compare: Literal["exact", "handler", "scores"] | CompareTolerance | None = None
     share: Annotated[float, Field(description="of the requests that are mirrored, with compare")] = 0.1
 
 

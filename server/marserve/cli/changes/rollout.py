@@ -56,7 +56,9 @@ def rollout(
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option("--compare", help='Mirror requests and compare answers: exact, handler, or {"relative": 1e-3}.'),
+        typer.Option(
+            "--compare", help='Mirror requests and compare answers: exact, handler, scores, or {"relative": 1e-3}.'
+        ),
     ] = None,
     share: Annotated[
         str | None, typer.Option("--share", help="The share of requests that is mirrored, with --compare; 10%.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import floor
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ def shadow(
         float, typer.Option("--share", min=0, max=1, help="The share of requests that is mirrored.")
     ] = 0.1,
     compare: Annotated[
-        str, typer.Option("--compare", help='How answers are compared: exact, handler, or {"relative": 1e-3}.')
+        str, typer.Option("--compare", help='How answers are compared: exact, handler, scores, or {"relative": 1e-3}.')
     ] = "exact",
     in_flight: Annotated[int, typer.Option("--in-flight", min=1, max=256, help="Copies at a time.")] = 8,
     off: Annotated[bool, typer.Option("--off", help="Mirror nothing more.")] = False,
@@ -67,6 +68,11 @@ def _shown(model: str, described: dict[str, Any], *, is_dry: bool, is_off: bool)
         f"{described['mirrored']} mirrored, {described['compared']} compared, {described['differing']} differing, "
         f"{sum(described['dropped'].values())} dropped, {sum(described['errors'].values())} without an answer",
     ]
+    if described["compared"] and "shownAgreement" in described:
+        error = described.get("meanError")
+        said = "" if error is None else f", with a mean error of {error:.2g} of the mean score"
+        share = floor(1000 * described["shownAgreement"]) / 10
+        lines.append(f"{share:g} % agreement is shown with 95 % certainty{said}")
     if described["differences"]:
         rows = [
             [each["requestId"], each["where"] or "answer", each["primary"], each["shadow"]]

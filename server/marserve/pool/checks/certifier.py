@@ -62,7 +62,7 @@ SIZE_ON_DEMAND = 8
 class _Order:
     """A check to be made. `size` is the largest batch; `wanted` are answers that were given (in service).
 
-    For the kind `answers` they are pairs, to be compared within `tolerance`, or by the handler if that is None.
+    For the kind `answers` they are pairs, to be compared as `how` says.
     """
 
     kind: Literal["load", "demand", "service", "answers", "replay"]
@@ -72,7 +72,7 @@ class _Order:
     requests: list[Request] | None = None
     wanted: tuple[list[Result], list[Body]] | None = None
     outcome: asyncio.Future[Checked] | asyncio.Future[Replayed] | None = None
-    tolerance: Tolerance | None = None
+    how: Tolerance | Literal["handler", "scores"] = "handler"
     replay: Replay | None = None
 
 
@@ -159,17 +159,20 @@ class Certifier:
         checked = await self._carry_out(_Order("demand", inputs, size, CHECK_LIMIT_S, outcome=outcome), outcome)
         return {"certificate": self.certificate.state, **report_of(checked)}
 
-    async def compare(self, pairs: Sequence[tuple[Answer, Answer]], tolerance: Tolerance | None) -> Checked:
+    async def compare(
+        self, pairs: Sequence[tuple[Answer, Answer]], how: Tolerance | Literal["handler", "scores"]
+    ) -> Checked:
         """Have a worker compare pairs of answers, the primary's and the shadow's; at most `MOST_PAIRS`.
 
-        Within `tolerance`, or by the handler's own `compare` where that is None. Each pair that differs, or could not
-        be compared, is among the differences, its index as the item. Raises NoWorker, Draining, WorkerDied.
+        Within a tolerance, by the handler's own `compare`, or by the best class of their scores. Each pair that
+        differs, or could not be compared, is among the differences, its index as the item. Raises NoWorker, Draining,
+        WorkerDied.
         """
         self._refuse_without_workers()
         results = [Result(answer.status, answer.reason, answer.headers) for pair in pairs for answer in pair]
         bodies: list[Body] = [answer.body for pair in pairs for answer in pair]
         outcome: asyncio.Future[Checked] = asyncio.get_running_loop().create_future()
-        order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), outcome=outcome, tolerance=tolerance)
+        order = _Order("answers", [], 1, CHECK_LIMIT_S, wanted=(results, bodies), outcome=outcome, how=how)
         return await self._carry_out(order, outcome)
 
     async def replay(self, requests: Sequence[Request]) -> Replayed:
@@ -255,10 +258,10 @@ class Certifier:
         if order.wanted is not None:
             wanted = order.wanted[0]
             bodies.extend(order.wanted[1])
-        tolerance = order.tolerance or self._options.batch_tolerance
-        how: Literal["tolerance", "handler"] | None = None
+        tolerance = order.how if isinstance(order.how, Tolerance) else self._options.batch_tolerance
+        how: Literal["tolerance", "handler", "scores"] | None = None
         if order.kind == "answers":
-            how = "handler" if order.tolerance is None else "tolerance"
+            how = "tolerance" if isinstance(order.how, Tolerance) else order.how
         self._send(key, Check(flight.number, items, order.size, tolerance, order.limit_s, wanted, how), bodies)
 
     def on_checked(self, key: str, checked: Checked) -> None:

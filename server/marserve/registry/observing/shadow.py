@@ -21,7 +21,6 @@ import msgspec
 
 from marserve.errors import MarserveError, NoWorker, WaitTooLong
 from marserve.messages import Accepted, Answer, Receiver, Request
-from marserve.option_values import Tolerance
 from marserve.pool.checks.certifier import MOST_PAIRS
 from marserve.pool.dispatch.queue import LEAST_URGENT
 from marserve.pool.pool import Pool
@@ -47,12 +46,15 @@ class Counts:
     `mirrored` were sent to the shadow; of these `compared` were answered and compared, and `differing` of them
     differed. `dropped` were beyond a bound: `busy` (too many copies, or requests that wait) or `memory`. `skipped`
     cannot be compared: `streamed`, `failed` (the client got an error), `no_version`, `shared_memory` (the client's, for
-    its tensors). `errors` are copies without an answer, by cause, and failed comparisons (`comparison`).
+    its tensors). `errors` are copies without an answer, by cause, and failed comparisons (`comparison`). Of scores
+    `error` and `magnitude` are the sums of all differences and of what clients got.
     """
 
     mirrored: int = 0
     compared: int = 0
     differing: int = 0
+    error: float = 0.0
+    magnitude: float = 0.0
     dropped: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     skipped: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -144,6 +146,8 @@ class Shadow:
             "bytes": self._bytes,
             "differences": [*self._first, *self._latest],
         }
+        if self.spec.compare == "scores" and counts.magnitude:
+            document["meanError"] = counts.error / counts.magnitude
         if self.last_error:
             document["lastError"] = self.last_error
         return document
@@ -236,11 +240,13 @@ class Shadow:
         pool, compare = several[0][0].pool, self.spec.compare
         pairs = [(copy.answer, answer) for copy, answer in several]
         try:
-            checked = await pool.compare(pairs, compare if isinstance(compare, Tolerance) else None)
+            checked = await pool.compare(pairs, "handler" if compare == "exact" else compare)
         except MarserveError as error:
             for _ in several:
                 self._fail(pool, "comparison", f"{type(error).__name__}: {error}")
             return
+        self.counts.error += checked.error
+        self.counts.magnitude += checked.magnitude
         differences = {index: (run, path, seen, wanted) for run, index, path, seen, wanted in checked.differences}
         for index, (copy, answer) in enumerate(several):
             run, *difference = differences.get(index, ("answers", "", "", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from marserve.errors import BadInput
 from marserve.option_values import Tolerance
@@ -13,7 +13,7 @@ DEFAULT_SHARE = 0.1
 DEFAULT_IN_FLIGHT = 8
 MOST_IN_FLIGHT = 256
 
-Compare = Literal["exact", "handler"] | Tolerance
+Compare = Literal["exact", "handler", "scores"] | Tolerance
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ def read_compare(compare: object) -> Compare:
     """How answers are compared. Raises BadInput."""
     if compare == "exact":
         return "exact"
-    if compare == "handler":
-        return "handler"
+    if compare in ("handler", "scores"):
+        return cast("Compare", compare)
     if not isinstance(compare, Mapping) or not compare.keys() <= {"relative", "absolute", "ignore"}:
         raise BadInput(
-            f'compare is {_shown(compare)}; it must be "exact", "handler", or an object with relative, absolute and '
-            "ignore."
+            f'compare is {_shown(compare)}; it must be "exact", "handler", "scores", or an object with relative, '
+            "absolute and ignore."
         )
     plain = Tolerance()
     numbers = []
