@@ -27,7 +27,8 @@ PROGRAM = """
 import json, os, subprocess, sys, time
 from marserve.optimise.background.throttle import Throttle, family
 
-with Throttle(0.25) as throttle:
+os.nice(2)
+with Throttle(0.25, 1) as throttle:
     began = time.monotonic()
     child = subprocess.Popen([sys.executable, sys.argv[1]], start_new_session=True)
     time.sleep(1.6)
@@ -36,6 +37,7 @@ with Throttle(0.25) as throttle:
         before = sum(family(os.getpid()).values())
         measured = time.monotonic()
         time.sleep(0.3)
+        nice = os.getpriority(os.PRIO_PROCESS, child.pid)
         free = (sum(family(os.getpid()).values()) - before) / (time.monotonic() - measured)
     states = []
     for _ in range(20):
@@ -45,7 +47,9 @@ with Throttle(0.25) as throttle:
 with open(f"/proc/{child.pid}/stat") as file:
     after = file.read().rpartition(") ")[2][0]
 pids = [pid for pid in family(os.getpid()) if pid != os.getpid()]
-print(json.dumps({"used": used, "wall": wall, "free": free, "paid": "T" in states, "after": after, "pids": pids}))
+niced = os.getpriority(os.PRIO_PROCESS, child.pid)
+told = {"used": used, "wall": wall, "free": free, "paid": "T" in states, "after": after, "nice": nice, "niced": niced}
+print(json.dumps({**told, "pids": pids}))
 for pid in pids:
     os.kill(pid, 9)
 """
@@ -65,6 +69,10 @@ def test_a_family_keeps_to_its_share_except_while_something_is_measured(tmp_path
     assert told["used"] <= 0.25 * told["wall"] + 0.6, told
     assert told["paid"], told
     assert told["after"] != "T", told
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    may_raise = os.geteuid() == 0
+    assert told["niced"] == min(19, usual + 2)
+    assert told["nice"] in ((1,) if may_raise else (1, told["niced"]))
     assert len(told["pids"]) == 2
     assert not [pid for pid in told["pids"] if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
 

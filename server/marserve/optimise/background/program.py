@@ -46,9 +46,10 @@ def main() -> None:
         sys.exit("marserve.optimise.background.program is started by a server")
     watch = threading.Thread(target=_end_with_server, args=(orders.fileno(), Path(order.folder)))
     watch.start()
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     os.nice(NICE)
     try:
-        say(_search(order, say))
+        say(_search(order, say, priority))
     except MarserveError as error:
         say(Said(failed=str(error).split("\n", 1)[0]))
     except OSError as error:
@@ -59,9 +60,9 @@ def main() -> None:
     watch.join()  # the server ends this process, or has ended itself
 
 
-def _search(order: Order, say: Callable[[Said], None]) -> Said:
+def _search(order: Order, say: Callable[[Said], None], priority: int) -> Said:
     """Search, and write what was found. Raises MarserveError, OSError."""
-    with Throttle(order.share) as throttle:
+    with Throttle(order.share, priority) as throttle:
         wish = Wish(
             batch_size=order.batch_size,
             threads=order.threads,

@@ -26,8 +26,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Throttle:
     """The stops of this process's family. Use it as a context; it leaves no process stopped."""
 
-    def __init__(self, share: float) -> None:
-        """Of one core; 1 and more: up to so many cores."""
+    def __init__(self, share: float, priority: int) -> None:
+        """`share` is of one core; 1 and more: up to so many cores. `priority` is that of workers, as `nice` has it."""
+        self._before = priority
         self._share = Share(share, time.monotonic(), sum(family(os.getpid()).values()))
         self._is_over = threading.Event()
         self._lock = threading.Lock()
@@ -50,14 +51,20 @@ class Throttle:
 
     @contextlib.contextmanager
     def unthrottled(self) -> Iterator[None]:
-        """Nothing is stopped during the block. It begins when what was used before is paid for."""
+        """Nothing is stopped during the block. It begins when what was used before is paid for.
+
+        Where the system allows that, the family has the priority of workers meanwhile: threads of the lowest one that
+        wait for each other on a busy machine would measure the machine.
+        """
         self._is_free.wait()
         with self._lock:
             self._measuring += 1
             self._go_on()
+        _set_priority(self._before)
         try:
             yield
         finally:
+            _set_priority(os.getpriority(os.PRIO_PROCESS, 0))
             with self._lock:
                 self._measuring -= 1
                 self._look()
@@ -86,6 +93,14 @@ class Throttle:
             _signal(self._stopped & set(family(os.getpid())), signal.SIGCONT)
         self._stopped = set()
         self._is_free.set()
+
+
+def _set_priority(priority: int) -> None:
+    """Of all threads of the family without this process. Does nothing where that needs a right that is not there."""
+    for pid in set(family(os.getpid())) - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.setpriority(os.PRIO_PROCESS, int(thread), priority)
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
