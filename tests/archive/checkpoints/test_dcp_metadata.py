@@ -194,6 +194,44 @@ def test_chunks_that_overlap_are_refused_though_their_elements_add_up(folder: Pa
         read_dcp(folder)
 
 
+def _used_often(metadata: Any, tensors: int) -> None:
+    """Describe so many empty tensors by one object."""
+    metadata.storage_data.clear()
+    one = metadata.state_dict_metadata["w"]
+    one.size = torch.Size([0])
+    metadata.state_dict_metadata = {f"t{number}": one for number in range(tensors)}
+
+
+def test_an_object_of_many_fields_that_is_used_often_is_refused_at_once(folder: Path) -> None:
+    """A file of some MB could hold a server's processor for hours."""
+
+    def change(metadata: Any) -> None:
+        _used_often(metadata, 2000)
+        one = metadata.state_dict_metadata["t0"]
+        one.chunks = []
+        vars(one).update((f"k{number}", None) for number in range(1000))
+
+    change_metadata(folder, change)
+
+    with pytest.raises(BadCheckpoint, match=r"'t0' has 1003 fields, and a TensorStorageMetadata at most 64"):
+        read_dcp(folder)
+
+
+def test_empty_pieces_that_many_tensors_share_are_counted_for_each(folder: Path) -> None:
+    """They take no place in a file, which bounds others."""
+
+    def change(metadata: Any) -> None:
+        _used_often(metadata, 100)
+        chunk = metadata.state_dict_metadata["t0"].chunks[0]
+        chunk.offsets, chunk.sizes = torch.Size([0]), torch.Size([0])
+        metadata.state_dict_metadata["t0"].chunks = [chunk] * 1000
+
+    change_metadata(folder, change)
+
+    with pytest.raises(BadCheckpoint, match="more than 50000 operations"):
+        read_dcp(folder, CheckBudget(50_000))
+
+
 def test_a_file_that_was_cut_off_is_refused(folder: Path) -> None:
     """With the byte at which it should end."""
     path = folder / "__0_0.distcp"

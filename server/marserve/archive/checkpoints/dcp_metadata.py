@@ -38,6 +38,8 @@ _MAX_BYTES = 64 << 20
 _MOST_PIECES = 200_000
 # Pairs of pieces of one tensor that are compared with each other.
 _MOST_COMPARED = 4_000_000
+# Fields of one object; torch's have six at most. An object may stand in a pickle once and be used a million times.
+_MOST_FIELDS = 64
 
 _PACKAGE = b"torch.distributed.checkpoint"
 _CLASSES = "torch.distributed.checkpoint.metadata"
@@ -98,7 +100,8 @@ def parse_metadata(
 
     Raises BadCheckpoint for what is not plain metadata of tensors whose pieces fill them; CheckStopped by the budget.
     """
-    root = _read_root(data, budget or CheckBudget())
+    budget = budget or CheckBudget()
+    root = _read_root(data, budget)
     described, stored = _pairs(root, "state_dict_metadata"), _pairs(root, "storage_data")
     if len(described) > MOST_TENSORS or len(stored) > _MOST_PIECES:
         raise _bad(f"it describes {len(described)} tensors in {len(stored)} pieces, more than are read")
@@ -114,7 +117,10 @@ def parse_metadata(
             raise _bad("it names a tensor by what is no text")
         if name in tensors:
             raise _bad(f"it describes {shown(name)} twice")
-        tensors[name], chunks = _read_tensor(name, value, _MOST_PIECES - len(pieces))
+        try:
+            tensors[name], chunks = _read_tensor(name, value, _MOST_PIECES - len(pieces), budget)
+        except Overspent as error:
+            raise _bad(f"it cannot be looked into to its end: {error}") from None
         for begin, shape in chunks:
             least = Saved(tensors[name].dtype, shape).bytes
             if least or (name, begin) in places:  # a rank that has nothing of a tensor may have stored that
@@ -154,8 +160,13 @@ def _is(value: object, name: str) -> bool:
 def _fields(value: Any, name: str, what: str) -> dict[str, Any]:
     """The fields of an object of that class."""
     state = value.state if _is(value, name) else None
-    if not isinstance(state, Pairs) or value.arguments or not all(type(key) is str for key, _ in state.items):
-        raise _bad(f"{what} is no {name.rpartition('.')[2]}")
+    kind = name.rpartition(".")[2]
+    if not isinstance(state, Pairs) or value.arguments:
+        raise _bad(f"{what} is no {kind}")
+    if len(state.items) > _MOST_FIELDS:
+        raise _bad(f"{what} has {len(state.items)} fields, and a {kind} at most {_MOST_FIELDS}")
+    if not all(type(key) is str for key, _ in state.items):
+        raise _bad(f"{what} is no {kind}")
     return dict(state.items)
 
 
@@ -192,8 +203,8 @@ def _read_places(stored: Iterable[tuple[Any, Any]]) -> dict[tuple[str, tuple[int
     return places
 
 
-def _read_tensor(name: str, value: Any, most_pieces: int) -> tuple[Saved, list[_Box]]:
-    """A tensor, and its pieces."""
+def _read_tensor(name: str, value: Any, most_pieces: int, budget: CheckBudget) -> tuple[Saved, list[_Box]]:
+    """A tensor, and its pieces. Many tensors may have one list of pieces, so that each is counted again."""
     what = f"the description of {shown(name)}"
     described = _fields(value, _TENSOR, what)
     shape = _size(described.get("size"))
@@ -202,16 +213,17 @@ def _read_tensor(name: str, value: Any, most_pieces: int) -> tuple[Saved, list[_
         raise _bad(f"{what} has no size or no chunks")
     if len(chunks) > most_pieces:
         raise _bad(f"its tensors have more than {_MOST_PIECES} pieces")
+    budget.spend(len(chunks))
     dtype = _dtype(described.get("properties"), what)
     boxes = [_read_box(chunk, shape, what) for chunk in chunks]
-    _check_cover(boxes, shape, what)
+    _check_cover(boxes, shape, what, budget)
     return Saved(dtype, shape), boxes
 
 
 def _dtype(properties: Any, what: str) -> str:
     state = properties.state if _is(properties, _PROPERTIES) else None
     if isinstance(state, Pairs):  # of torch before 2.0
-        state = [value for key, value in state.items if key == "dtype"]
+        state = [value for key, value in state.items[:_MOST_FIELDS] if key == "dtype"]
     found = state[0] if isinstance(state, list | tuple) and state else None
     name = found.full.removeprefix("torch.") if isinstance(found, Name) else ""
     if name not in BITS:
@@ -229,7 +241,7 @@ def _read_box(chunk: Any, shape: tuple[int, ...], what: str) -> _Box:
     return begin, sizes
 
 
-def _check_cover(boxes: list[_Box], shape: tuple[int, ...], what: str) -> None:
+def _check_cover(boxes: list[_Box], shape: tuple[int, ...], what: str, budget: CheckBudget) -> None:
     """Raise BadCheckpoint unless the boxes fill the shape and no two have an element in common."""
     filled = sum(math.prod(sizes) for _, sizes in boxes)
     if filled != math.prod(shape):
@@ -241,6 +253,7 @@ def _check_cover(boxes: list[_Box], shape: tuple[int, ...], what: str) -> None:
     for number, (begin, sizes) in enumerate(boxes):
         for other in range(number + 1, len(boxes)):
             compared += 1
+            budget.spend()
             if compared > _MOST_COMPARED:
                 raise _bad(f"{what} has too many chunks that lie beside each other: {len(boxes)}")
             if shape and boxes[other][0][0] >= begin[0] + sizes[0]:
