@@ -8,5 +8,4 @@ checked_files      an archive's pickles, with those in such folders
 estimate           what its weights take on each rank of a plan
 hollow             the weights of an archive without their numbers
 contents           what a checkpoint holds, and how it is refused
-shares             how much of a model each rank holds, by a plan of `parallel`
 """
