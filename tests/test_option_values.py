@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marserve.option_values import (
+    CHECKPOINT,
     DEVICE_IDS,
     DURATION,
     PART,
@@ -79,3 +80,10 @@ def test_a_peak_is_auto_or_a_number_by_itself_or_by_dtype(given: object) -> None
     """Zero would make every share infinite."""
     with pytest.raises(Unusable, match="auto, a number of FLOPs a second, or a map of dtypes to such numbers"):
         PEAKS.read(given)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\0b", "a\nb"])
+def test_a_checkpoint_whose_name_no_folder_should_have_is_refused(name: str) -> None:
+    """Half a character ended a registration with a status of 500."""
+    with pytest.raises(Unusable, match="can be printed"):
+        CHECKPOINT.read(name)

@@ -394,6 +394,8 @@ _LONGEST_PLACE = 2000
 def _read_checkpoint(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_PLACE or "://" in value:
         raise Unusable("a folder of the archive, or of the model store")
+    if not value.isprintable():  # half a character among them, which no file system and no answer takes
+        raise Unusable("a folder's name of characters that can be printed")
     return value.strip()
 
 
