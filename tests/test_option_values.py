@@ -82,8 +82,7 @@ def test_a_peak_is_auto_or_a_number_by_itself_or_by_dtype(given: object) -> None
         PEAKS.read(given)
 
 
-@pytest.mark.parametrize("name", ["\ud800", "a\0b", "a\nb"])
-def test_a_checkpoint_whose_name_no_folder_should_have_is_refused(name: str) -> None:
+def test_a_checkpoint_whose_name_no_folder_can_have_is_refused() -> None:
     """Half a character ended a registration with a status of 500."""
-    with pytest.raises(Unusable, match="can be printed"):
-        CHECKPOINT.read(name)
+    with pytest.raises(Unusable, match="half a character"):
+        CHECKPOINT.read("weights-\ud800")

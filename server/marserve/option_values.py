@@ -391,11 +391,16 @@ def _write_peaks(peaks: Mapping[str, float]) -> object:
 _LONGEST_PLACE = 2000
 
 
+def is_encodable(text: str) -> bool:
+    """Whether a file can have that name: YAML and JSON can hold half a character, a surrogate, alone."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _read_checkpoint(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_PLACE or "://" in value:
         raise Unusable("a folder of the archive, or of the model store")
-    if not value.isprintable():  # half a character among them, which no file system and no answer takes
-        raise Unusable("a folder's name of characters that can be printed")
+    if not is_encodable(value):
+        raise Unusable("a folder's name without half a character in it")
     return value.strip()
 
 
