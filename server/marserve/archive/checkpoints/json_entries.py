@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from json.decoder import scanstring
+from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed lacks it
 from typing import Any
 
 # Characters of a value that is neither a text nor a map of texts. A tensor with the most dimensions has 2,000.
