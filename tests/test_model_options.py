@@ -218,6 +218,7 @@ def test_options_are_written_in_the_units_of_files() -> None:
         ({"inputs": "/in"}, "inputs are a folder of the archive"),
         ({"inputs": ""}, "inputs are a folder of the archive"),
         ({"inputs": 3}, "inputs are a folder of the archive"),
+        ({"inputs": "in-\ud800"}, "inputs are a folder of the archive"),
     ],
 )
 def test_what_is_to_be_optimised_is_a_map_of_builds_and_a_folder_inside(given: object, wanted: str) -> None:

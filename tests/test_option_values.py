@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marserve.option_values import (
+    CHECKPOINT,
     DEVICE_IDS,
     DURATION,
     PART,
@@ -79,3 +80,9 @@ def test_a_peak_is_auto_or_a_number_by_itself_or_by_dtype(given: object) -> None
     """Zero would make every share infinite."""
     with pytest.raises(Unusable, match="auto, a number of FLOPs a second, or a map of dtypes to such numbers"):
         PEAKS.read(given)
+
+
+def test_a_checkpoint_whose_name_no_folder_can_have_is_refused() -> None:
+    """Half a character ended a registration with a status of 500."""
+    with pytest.raises(Unusable, match="half a character"):
+        CHECKPOINT.read("weights-\ud800")

@@ -44,6 +44,7 @@ from marserve.option_values import (
     Unusable,
     at_least,
     between,
+    is_encodable,
     milliseconds,
     raised_to,
     seconds,
@@ -140,7 +141,9 @@ def _write_optimising(value: Optimising) -> dict[str, Any]:
 
 
 def _is_inside(path: str) -> bool:
-    return bool(path) and "\0" not in path and not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
+    if not path or "\0" in path or not is_encodable(path):
+        return False
+    return not PurePosixPath(path).is_absolute() and ".." not in path.split("/")
 
 
 _OPTIMISING = Kind(_read_optimising, {"type": "object"}, _write_optimising)

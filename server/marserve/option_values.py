@@ -391,10 +391,17 @@ def _write_peaks(peaks: Mapping[str, float]) -> object:
 _LONGEST_PLACE = 2000
 
 
+def is_encodable(text: str) -> bool:
+    """Whether a file can have that name: YAML and JSON can hold half a character, a surrogate, alone."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _read_checkpoint(value: object) -> str:
     place = value.strip() if isinstance(value, str) else ""
     if not place or len(place) > _LONGEST_PLACE or ("://" in place and not place.endswith("/")):
         raise Unusable("a folder of the archive or of the model store, or an address of a store that ends in /")
+    if not is_encodable(place):
+        raise Unusable("a folder's name without half a character in it")
     return place
 
 

@@ -95,3 +95,24 @@ def test_a_family_is_all_that_was_started_with_what_it_used() -> None:
     assert all(seconds >= 0 for seconds in found.values())
     assert os.getpid() not in found
     assert child.pid in family(os.getpid()) or not psutil.pid_exists(child.pid)
+
+
+_LEAVES = """
+import subprocess
+from marserve.optimise.background.throttle import Throttle, end_family, family
+import os
+with Throttle(1.0, os.getpriority(os.PRIO_PROCESS, 0)):
+    shell = "env -i setsid sleep 600 & exit 0"
+    subprocess.run(["sh", "-c", shell], check=True)
+    before = len(family(os.getpid()))
+    end_family()
+    print(before, len(family(os.getpid())))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_left_its_session_without_an_environment_ends_with_its_family() -> None:
+    """No lineage names it, and its parent has ended."""
+    ran = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ran.stdout.split() == ["2", "1"]

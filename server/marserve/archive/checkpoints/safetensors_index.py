@@ -6,10 +6,8 @@ one tensor: the format forbids holes, as something could hide in them.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,7 +26,7 @@ from marserve.archive.checkpoints.contents import (
     read_shape,
     shown,
 )
-from marserve.archive.contents.json_depth import is_deeper
+from marserve.archive.checkpoints.json_entries import Reader, Twice, read_object, read_small, read_texts, skip_to_end
 from marserve.files.regular import TooLarge, open_regular, read_regular
 
 ENDING = ".safetensors"
@@ -37,7 +35,6 @@ _MAX_INDEX_BYTES = 64 << 20
 # As the format's own reader has it.
 _MAX_HEADER_BYTES = 100_000_000
 _MOST_FILES = 10_000
-_DEEPEST = 8
 
 #: torch's name of each dtype of the format.
 DTYPES: Mapping[str, str] = {
@@ -120,7 +117,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 def parse_index(data: bytes, name: str) -> dict[str, str]:
     """In which file each tensor is, by an index of these bytes. Raises BadCheckpoint."""
-    document = _read_json(data, name)
+    document = _read_json(data, name, "weight_map", read_texts)
     where = document.get("weight_map")
     if not isinstance(where, dict) or not where:
         raise BadCheckpoint(name, "it has no weight_map, which says in which file each tensor is")
@@ -148,7 +145,7 @@ def parse_header(header: bytes, size: int, name: str) -> tuple[dict[str, Saved],
     """As `read_header`, of the header's bytes."""
     if not header.startswith(b"{"):
         raise BadCheckpoint(name, "its header is no JSON object")
-    document = _read_json(header, name)
+    document = _read_json(header, name, "__metadata__", read_texts)
     begin = 8 + len(header)
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -183,25 +180,18 @@ def _read_tensor(value: object, what: str, name: str) -> tuple[Saved, int, int]:
     return Saved(DTYPES[dtype], shape), offsets[0], offsets[1]
 
 
-class _Twice(ValueError):
-    """A name stands in one object twice."""
+def _read_json(data: bytes, name: str, own: str, read_own: Reader) -> dict[str, Any]:
+    """A JSON object, whose entry `own` is read by `read_own`; its others are short. Raises BadCheckpoint."""
 
+    def read(entry: str, text: str, at: int) -> tuple[Any, int]:
+        return read_own(entry, text, at) if entry == own else read_small(entry, text, at)
 
-def _read_json(data: bytes, name: str) -> dict[str, Any]:
-    """A JSON object without a name twice, which readers understand differently. Raises BadCheckpoint."""
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_only_once)
-    except _Twice as error:
+        text = data.decode()
+        document, end = read_object(text, len(text) - len(text.lstrip()), read)
+        skip_to_end(text, end)
+    except Twice as error:
         raise BadCheckpoint(name, f"it names {shown(str(error))} twice in one object") from None
     except (ValueError, RecursionError):
-        raise BadCheckpoint(name, "it holds no JSON that can be read") from None
-    if not isinstance(document, dict) or is_deeper(document, _DEEPEST):
-        raise BadCheckpoint(name, "it holds no JSON object that an index or a header can be")
+        raise BadCheckpoint(name, f"it holds no JSON object that can be read, of short values and {own}") from None
     return document
-
-
-def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    known = dict(pairs)
-    if len(known) < len(pairs):
-        raise _Twice(Counter(key for key, _ in pairs).most_common(1)[0][0])
-    return known

@@ -22,7 +22,7 @@ from marserve.errors import MarserveError
 from marserve.lineage import VARIABLE, end_families
 from marserve.optimise.background.cache import write_found
 from marserve.optimise.background.order import WHOLE, Order, Said, read_order
-from marserve.optimise.background.throttle import Throttle
+from marserve.optimise.background.throttle import Throttle, end_family
 from marserve.optimise.optimise import Wish, describe_report, optimise_here
 
 NICE: Final = 19
@@ -49,7 +49,11 @@ def main() -> None:
     priority = os.getpriority(os.PRIO_PROCESS, 0)
     os.nice(NICE)
     try:
-        say(_search(order, say, priority))
+        try:
+            said_last = _search(order, say, priority)
+        finally:
+            end_family()  # before the last word: the server kills this process then
+        say(said_last)
     except MarserveError as error:
         say(Said(failed=str(error).split("\n", 1)[0]))
     except OSError as error:
@@ -89,6 +93,7 @@ def _end_with_server(descriptor: int, folder: Path) -> None:
     lineage = os.environ.get(VARIABLE, "")
     if lineage:
         end_families({lineage: 0})
+    end_family()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 

@@ -20,6 +20,9 @@ from marserve.optimise.background.share import Share
 
 LOOK_EVERY_S: Final = 0.1
 _PR_SET_CHILD_SUBREAPER = 36
+# One that waits for a disk does not end at once.
+_MOST_ROUNDS = 100
+_BETWEEN_ROUNDS_S = 0.02
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -101,6 +104,19 @@ def _set_priority(priority: int) -> None:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 os.setpriority(os.PRIO_PROCESS, int(thread), priority)
+
+
+def end_family() -> None:
+    """Kill all that this process started, also what left its session and took no environment along."""
+    for _ in range(_MOST_ROUNDS):
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        others = set(family(os.getpid())) - {os.getpid()}
+        if not others:
+            return
+        _signal(others, signal.SIGKILL)
+        time.sleep(_BETWEEN_ROUNDS_S)
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
