@@ -10,8 +10,8 @@ import torch
 
 from marserve_handlers.runtimes.tensors import run
 
-# How torch calls whole numbers when an operator does not take them.
-_WHOLE = re.compile(r"\b(Long|long long|int64|long int)\b")
+# How torch calls whole numbers when an operator does not take them; layers divided over ranks do not name them.
+_WHOLE = re.compile(r"\b(Long|long long|int64|long int)\b|must have the same dtype")
 
 
 class WholeNumbers:

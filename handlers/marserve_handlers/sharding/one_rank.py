@@ -87,13 +87,13 @@ class OneRank:
             with torch.inference_mode():
                 wanted = {name: as_numpy(leaf) for name, leaf in leaves_of(whole(*call.args, **call.kwargs)).items()}
         except Exception:
-            if kept.error:
-                return False  # one rank does not answer it either: it is the sample's fault
+            if kept.output is None:
+                return False  # one rank does not answer it either: it is the sample's fault, or tried another way
             raise
-        which = f"sample {kept.sample}"
-        if kept.error:
-            raise _differ(f"one rank answers {which}, and {self.ranks} ranks raise {kept.error}")
-        seen = kept.output or {}
+        which, seen = f"sample {kept.sample}", kept.output
+        if seen is None:
+            why = kept.error or "an error, which the handler catches"
+            raise _differ(f"one rank answers {which}, and {self.ranks} ranks raise {why}")
         if seen.keys() != wanted.keys():
             raise _differ(f"{which} has the outputs {', '.join(seen)}, on one rank {', '.join(wanted)}")
         bound = _bound_of(whole)

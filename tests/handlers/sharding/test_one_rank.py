@@ -87,6 +87,26 @@ def test_a_sample_that_one_rank_does_not_answer_either_is_no_fault_of_the_plan()
     assert compared(Model(fails=True), Model(fails=True), once) == (0, "ValueError: heads of 3")
 
 
+def test_a_call_that_both_refuse_and_the_handler_makes_otherwise_is_no_fault() -> None:
+    """As with whole numbers, which are tried as they are first."""
+
+    class Floats(Model):
+        def forward(self, x: Any, cache: list[Any] | None = None) -> Any:
+            """Refuses whole numbers."""
+            if x.dtype == torch.int64:
+                raise RuntimeError("mat1 and mat2 must have the same dtype")
+            return super().forward(x, cache)
+
+    def twice(model: Model) -> Any:
+        with pytest.raises(RuntimeError):
+            model(torch.tensor([1, 2]))
+        return model(torch.tensor([1.0, 2.0]))
+
+    assert compared(Floats(), Floats(), twice) == (1, "")
+    with pytest.raises(ModelNotLoadable, match="2 ranks raise an error, which the handler catches"):
+        compared(Floats(), Model(), twice)
+
+
 def test_a_sample_that_does_not_reach_the_model_compares_nothing() -> None:
     """Its reason goes to describe."""
 

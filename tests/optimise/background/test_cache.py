@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from marserve.agent_link import ArchiveRef
+from marserve.archive.checkpoints.contents import Checkpoint
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import ModelConfig
 from marserve.optimise.background.cache import (
@@ -27,7 +28,7 @@ from marserve.optimise.background.cache import (
 from marserve.optimise.background.order import Order, read_order
 from marserve.optimise.taken import Taken
 from marserve.option_values import Optimising, Sample
-from marserve.registry.catalogue.plan import Plan, Unpacked
+from marserve.registry.catalogue.plan import FoundCheckpoint, Plan, Unpacked
 from marserve.registry.intake.plan import make_plan
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 
@@ -101,6 +102,24 @@ def test_an_archive_that_is_a_folder_counts_by_its_files(plan: Plan) -> None:
     (folder / "h.py").write_text("def handle(data, context):\n    return []\n")
 
     assert archive_of(bare) != first
+
+
+def test_weights_beside_the_archive_count_by_their_files(plan: Plan, tmp_path: Path) -> None:
+    """Else a build of earlier weights would serve once they are replaced. Those in the archive are of its digest."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "a.safetensors").write_bytes(b"1")
+    read = Checkpoint("safetensors", {})
+
+    def digest(*, is_beside: bool) -> str:
+        found = FoundCheckpoint(weights, read, may_map=False, is_beside=is_beside)
+        return archive_of(dataclasses.replace(plan, unpacked=dataclasses.replace(plan.unpacked, checkpoint=found)))
+
+    first = digest(is_beside=True)
+    assert digest(is_beside=False) == archive_of(plan) != first
+    (weights / "a.safetensors").write_bytes(b"2")
+
+    assert digest(is_beside=True) != first
 
 
 def test_the_machine_is_its_processor_and_its_packages(tmp_path: Path) -> None:

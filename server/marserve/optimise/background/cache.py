@@ -93,9 +93,15 @@ def key_of(order: Order, archive: str, machine: Mapping[str, Any]) -> str:
 
 
 def archive_of(plan: Plan) -> str:
-    """The SHA-256 of a version's archive, or of the files of one that is a folder. Blocks for the latter."""
-    origin = plan.unpacked.origin
-    return origin.sha256 if origin is not None and origin.sha256 else digest_below(Path(plan.load.model_dir))
+    """The SHA-256 of a version's archive, or of the files of one that is a folder; with that of a checkpoint beside it.
+
+    Blocks for files.
+    """
+    origin, weights = plan.unpacked.origin, plan.unpacked.checkpoint
+    own = origin.sha256 if origin is not None and origin.sha256 else digest_below(Path(plan.load.model_dir))
+    if weights is None or not weights.is_beside:
+        return own
+    return hashlib.sha256(f"{own} {digest_below(weights.folder)}".encode()).hexdigest()
 
 
 def machine_of(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
