@@ -82,8 +82,12 @@ async def test_a_model_that_nothing_can_be_made_of_is_told_in_a_sentence(tmp_pat
 
 @pytest.mark.parametrize("how", ["cancel", pytest.param("kill", marks=pytest.mark.system)])
 async def test_a_search_that_is_ended_leaves_no_process(how: str, tmp_path: Path) -> None:
-    """Given up by the server, or killed: what handlers started in sessions of their own ends as well."""
-    run = asyncio.ensure_future(Searching(os.environ, Leftovers()).run(order_for(tmp_path, HANGS), lambda step: None))
+    """Given up by the server, or killed: what handlers started in sessions of their own ends as well.
+
+    A server that gives it up also ends what took no environment along.
+    """
+    source = HANGS.replace("=True", "=True, env={}") if how == "cancel" else HANGS
+    run = asyncio.ensure_future(Searching(os.environ, Leftovers()).run(order_for(tmp_path, source), lambda step: None))
     family = await until_it_hangs()
 
     if how == "cancel":

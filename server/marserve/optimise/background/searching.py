@@ -15,6 +15,7 @@ import msgspec
 
 from marserve.lineage import VARIABLE
 from marserve.optimise.background.order import PRINTED, TEMPORARY, Order, Said
+from marserve.optimise.background.throttle import end_with_family
 from marserve.pool.launchers.leftovers import Leftovers
 
 PROGRAM: Final = "marserve.optimise.background.program"
@@ -59,14 +60,13 @@ class Searching:
                 os.close(printed)
             return await self._follow(process, order, on_step)
         finally:
-            if process is not None and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
             # Shielded from a second cancel, so that nothing of it is left.
             await asyncio.shield(self._end(process, lineage))
 
     async def _end(self, process: asyncio.subprocess.Process | None, lineage: str) -> None:
         if process is not None:
+            if process.returncode is None:
+                await asyncio.to_thread(end_with_family, process.pid)
             await process.wait()
         await self._leftovers.end(lineage)
 

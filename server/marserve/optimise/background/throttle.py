@@ -119,6 +119,30 @@ def end_family() -> None:
         time.sleep(_BETWEEN_ROUNDS_S)
 
 
+def end_with_family(root: int) -> None:
+    """Kill another process and all below it, also what left its session. Blocks, for seconds at most.
+
+    The process is stopped first, so that it starts nothing more; it keeps its orphans until it is killed itself.
+    """
+    _signal({root}, signal.SIGSTOP)
+    for _ in range(_MOST_ROUNDS):
+        others = {pid for pid in set(family(root)) - {root} if not _has_ended(pid)}
+        if not others:
+            break
+        _signal(others, signal.SIGKILL)
+        time.sleep(_BETWEEN_ROUNDS_S)
+    _signal({root}, signal.SIGKILL)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether only its status is left, for which its parent has not asked."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"Z"
+    except OSError:
+        return True
+
+
 def _signal(pids: set[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
