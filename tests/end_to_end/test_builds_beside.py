@@ -73,7 +73,7 @@ def standing(server: Server, model: str = "net") -> dict[str, Any]:
     return found
 
 
-def until(server: Server, state: str, limit_s: float = 120.0, step: str = "") -> dict[str, Any]:
+def until(server: Server, state: str, limit_s: float = 240.0, step: str = "") -> dict[str, Any]:
     """Wait for that state; what describe says then."""
     said: dict[str, Any] = {}
     for _ in poll(limit_s, f"{state} {step}"):

@@ -17,10 +17,15 @@ WHOLE: Final = "whole"
 RESULT: Final = "result.json"
 TEMPORARY: Final = "tmp"
 PRINTED: Final = "printed"
+# The lowest priority there is, as `nice` has it.
+LOWEST: Final = 19
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Search for a faster build of a version. `folder` is where it is put; `share` is of one core."""
+    """Search for a faster build of a version. `folder` is where it is put; `share` is of one core.
+
+    `priority` is the highest one that the search has, as `nice` has it.
+    """
 
     taken: Taken
     folder: str
@@ -29,6 +34,7 @@ class Order(msgspec.Struct, frozen=True):
     threads: int
     within_s: float
     memory_bytes: int
+    priority: int = LOWEST
 
     def write(self) -> bytes:
         """Its bytes."""

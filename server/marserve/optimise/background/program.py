@@ -14,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -24,8 +23,6 @@ from marserve.optimise.background.cache import write_found
 from marserve.optimise.background.order import WHOLE, Order, Said, read_order
 from marserve.optimise.background.throttle import Throttle, end_family
 from marserve.optimise.optimise import Wish, describe_report, optimise_here
-
-NICE: Final = 19
 
 
 def main() -> None:
@@ -47,7 +44,7 @@ def main() -> None:
     watch = threading.Thread(target=_end_with_server, args=(orders.fileno(), Path(order.folder)))
     watch.start()
     priority = os.getpriority(os.PRIO_PROCESS, 0)
-    os.nice(NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, max(priority, order.priority))
     try:
         try:
             said_last = _search(order, say, priority)
