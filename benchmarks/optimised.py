@@ -2,8 +2,8 @@
 
     python benchmarks/run.py --only optimised [--rounds 9]
 
-The networks of `handlers/optimised_nets.py`: ResNet-18, an encoder of four layers, an MLP, each as an eager archive
-with random weights and a fitted last layer. Builds whose packages are missing are left out, and said. For each network:
+The networks of `handlers/optimised_nets.py`: ResNet-18, an encoder of four layers, an MLP, each trained shortly, as an
+eager archive. Builds whose packages are missing are left out, and said. For each network:
 
     through the server   one request at a time to a server with the chosen build, and to one with the parent, in short
                          turns; one worker of one torch thread each

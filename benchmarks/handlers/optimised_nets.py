@@ -81,6 +81,8 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Parameter(torch.randn(TOKENS, WIDTH) / 10)
+        with torch.no_grad():  # words of a group are alike, as after a long training: this one sees few of them
+            self.words.weight += torch.randn(GROUPS, WIDTH).repeat_interleave(VOCABULARY // GROUPS, 0)
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.scores = nn.Linear(WIDTH, GROUPS)
