@@ -23,13 +23,14 @@ def handle(data, context):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A model of 5 ms, once more, and one that is a fifth slower."""
+    """A model of 5 ms, once more, one that is a fifth slower, and one that takes four times as long."""
     store = tmp_path / "store"
     store.mkdir()
-    for version, seconds in (("1.0", 0.005), ("2.0", 0.005), ("3.0", 0.0063)):
+    versions = {"1.0": 0.005, "2.0": 0.005, "3.0": 0.0063, "4.0": 0.02}
+    for version, seconds in versions.items():
         make_archive(store / f"m{version}.mar", HANDLER.format(seconds=seconds), name="m", version=version)
     with Server(tmp_path, store=store) as running:
-        for version in ("1.0", "2.0", "3.0"):
+        for version in versions:
             assert running.register(f"m{version}.mar").status_code == 200
         yield running
 
@@ -53,6 +54,6 @@ def test_a_version_a_fifth_slower_is_caught_ten_times_of_ten_and_an_equal_one_in
 
 @pytest.mark.system
 def test_a_slower_version_is_noticed_and_an_equal_one_is_not(server: Server) -> None:
-    """The short case."""
-    assert _status(server, "3.0", 150) == 1
+    """The short case, which has to hold on a machine that other tests use: a fifth of 5 ms is lost there."""
+    assert _status(server, "4.0", 150) == 1
     assert _status(server, "2.0", 150) == 0
