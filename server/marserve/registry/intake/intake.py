@@ -35,7 +35,7 @@ from marserve.errors import (
 from marserve.files.digests import FileDigests
 from marserve.files.leased_folders import Lease
 from marserve.registry.catalogue.plan import Unpacked
-from marserve.registry.intake.checkpoints.found import FetchBelow, find_checkpoint
+from marserve.registry.intake.checkpoints.found import find_checkpoint
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download
@@ -165,15 +165,7 @@ class Intake:
             compare_digest(found, digest, url, self._archives.digests)
         if found.kind == "folder":
             trusted = is_trusted(found, self._trusted)
-            return _read(
-                found.path.resolve(),
-                is_private=False,
-                trusted=trusted,
-                archive=archive,
-                store=self.store,
-                is_stopped=self._is_stopped.is_set,
-                fetch=self._fetch_below,
-            )
+            return self._read(found.path.resolve(), is_private=False, trusted=trusted, archive=archive)
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
@@ -181,15 +173,7 @@ class Intake:
             label = found.path.name if fetched is None else fetched.name
             sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
             trusted = is_trusted(found, self._trusted, sha256)
-            unpacked = _read(
-                folder,
-                is_private=True,
-                trusted=trusted,
-                archive=archive,
-                store=self.store,
-                is_stopped=self._is_stopped.is_set,
-                fetch=self._fetch_below,
-            )
+            unpacked = self._read(folder, is_private=True, trusted=trusted, archive=archive)
             unpacked = replace(unpacked, archives=self._archives)
             return self._with_origin(unpacked, found, url, sha256, label, is_trusted=trusted)
         except BaseException:
@@ -235,15 +219,7 @@ class Intake:
             self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             unpack(file, folder, self._limits, label)
             is_trusted_file = sha256 in self._trusted
-            read = _read(
-                folder,
-                is_private=True,
-                trusted=is_trusted_file,
-                archive=label,
-                store=self.store,
-                is_stopped=self._is_stopped.is_set,
-                fetch=self._fetch_below,
-            )
+            read = self._read(folder, is_private=True, trusted=is_trusted_file, archive=label)
             if read.checkpoint is not None:
                 read.checkpoint.release()
         except OSError as error:
@@ -266,6 +242,37 @@ class Intake:
         """The store's file of this name was put there by a client, so it is not deleted as a fetched one. Blocks."""
         if self.store.root is not None and self._fetched_archives is not None:
             self._fetched_archives.forget(self.store.root / name)
+
+    def _read(self, folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:
+        """Check every pickle, then read the manifest, the model's configuration and the checkpoint that it names."""
+        is_stopped = self._is_stopped.is_set
+        findings = check_archive(folder, trusted=trusted, is_stopped=is_stopped)
+        manifest = read_manifest(folder)
+        config = read_model_config(folder, manifest)
+        warnings = tuple(f"trusted all the same: {each}" for each in findings)
+        declared = read_declaration(folder)
+        named, checkpoint = config.options.checkpoint, None
+        if named is not None:  # last: it has to be released
+            checkpoint = find_checkpoint(
+                named,
+                folder,
+                manifest,
+                self.store,
+                is_private=is_private,
+                is_stopped=is_stopped,
+                fetch=self._fetch_below,
+            )
+        return Unpacked(
+            folder,
+            manifest,
+            config,
+            is_private,
+            warnings,
+            archive,
+            declared=declared,
+            is_trusted=trusted,
+            checkpoint=checkpoint,
+        )
 
     def _fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]]) -> Lease:
         if self._fetcher is None:
@@ -326,37 +333,3 @@ def unpack_as(
 
 def _mismatch(label: str, digest: str, actual: str, url: str) -> DigestMismatch:
     return DigestMismatch(hide_query(split_digest(url)[0]), digest, actual, f"{label} in the model store")
-
-
-def _read(
-    folder: Path,
-    *,
-    is_private: bool,
-    trusted: bool,
-    archive: str,
-    store: LocalStore,
-    is_stopped: Callable[[], bool],
-    fetch: FetchBelow,
-) -> Unpacked:
-    """Check every pickle, then read the manifest, the model's configuration and the checkpoint that it names."""
-    findings = check_archive(folder, trusted=trusted, is_stopped=is_stopped)
-    manifest = read_manifest(folder)
-    config = read_model_config(folder, manifest)
-    warnings = tuple(f"trusted all the same: {each}" for each in findings)
-    declared = read_declaration(folder)
-    named, checkpoint = config.options.checkpoint, None
-    if named is not None:  # last: it has to be released
-        checkpoint = find_checkpoint(
-            named, folder, manifest, store, is_private=is_private, is_stopped=is_stopped, fetch=fetch
-        )
-    return Unpacked(
-        folder,
-        manifest,
-        config,
-        is_private,
-        warnings,
-        archive,
-        declared=declared,
-        is_trusted=trusted,
-        checkpoint=checkpoint,
-    )
