@@ -11,9 +11,11 @@ Linux only: elsewhere nothing is found. Blocks for some milliseconds, so not for
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -22,7 +24,14 @@ _MARK = f"{VARIABLE}=".encode()
 # How often processes are searched again, since one may fork during a search.
 _ROUNDS = 10
 _READ_BYTES = 65536
+_PR_SET_CHILD_SUBREAPER = 36
 _END_TIMEOUT_S = 1.0
+
+
+def adopt_orphans() -> None:
+    """Have orphans among what this process starts become its children, where the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_families(lineages: Mapping[str, int]) -> list[int]:

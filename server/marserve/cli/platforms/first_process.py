@@ -8,7 +8,6 @@ ended, so that no container goes on without its server.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -16,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from marserve.cli.server.pid_file import MARSERVE_WORD, TORCHSERVE_WORD, PidFile
+from marserve.lineage import adopt_orphans
 
-PR_SET_CHILD_SUBREAPER = 36
 NAME_BYTES = 15  # what the kernel keeps of a process's name
 
 # Not passed on: signals about this process itself, and signals that no process can catch.
@@ -41,8 +40,7 @@ def look_after(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     If the command leaves a server behind, it is that server's status. Raises CannotRun.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     awaited = _PASSED_ON | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:

@@ -7,19 +7,17 @@ itself is never stopped. While something is measured nothing is; what that used 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Final
 
+from marserve.lineage import adopt_orphans
 from marserve.optimise.background.share import Share
 
 LOOK_EVERY_S: Final = 0.1
-_PR_SET_CHILD_SUBREAPER = 36
 # One that waits for a disk does not end at once.
 _MOST_ROUNDS = 100
 _BETWEEN_ROUNDS_S = 0.02
@@ -42,8 +40,7 @@ class Throttle:
         self._thread = threading.Thread(target=self._run, name="throttle", daemon=True)
 
     def __enter__(self) -> Throttle:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         self._thread.start()
         return self
 
@@ -108,15 +105,10 @@ def _set_priority(priority: int) -> None:
 
 def end_family() -> None:
     """Kill all that this process started, also what left its session and took no environment along."""
-    for _ in range(_MOST_ROUNDS):
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        others = set(family(os.getpid())) - {os.getpid()}
-        if not others:
-            return
-        _signal(others, signal.SIGKILL)
-        time.sleep(_BETWEEN_ROUNDS_S)
+    _kill_below(os.getpid())
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def end_with_family(root: int) -> None:
@@ -125,13 +117,17 @@ def end_with_family(root: int) -> None:
     The process is stopped first, so that it starts nothing more; it keeps its orphans until it is killed itself.
     """
     _signal({root}, signal.SIGSTOP)
-    for _ in range(_MOST_ROUNDS):
-        others = {pid for pid in set(family(root)) - {root} if not _has_ended(pid)}
-        if not others:
-            break
-        _signal(others, signal.SIGKILL)
-        time.sleep(_BETWEEN_ROUNDS_S)
+    _kill_below(root)
     _signal({root}, signal.SIGKILL)
+
+
+def _kill_below(root: int) -> None:
+    for _ in range(_MOST_ROUNDS):
+        living = {pid for pid in set(family(root)) - {root} if not _has_ended(pid)}
+        if not living:
+            return
+        _signal(living, signal.SIGKILL)
+        time.sleep(_BETWEEN_ROUNDS_S)
 
 
 def _has_ended(pid: int) -> bool:
@@ -150,7 +146,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 def family(root: int) -> dict[int, float]:
-    """Each living process below `root`, and `root`, with the seconds of processor time that it used.
+    """Each process below `root`, and `root`, with the seconds of processor time that it used.
 
     A process counts what its ended children used, once it has waited for them. Empty where the system has no `/proc`.
     """
