@@ -130,9 +130,8 @@ class Listener:
             elif trace is None and not client_id:  # most of them: as few pieces of text as can be
                 self.access_log.write(f'{peer} "{line}" {status} {milliseconds} {request_id}')
             else:
-                both = f"{request_id} {client_id}" if client_id and client_id != request_id else request_id
-                traced = "" if trace is None else trace.for_lines
-                self.access_log.write(f'{peer} "{line}" {status} {milliseconds} {both}{traced}')
+                ids = _ids_of(request_id, client_id, trace)
+                self.access_log.write(f'{peer} "{line}" {status} {milliseconds}{ids}')
 
     def record_stream(
         self,
@@ -149,15 +148,17 @@ class Listener:
         """The same at the end of a stream, which may have been broken off: `broken_off` is why, in a word."""
         if broken_off and self.access_log is not None:
             self.metrics.responses[status // 100] += 1
-            ids = "" if not self.has_ids else f" {request_id}"
-            if ids and client_id and client_id != request_id:
-                ids += f" {client_id}"
-            if ids and trace is not None:
-                ids += trace.for_lines
+            ids = _ids_of(request_id, client_id, trace) if self.has_ids else ""
             milliseconds = int((now - began) * 1000)
             self.access_log.write(f'{peer} "{line}" {status} {milliseconds}{ids} broken_off={broken_off}')
         else:
             self.record(peer, line, status, began, now, request_id, client_id, trace)
+
+
+def _ids_of(request_id: str, client_id: str, trace: Trace | None) -> str:
+    """What a line of the access log ends with, where it names its request."""
+    both = f" {request_id} {client_id}" if client_id and client_id != request_id else f" {request_id}"
+    return both if trace is None else f"{both}{trace.for_lines}"
 
 
 def _match_nothing(target: bytes) -> None:
