@@ -32,11 +32,6 @@ class Candidate:
     flags: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether it takes its scales from inputs."""
-        return self.name.endswith("-int8")
-
 
 CANDIDATES: Final = (
     Candidate("channels-last", is_exact=True),

@@ -212,10 +212,6 @@ class Fetcher:
                 self._placed[name] = fetched.in_store.stat().st_ino
         return fetched
 
-    def check_prefix(self, address: str) -> None:
-        """Raise ArchiveNotFound if `fetch_below` would not list this address. Asks the store nothing."""
-        read_prefix(address, self._allowed)
-
     def fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]], otherwise: Path) -> Lease:
         """Fetch what lies below the address of a prefix, unless this machine has it; `wants` chooses of the names.
 

@@ -170,9 +170,7 @@ def _fetch(
     staged, before = folders.stage(name), 0
     try:
         for path, entry in entries.items():
-            descriptor = os.open(
-                staged / path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
+            descriptor = os.open(staged / path, _NEW_FILE, 0o600)
             try:
                 with contextlib.closing(listing.open(entry)) as source:
                     begin = before
