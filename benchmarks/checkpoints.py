@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -23,8 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from sharding import (
-    LAYER_BYTES,
-    MODEL,
     MOST_BESIDE_BYTES,
     MOST_DIFFERENCE,
     MOST_OF_SHARE,
@@ -33,6 +30,8 @@ from sharding import (
     Peak,
     anonymous_bytes,
     largest_difference,
+    run_together,
+    write_model,
 )
 
 # By name: the folder, whether it is mapped, and how many ranks load it.
@@ -67,19 +66,7 @@ class Loaded:
 
 def write_checkpoints(folder: Path, bytes_wanted: int) -> None:
     """The model of about so many bytes, and its weights in three folders."""
-    import torch  # here: only a process that loads and the one that writes need it
-    from safetensors.torch import save_file
-
-    layers = max(1, round(bytes_wanted / LAYER_BYTES))
-    (folder / "tower.py").write_text(MODEL % {"width": WIDTH, "wide": 4 * WIDTH, "layers": layers})
-    torch.manual_seed(7)
-    state = {}
-    for at in range(layers):
-        for name, shape in (("up", (4 * WIDTH, WIDTH)), ("down", (WIDTH, 4 * WIDTH))):
-            state[f"layers.{at}.{name}.weight"] = torch.randn(shape) / shape[1] ** 0.5
-            state[f"layers.{at}.{name}.bias"] = torch.randn(shape[0])
-    (folder / "safe").mkdir()
-    save_file(state, str(folder / "safe" / "tower.safetensors"))
+    state = write_model(folder, bytes_wanted, "safe/tower.safetensors")
     for ranks in (1, 2):
         _save_pieces(folder / f"by{ranks}", state, ranks)
 
@@ -109,27 +96,9 @@ def _save_pieces(folder: Path, state: dict[str, Any], ranks: int) -> None:
 
 def run_case(folder: Path, case: str) -> list[Loaded]:
     """Load the model in the processes of the case. Raises CalledProcessError if one does not end well."""
-    ranks = CASES[case][2]
     with tempfile.TemporaryDirectory() as meeting:
-        environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        running = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--as-process", str(folder), case, str(Path(meeting, "store"))],
-                env={**environment, "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            said = [process.communicate(timeout=600)[0] for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    for process in running:
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, process.args)
-    return [Loaded(**json.loads(text.splitlines()[-1])) for text in said]
+        program = [__file__, "--as-process", str(folder), case, str(Path(meeting, "store"))]
+        return [Loaded(**each) for each in run_together(program, CASES[case][2])]
 
 
 def be_a_process(folder: str, case: str, store: str) -> Loaded:

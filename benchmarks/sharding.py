@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 MOST_OF_SHARE, MOST_BESIDE_BYTES = 1.05, 128 << 20
 MOST_DIFFERENCE = 1e-5
@@ -73,8 +74,8 @@ class Rank:
         return self.seconds / (self.share_bytes / 1e9)
 
 
-def write_model(folder: Path, bytes_wanted: int) -> Path:
-    """A model of about so many bytes in the folder; the path of its weights."""
+def write_model(folder: Path, bytes_wanted: int, weights: str = "tower.safetensors") -> dict[str, Any]:
+    """A model of about so many bytes in the folder, and its weights in a file of it; returns these."""
     import torch  # here: only a rank and the one that writes need it
     from safetensors.torch import save_file
 
@@ -86,9 +87,9 @@ def write_model(folder: Path, bytes_wanted: int) -> Path:
         for name, shape in (("up", (4 * WIDTH, WIDTH)), ("down", (WIDTH, 4 * WIDTH))):
             state[f"layers.{at}.{name}.weight"] = torch.randn(shape) / shape[1] ** 0.5
             state[f"layers.{at}.{name}.bias"] = torch.randn(shape[0])
-    path = folder / "tower.safetensors"
-    save_file(state, str(path))
-    return path
+    (folder / weights).parent.mkdir(exist_ok=True)
+    save_file(state, str(folder / weights))
+    return state
 
 
 def run_ranks(folder: Path, ranks: int, saved_by: int = 0, saves: str = "") -> list[Rank]:
@@ -97,26 +98,34 @@ def run_ranks(folder: Path, ranks: int, saved_by: int = 0, saves: str = "") -> l
     Raises CalledProcessError if one does not end well.
     """
     with tempfile.TemporaryDirectory() as meeting:
-        environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
         arguments = [str(folder), str(saved_by), str(Path(meeting, "store")), saves]
-        running = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--as-rank", *arguments],
+        return [Rank(**each) for each in run_together([__file__, "--as-rank", *arguments], ranks)]
+
+
+def run_together(program: Sequence[str], ranks: int) -> list[dict[str, Any]]:
+    """Run a Python program as so many ranks: what each says as JSON in its last line.
+
+    Raises CalledProcessError if one does not end well.
+    """
+    environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(ranks):
+            process = subprocess.Popen(
+                [sys.executable, *program],
                 env={**environment, "RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(ranks)
-        ]
-        try:
-            said = [process.communicate(timeout=600)[0] for process in running]
-        finally:
-            for process in running:
-                process.kill()
+            running.append(process)
+        said = [process.communicate(timeout=600)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
     for process in running:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args)
-    return [Rank(**json.loads(text.splitlines()[-1])) for text in said]
+    return [json.loads(text.splitlines()[-1]) for text in said]
 
 
 def be_a_rank(folder: str, saved_by: int, store: str, saves: str) -> Rank:

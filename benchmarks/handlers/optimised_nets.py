@@ -58,15 +58,20 @@ class Residual(nn.Module):
         return torch.relu(self.way(x) + self.cut(x))
 
 
+def resnet_body() -> nn.Sequential:
+    """ResNet-18 up to its last layer: pictures [B, 3, 224, 224] in, [B, 512] out."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        *(Residual(*stage) for stage in _STAGES), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+
+
 class ResNet(nn.Module):
     """ResNet-18: pictures [B, 3, 224, 224] in, [B, 10] out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-            *(Residual(*stage) for stage in _STAGES), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        )  # fmt: skip
+        self.body = resnet_body()
         self.scores = nn.Linear(512, DIGITS)
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:

@@ -100,24 +100,9 @@ def make(folder: Path) -> None:
     """Write each model as TorchScript and each body into `folder`."""
     import numpy
     import torch
+    from optimised_nets import resnet_body
     from PIL import Image
     from torch import nn
-
-    class Residual(nn.Module):
-        """Two convolutions beside a short cut."""
-
-        def __init__(self, into: int, out: int, stride: int) -> None:
-            super().__init__()
-            self.way = nn.Sequential(
-                nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-                nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
-            )  # fmt: skip
-            self.cut: nn.Module = nn.Identity()
-            if stride > 1 or into != out:
-                self.cut = nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.way(x) + self.cut(x))
 
     class Layer(nn.Module):
         """Attention, then a network of two layers, each added to what went in."""
@@ -158,20 +143,7 @@ def make(folder: Path) -> None:
         nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(32 * 12 * 12, 64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
-    stages = (
-        (64, 64, 1),
-        (64, 64, 1),
-        (64, 128, 2),
-        (128, 128, 1),
-        (128, 256, 2),
-        (256, 256, 1),
-        (256, 512, 2),
-        (512, 512, 1),
-    )
-    resnet = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-        *(Residual(*stage) for stage in stages), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000),
-    )  # fmt: skip
+    resnet = nn.Sequential(*resnet_body(), nn.Linear(512, 1000))
     with torch.no_grad():
         for _ in range(2):  # so that the norms have seen data and later layers get numbers of a sane size
             resnet.train()(torch.randn(8, 3, 224, 224))
