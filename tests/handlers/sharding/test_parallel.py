@@ -6,7 +6,7 @@ The ranks are made one after the other in a group that sends nothing; real ones 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +57,28 @@ def archive_of(folder: Path, source: str, name: str = "model.py") -> str:
     return str(folder)
 
 
+def share_of(whole: Any, ranks: int) -> int:
+    """The bytes of parameters that a rank is to hold."""
+    modules = list(parallel.modules_of(whole))
+    return bytes_of_a_rank(modules, divide(modules, PLAN, ranks))
+
+
+def held_in(parts: Sequence[Any], whole: Any) -> int:
+    """The bytes of parameters that rank 0 holds. Fails unless the parts of all ranks make up the whole model."""
+    modules = list(parallel.modules_of(whole))
+    division = divide(modules, PLAN, len(parts))
+    held = 0
+    for module in modules:
+        for leaf in module.shapes:
+            mine = [getattr(part.get_submodule(module.name), leaf) for part in parts]
+            local = [each.to_local() if isinstance(each, DTensor) else each for each in mine]
+            dim = divided_dim(module.kind, division.styles.get(module.name, "replicate"), leaf)
+            wanted = getattr(whole.get_submodule(module.name), leaf)
+            assert torch.equal(torch.cat(local, dim) if dim is not None else local[1], wanted), (module.name, leaf)
+            held += local[0].numel() * 4
+    return held
+
+
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_the_parts_of_the_ranks_make_up_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     """Each number once over the ranks where a style divides it, and on every rank elsewhere."""
@@ -74,18 +96,7 @@ def test_the_parts_of_the_ranks_make_up_the_whole(tmp_path: Path, monkeypatch: p
         assert not model.training
         parts.append(model)
 
-    modules = list(parallel.modules_of(whole))
-    division = divide(modules, PLAN, 2)
-    held = 0
-    for module in modules:
-        for leaf in module.shapes:
-            mine = [getattr(part.get_submodule(module.name), leaf) for part in parts]
-            local = [each.to_local() if isinstance(each, DTensor) else each for each in mine]
-            dim = divided_dim(module.kind, division.styles.get(module.name, "replicate"), leaf)
-            wanted = getattr(whole.get_submodule(module.name), leaf)
-            assert torch.equal(torch.cat(local, dim) if dim is not None else local[1], wanted), (module.name, leaf)
-            held += local[0].numel() * 4
-    assert held == bytes_of_a_rank(modules, division)
+    assert held_in(parts, whole) == share_of(whole, 2)
     assert torch.equal(parts[1].angles, whole.angles)  # in no file: its class computes it
     assert torch.equal(parts[1].scale, whole.scale)
 
@@ -113,16 +124,8 @@ def test_ranks_fill_their_parts_from_a_checkpoint_saved_by_any_number(
         assert context.has_taken_checkpoint
         read = context.checkpoint.size
 
-    modules = list(parallel.modules_of(whole))
-    division = divide(modules, PLAN, ranks)
-    for module in modules:
-        for leaf in module.shapes:
-            mine = [getattr(part.get_submodule(module.name), leaf) for part in parts]
-            local = [each.to_local() if isinstance(each, DTensor) else each for each in mine]
-            dim = divided_dim(module.kind, division.styles.get(module.name, "replicate"), leaf)
-            wanted = getattr(whole.get_submodule(module.name), leaf)
-            assert torch.equal(torch.cat(local, dim) if dim is not None else local[1], wanted), (module.name, leaf)
-    assert read == bytes_of_a_rank(modules, division) + whole.scale.nbytes
+    assert held_in(parts, whole) == share_of(whole, ranks)
+    assert read == share_of(whole, ranks) + whole.scale.nbytes
 
 
 FLAT = """

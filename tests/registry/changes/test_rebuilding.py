@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from marserve.registry.intake.registration import RegisterParameters
 from support.echo_archives import manifest, write_mar
 from support.fake_pool import Behaviour, FakePool
 from support.management_house import House as ManagementHouse
+from support.processes import until
 
 pytestmark = pytest.mark.anyio
 
@@ -73,13 +74,6 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     assert all(pool.is_stopped for pool in house.pools.made)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other tasks do."""
-    async with asyncio.timeout(5):
-        while not is_so():
-            await asyncio.sleep(0.001)
-
-
 async def test_the_build_serves_under_the_versions_name_and_its_parents_workers_end(house: House) -> None:
     """From the same files, with the same options, remarks and age; the ledger hears of the build's weights."""
     old = await house.add()
@@ -90,7 +84,7 @@ async def test_the_build_serves_under_the_versions_name_and_its_parents_workers_
 
     build = house.pools.made[1]
     assert house.ask().bodies == [b"build"]
-    await until(lambda: parent.is_stopped)
+    await until(lambda: parent.is_stopped, "the parent's workers have ended")
     assert (build.load.build, build.load.model_dir) == ("/builds/1", parent.load.model_dir)
     assert (build.options.weight_bytes, parent.load.build) == (123, "")
     described = house.registry.describe("m")
@@ -121,7 +115,7 @@ async def test_requests_that_the_parent_had_accepted_are_answered_by_it(house: H
     assert house.ask().bodies == [b"build"]
     assert not parent.is_stopped
     parent.held[0].answer(Answer(b"parent"))
-    await until(lambda: parent.is_stopped)
+    await until(lambda: parent.is_stopped, "the parent's workers have ended")
 
     assert (accepted.bodies, accepted.errors) == ([b"parent"], [])
 
@@ -131,7 +125,7 @@ async def test_what_calls_change_meanwhile_holds_for_the_build(house: House) -> 
     old = await house.add()
     await house.registry.scale("m", None, min_workers=2, max_workers=3, synchronous=True)
     exchange = asyncio.ensure_future(house.rebuild(old, load="wait"))
-    await until(lambda: len(house.pools.made) == 2)
+    await until(lambda: len(house.pools.made) == 2, "workers with the build begin")
     build = house.pools.made[1]
     assert build.options.min_workers == 2
 
@@ -196,7 +190,7 @@ async def test_a_version_that_leaves_meanwhile_is_not_brought_back(house: House)
     """The build's workers end with it."""
     old = await house.add()
     exchange = asyncio.ensure_future(house.rebuild(old, load="wait"))
-    await until(lambda: len(house.pools.made) == 2)
+    await until(lambda: len(house.pools.made) == 2, "workers with the build begin")
 
     await house.registry.unregister("m")
     house.pools.made[1].finish_load()
@@ -210,7 +204,7 @@ async def test_a_server_that_stops_meanwhile_ends_both(house: House) -> None:
     """The exchange is given up at once."""
     old = await house.add()
     exchange = asyncio.ensure_future(house.rebuild(old, load="wait"))
-    await until(lambda: len(house.pools.made) == 2)
+    await until(lambda: len(house.pools.made) == 2, "workers with the build begin")
 
     house.registry.refuse_new()
 
