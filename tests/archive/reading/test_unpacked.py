@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -201,6 +202,28 @@ def test_a_discarded_folder_stays_deleted(house: House) -> None:
     house.archives.restore("/nowhere")
 
     assert not house.folder.exists()
+
+
+def test_a_folder_is_deleted_as_soon_as_files_can_be_opened_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting opens folders: a server at its limit of files would leave it."""
+    tries: list[str] = []
+    delete = shutil.rmtree
+
+    def rmtree(folder: str | Path, ignore_errors: bool = False) -> None:
+        tries.append(str(folder))
+        if len(tries) > 2:
+            delete(folder, ignore_errors=ignore_errors)
+        elif not ignore_errors:
+            raise OSError(errno.EMFILE, "Too many open files", str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+
+    house.archives.discard(house.folder)
+
+    assert not house.folder.exists()
+    assert len(tries) == 3
 
 
 def test_discarding_waits_for_a_restoration(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ Everything here blocks; threads may call it at the same time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -24,6 +25,7 @@ from pathlib import Path
 from marserve.archive.reading.reader import Limits, unpack
 from marserve.errors import BadArchive
 from marserve.files.digests import FileDigests, state_of
+from marserve.files.leased_folders import discard
 
 log = logging.getLogger("marserve.archive")
 
@@ -80,11 +82,11 @@ class UnpackedArchives:
         """Delete a folder. May be called twice; waits for a `restore` of it."""
         noted = self._noted.pop(str(folder), None)
         if noted is None:
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
             return
         with noted.lock:
             noted.is_discarded = True
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
 
     def restore(self, folder: str) -> None:
         """Unpack files again that are missing from this folder; does nothing for one that was not unpacked here.
@@ -211,6 +213,19 @@ def _compare(digests: FileDigests, noted: _Noted, what: str) -> None:
             f"{what}, and cannot be unpacked again: {noted.archive} has another SHA-256 digest now, {found}; it was "
             f"{noted.sha256}. Swap the model for what is there now, or put the old archive back"
         )
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder as far as that can be done. Waits, for two seconds at most, where no file can be opened."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            discard(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_strangers(folder: Path) -> None:
