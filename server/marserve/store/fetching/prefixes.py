@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from marserve.errors import AddressNotAllowed
 from marserve.files.leased_folders import Lease, LeasedFolders, bytes_below, discard
 from marserve.store.addresses.fetch_guard import (
     OBJECT_SCHEMES,
@@ -87,7 +88,10 @@ def read_prefix(address: str, allowed: AllowedUrls) -> Prefix:
         )
     if sample.query or not sample.path.endswith(f"/{_SAMPLE}"):
         raise BadTarget(f"Given URL {hide_query(address)} is refused: the address of a prefix has no version")
-    allowed.check(sample)
+    try:
+        allowed.check(sample)
+    except AddressNotAllowed:
+        raise AddressNotAllowed(hide_query(address)) from None  # not the sample's
     return Prefix(replace(sample, path=sample.path[: -len(_SAMPLE)]), address)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from marserve.archive.checkpoints.contents import BadCheckpoint
 from marserve.archive.contents.model_config import parse_model_config
 from marserve.archive.reading.reader import Limits
 from marserve.errors import AddressNotAllowed, BadArchive
+from marserve.model_options import Said
 from marserve.registry.catalogue.plan import FoundCheckpoint, Unpacked
+from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.checkpoints.found import choose
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.plan import make_plan
@@ -32,8 +35,10 @@ class Store:
         self.root.mkdir()
         self.intake = Intake(LocalStore(self.root), folder / "scratch", Limits())
 
-    def take_in(self, checkpoint: str, files: dict[str, bytes] | None = None, **model: Any) -> Unpacked:
-        """The archive `m.mar` with these files, taken in."""
+    def take_in(
+        self, checkpoint: str, files: dict[str, bytes] | None = None, instead: str | None = None, **model: Any
+    ) -> Unpacked:
+        """The archive `m.mar` with these files, taken in with another checkpoint `instead`."""
         said = {"handler": "base_handler", "modelFile": "model.py", "configFile": "c.yaml"} | model
         said = {key: value for key, value in said.items() if value is not None}
         members = {
@@ -43,7 +48,7 @@ class Store:
             **(files or {}),
         }
         (self.root / "m.mar").write_bytes(zip_of(members))
-        return self.intake.take_in("m.mar")
+        return self.intake.take_in("m.mar", None, instead)
 
 
 @pytest.fixture
@@ -195,3 +200,20 @@ def test_a_word_that_can_be_none_is_refused(value: str) -> None:
     """The key is strict: a model without its weights is none."""
     with pytest.raises(BadArchive, match=r"^checkpoint of the model's configuration is .*; it must be a folder"):
         parse_model_config(f"checkpoint: {value}\n".encode())
+
+
+def test_a_document_and_a_snapshot_go_before_the_archive(store: Store) -> None:
+    """And both say where; a later start without the document finds the same weights."""
+    declared = RegisterParameters("m.mar", declared={"url": "m.mar", "checkpoint": "beside"})
+
+    unpacked = store.take_in("missing", instead=declared.checkpoint)
+    plan = make_plan(declared, unpacked, RegistryOptions())
+
+    assert _checkpoint(unpacked).folder == store.root / "beside"
+    assert plan.facts.options.checkpoint == "beside"
+    workers = {"min_workers": 1, "max_workers": 1}
+    restored = SnapshotVersion("m", "1.0", "m.mar", True, Said(plan.facts.asked, workers))
+    assert RegisterParameters("m.mar", restored=restored).checkpoint == "beside"
+    assert RegisterParameters("m.mar", restored=replace(restored, options=Said(workers))).checkpoint is None
+    with pytest.raises(BadArchive, match=r"^checkpoint of the desired state is nowhere, and neither the archive nor"):
+        store.take_in("beside", instead="nowhere")
