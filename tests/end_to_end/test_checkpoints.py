@@ -18,6 +18,7 @@ from support.divided import build, divided_state, make_divided, parallel, source
 from support.load_beside import LoadBeside
 from support.object_stores import S3Server
 from support.open_loop import count_by_status
+from support.range_origin import range_origin
 from support.server import Server, poll
 
 torch = pytest.importorskip("torch")
@@ -108,6 +109,36 @@ def test_a_prefix_of_a_store_is_fetched_once_for_all_servers_of_a_machine(s3: S3
     assert fetched[1] == 0
     assert refused.status_code == 404
     assert "elsewhere" in refused.json()["message"]
+
+
+def test_a_folder_of_the_web_is_fetched_by_its_index_and_mapped(tmp_path: Path) -> None:
+    """Through redirects, as a hub answers; with a file missing it is refused by name."""
+    from safetensors.torch import save_file
+
+    state = {"layer.weight": torch.ones(2, 3), "layer.bias": torch.zeros(2)}
+    files = {name: f"model-{number}.safetensors" for number, name in enumerate(state, 1)}
+    with range_origin() as hub, range_origin() as store:
+        for name, file in files.items():
+            save_file({name: state[name]}, tmp_path / file)
+            store.put(f"/blobs/{file}", (tmp_path / file).read_bytes())
+            hub.redirects[f"/org/net/resolve/main/{file}"] = f"{store.url}/blobs/{file}"
+        index = json.dumps({"metadata": {}, "weight_map": files}).encode()
+        hub.put("/org/net/resolve/main/model.safetensors.index.json", index)
+        hub.put("/org/half/model.safetensors.index.json", index)
+        settings = {"allowed_urls": f"{hub.pattern},{store.pattern}"}
+        with Server(tmp_path, settings=settings, entry="marserve") as server:
+            for name, path in (("net", "net/resolve/main"), ("half", "half"), ("none", "none")):
+                _archive(server.store / f"{name}.mar", f"{hub.url}/org/{path}/", None)
+            server.register("net.mar").raise_for_status()
+            refused = [server.register(f"{name}.mar") for name in ("half", "none")]
+            answer = server.predict("net", "[1, 1, 1]", **{"Content-Type": "application/json"}).json()
+            described = server.describe("net")["workers"][0]["checkpoint"]
+
+    assert answer == [3.5, 3.25]
+    assert described["mapped"] == 32
+    assert [each.status_code for each in refused] == [400, 400]
+    assert "model-1.safetensors: the answer was 404, and model.safetensors.index.json names it" in refused[0].text
+    assert "none of model.safetensors.index.json (the answer was 404), .metadata (the" in refused[1].text
 
 
 def test_a_model_is_filled_from_its_checkpoint_and_bad_ones_are_refused(tmp_path: Path) -> None:

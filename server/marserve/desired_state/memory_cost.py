@@ -67,7 +67,7 @@ class MemoryCost:
         url, weights = split_digest(version.source)[0], str(version.config.get("checkpoint", ""))
         if is_address(weights):
             try:
-                source = self._open(f"{weights}weights")
+                source = self._open(f"{weights}model.safetensors")
                 if source is not None:
                     source.close()
             except AddressNotAllowed:

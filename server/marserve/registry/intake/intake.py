@@ -11,7 +11,7 @@ import errno
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetched, Fetcher, OnBegin
+from marserve.store.fetching.web_folders import Wanted
 from marserve.store.sources.local import Found, LocalStore, look_at
 
 # How often an archive that changes meanwhile is unpacked.
@@ -280,10 +281,10 @@ class Intake:
             checkpoint=found,
         )
 
-    def _fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]]) -> Lease:
+    def _fetch_below(self, address: str, wanted: Wanted) -> Lease:
         if self._fetcher is None:
             raise AddressNotAllowed(hide_query(address))
-        return self._fetcher.fetch_below(address, wants, self.scratch.with_name("checkpoints"))
+        return self._fetcher.fetch_below(address, wanted, self.scratch.with_name("checkpoints"))
 
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from marserve.errors import AddressNotAllowed, BadArchive
 from marserve.model_options import Said
 from marserve.registry.catalogue.plan import FoundCheckpoint, Unpacked
 from marserve.registry.catalogue.snapshot import SnapshotVersion
-from marserve.registry.intake.checkpoints.found import choose
+from marserve.registry.intake.checkpoints.found import CheckpointFiles
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.plan import make_plan
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 from marserve.store.sources.local import LocalStore
 from support.archives import manifest, zip_of
-from support.checkpoints import safetensors_bytes
+from support.checkpoints import safetensors_bytes, save_in_pieces
 
 WEIGHTS = safetensors_bytes({"a": ("F32", [2, 3])})
 
@@ -129,9 +130,11 @@ class FakeFetcher:
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(file)
 
-    def fetch_below(self, address: str, wants: Any, otherwise: Path) -> Any:
+    def fetch_below(self, address: str, wanted: Any, otherwise: Path) -> Any:
         """A lease of the folder."""
-        self.asked.append((address, sorted(wants(["model.safetensors", "model.bin", "README.md"])), otherwise.name))
+        self.asked.append(
+            (address, sorted(wanted.choose(["model.safetensors", "model.bin", "README.md"])), otherwise.name)
+        )
         return self
 
     def release(self) -> None:
@@ -182,7 +185,7 @@ def test_without_a_fetcher_no_address_is_allowed(store: Store) -> None:
 )
 def test_of_a_prefix_only_a_checkpoints_files_are_wanted(names: list[str], chosen: list[int]) -> None:
     """The same weights often lie there in other formats."""
-    assert list(choose(names)) == [names[number] for number in chosen]
+    assert list(CheckpointFiles(lambda: False).choose(names)) == [names[number] for number in chosen]
 
 
 def test_a_bad_checkpoint_is_refused_by_its_own_sentence(store: Store) -> None:
@@ -217,3 +220,23 @@ def test_a_document_and_a_snapshot_go_before_the_archive(store: Store) -> None:
     assert RegisterParameters("m.mar", restored=replace(restored, options=Said(workers))).checkpoint is None
     with pytest.raises(BadArchive, match=r"^checkpoint of the desired state is nowhere, and neither the archive nor"):
         store.take_in("beside", instead="nowhere")
+
+
+def test_what_an_index_and_metadata_name_are_files_of_the_checkpoint(tmp_path: Path) -> None:
+    """Each once; what is neither is refused by the sentence of a folder."""
+    pytest.importorskip("torch")
+    import torch
+
+    files = CheckpointFiles(lambda: False)
+    folder = save_in_pieces(tmp_path / "pieces", {"a": torch.ones(2, 3), "b": torch.ones(4)}, 2)
+    index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}
+    heads = {"model.safetensors.index.json": json.dumps(index).encode()}
+    heads[".metadata"] = (folder / ".metadata").read_bytes()
+
+    named = {head: set(files.named_in(head, data)) for head, data in heads.items()}
+
+    assert list(named.values()) == [{"m-1.safetensors", "m-2.safetensors"}, {"__0_0.distcp", "__1_0.distcp"}]
+    assert [files.heads[head] > 0 for head in [*heads, "model.safetensors"]] == [True, True, False]
+    for head, data in heads.items():
+        with pytest.raises(BadCheckpoint, match=f"^The checkpoint cannot be used: {re.escape(head)}: "):
+            files.named_in(head, data[:-3])

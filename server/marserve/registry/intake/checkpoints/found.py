@@ -7,15 +7,15 @@ that ends in a slash is fetched. What lies there is judged by its headers. Every
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from marserve.archive.checkpoints.checked_files import check_members
 from marserve.archive.checkpoints.checkpoint import read_checkpoint
 from marserve.archive.checkpoints.contents import Checkpoint
-from marserve.archive.checkpoints.dcp_metadata import METADATA
-from marserve.archive.checkpoints.safetensors_index import ENDING, INDEX_ENDING
+from marserve.archive.checkpoints.dcp_metadata import MAX_METADATA_BYTES, METADATA, parse_metadata
+from marserve.archive.checkpoints.safetensors_index import ENDING, INDEX_ENDING, MAX_INDEX_BYTES, parse_index
 from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.pickles.check_budget import CheckBudget, CheckStopped
@@ -24,11 +24,13 @@ from marserve.files.leased_folders import Lease
 from marserve.registry.catalogue.plan import FoundCheckpoint
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.fetching.prefixes import is_prefix
+from marserve.store.fetching.web_folders import Wanted
 from marserve.store.sources.local import LocalStore
 
-FetchBelow = Callable[[str, Callable[[Sequence[str]], Iterable[str]]], Lease]
-"""Fetches what lies below an address, of the names those that are chosen, into a folder that is leased."""
+FetchBelow = Callable[[str, Wanted], Lease]
+"""Fetches what is wanted of what lies below an address into a folder that is leased."""
 _PIECES = ".distcp"
+_MODEL = f"model{ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,32 @@ def find_checkpoint(
     return FoundCheckpoint(beside, _judge(beside, is_stopped), may_map=False, is_beside=True)
 
 
-def choose(names: Sequence[str]) -> Iterable[str]:
-    """Those of the names below a prefix that belong to a checkpoint: what else lies there is not fetched."""
-    if METADATA in names:
-        return [name for name in names if name == METADATA or name.endswith(_PIECES)]
-    return [name for name in names if name.endswith((ENDING, INDEX_ENDING))]
+class CheckpointFiles:
+    """Those of the files below an address that belong to a checkpoint: what else lies there is not fetched."""
+
+    heads: Mapping[str, int] = {f"model{INDEX_ENDING}": MAX_INDEX_BYTES, METADATA: MAX_METADATA_BYTES, _MODEL: 0}
+
+    def __init__(self, is_stopped: Callable[[], bool]) -> None:
+        self._is_stopped = is_stopped
+
+    def choose(self, names: Sequence[str]) -> Iterable[str]:
+        """Of all names."""
+        if METADATA in names:
+            return [name for name in names if name == METADATA or name.endswith(_PIECES)]
+        return [name for name in names if name.endswith((ENDING, INDEX_ENDING))]
+
+    def named_in(self, head: str, data: bytes) -> Iterable[str]:
+        """The files that an index or a `.metadata` names. Raises BadCheckpoint for another file, Draining."""
+        if head != METADATA:
+            return parse_index(data, head).values()
+        try:
+            return {path for path, _ in parse_metadata(data, CheckBudget(is_stopped=self._is_stopped))[1]}
+        except CheckStopped:
+            raise Draining from None
 
 
 def _fetch(named: str, fetch: FetchBelow, is_stopped: Callable[[], bool]) -> FoundCheckpoint:
-    lease = fetch(named, choose)
+    lease = fetch(named, CheckpointFiles(is_stopped))
     try:
         return FoundCheckpoint(lease.folder, _judge(lease.folder, is_stopped), True, True, lease)
     except BaseException:
