@@ -536,7 +536,10 @@ class Registry:
     async def _lending(self, parameters: RegisterParameters, unpacked: Unpacked) -> AsyncIterator[tuple[str, str]]:
         plan = await self._registering.plan(parameters, unpacked)
         options = plan.facts.options
-        lent, key = self._registering.lent, (parameters.url, options.model, options.version)
+        lent, key = (
+            self._registering.lent,
+            replace(parameters, model_name=options.model, version=options.version).lent_as,
+        )
         is_lent = lent.setdefault(key, unpacked) is unpacked  # else another call is about to load the same
         try:
             yield options.model, options.version

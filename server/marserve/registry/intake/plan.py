@@ -352,7 +352,9 @@ def _asked(layers: Layers, options: PoolOptions) -> Said:
     """The options of the registration, or of the snapshot, that a later start has to apply, whatever its settings."""
     said = layers.get("snapshot", layers["registration"])
     asked = {name: value for name, value in said.items() if name != "parallel_level"}
-    return Said(asked, say(load="on_demand") if options.idle_timeout_s == math.inf else {})
+    # Without it a start from a snapshot would have other weights, or none.
+    declared = {name: value for name, value in layers["desired"].items() if name == "checkpoint"}
+    return Said(declared, asked, say(load="on_demand") if options.idle_timeout_s == math.inf else {})
 
 
 def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOptions) -> Load:

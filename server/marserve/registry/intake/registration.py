@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from marserve.environments.interpreters import Interpreters
 from marserve.errors import BadInput, without_stop
-from marserve.model_options import NOTHING, Said
+from marserve.model_options import NOTHING, Said, read_value
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.settings.values import Models
@@ -21,6 +21,7 @@ Freshness = Literal["stored", "at_start", "now"]
 """Which archive an address names: `stored`, fetched into the store, which must have no used file of its name;
 `at_start`, the store's file of its name, fetched if it is missing; `now`, fetched from the address, whatever the store
 has, and stored if the name is free."""
+LentAs = tuple[str, str | None, str | None, str | None]
 # A typing error must not start a hundred thousand processes.
 MOST_WORKERS = 4096
 LARGEST_BATCH = 65_536
@@ -101,6 +102,19 @@ class RegisterParameters:
         """What it says of all options, the number of workers among them."""
         workers = self.initial_workers
         return Said(self.options, {"min_workers": workers, "max_workers": workers})
+
+    @property
+    def lent_as(self) -> LentAs:
+        """By what an archive that is unpacked already is found: what another registration would unpack alike."""
+        return self.url, self.model_name, self.version, self.checkpoint
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The place of its weights that goes before the archive's: a snapshot's, or else the desired state's."""
+        if self.restored is not None:
+            return self.restored.options.get("checkpoint")
+        written = (self.declared or {}).get("checkpoint")
+        return None if written is None else str(read_value("checkpoint", written))
 
 
 @dataclass(frozen=True, slots=True)
