@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -10,7 +12,8 @@ import psutil
 import pytest
 
 from support.command_line import marserve
-from support.server import make_archive
+from support.processes import left_of
+from support.server import make_archive, poll
 
 DOUBLES = "def handle(data, context):\n    return [{'n': row['body'] * 2} for row in data or []]\n"
 NEARLY = "def handle(data, context):\n    return [{'n': row['body'] * 2.0000001} for row in data or []]\n"
@@ -199,3 +202,26 @@ def test_what_a_handler_writes_among_the_answers_is_told_in_a_sentence(tmp_path:
 
     assert ran.status == 1
     assert "m 1.0: its process wrote what is no answer" in ran.err
+
+
+HANGS = "import sys, time\nsys.stderr.write('hangs')\ntime.sleep(600)\n"
+
+
+@pytest.mark.system
+def test_a_command_that_is_ended_from_outside_leaves_nothing(tmp_path: Path, inputs: Path) -> None:
+    """As by Ctrl-C: neither what was unpacked nor a process."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    both = archives(tmp_path, HANGS, HANGS)
+    command = [sys.executable, "-m", "marserve.cli", "compare", *both, "--inputs", inputs]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}) as process:
+        below = []
+        for _ in poll(60, "both are loading"):
+            below = psutil.Process(process.pid).children(recursive=True)
+            if len(below) == 2:
+                break
+        process.terminate()
+        assert process.wait(30) == 143
+
+    assert left_of(below, 10) == []
+    assert list(scratch.iterdir()) == []
