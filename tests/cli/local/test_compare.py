@@ -204,6 +204,23 @@ def test_what_a_handler_writes_among_the_answers_is_told_in_a_sentence(tmp_path:
     assert "m 1.0: its process wrote what is no answer" in ran.err
 
 
+KILLED = """
+import os, signal, sys, tempfile
+def handle(data, context):
+    sys.stderr.write(f'in {tempfile.mkdtemp()} ')
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_temporary_files_of_a_process_that_is_killed_go_with_it(tmp_path: Path, inputs: Path) -> None:
+    """As those of a build that runs out of memory."""
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, KILLED), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 1
+    made = Path(ran.err.partition("in /")[2].split()[0])
+    assert "temporary" in made.parts  # the fixture looks that it is empty
+
+
 HANGS = "import sys, time\nsys.stderr.write('hangs')\ntime.sleep(600)\n"
 
 
