@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -50,6 +52,10 @@ ConfigFile = Annotated[
 QUICK_S = 10.0
 """The time limit of a quick request, in seconds."""
 
+MOST_ANSWER = 1 << 30
+"""Most bytes of an answer that is read whole: no server has one, and what listens there may never end."""
+
+_OF_TRANSFER = frozenset(("content-encoding", "content-length", "transfer-encoding"))
 _LOOK_S = 1.0
 """How long a look whether a server is at another address may take, in seconds."""
 
@@ -117,10 +123,18 @@ class Listener:
     def ask(self, method: str, path: str, *, timeout_s: float | None = QUICK_S, **more: Any) -> httpx.Response:
         """Send one request and return the whole answer, whatever its status. `timeout_s` None: no limit.
 
-        `more` are further arguments of httpx's `request`. Raises CommandFailed if there is no answer.
+        `more` are further arguments of httpx's `request`. Raises CommandFailed if there is no answer, or one that has
+        more than `MOST_ANSWER` bytes.
         """
         try:
-            return self._client.request(method, path, timeout=httpx.Timeout(timeout_s, connect=QUICK_S), **more)
+            timeout, began = httpx.Timeout(timeout_s, connect=QUICK_S), time.monotonic()
+            with self._client.stream(method, path, timeout=timeout, **more) as answer:
+                body = self._read(answer)
+            # Without the headers that say how the body came: it is unpacked.
+            headers = [(name, value) for name, value in answer.headers.multi_items() if name not in _OF_TRANSFER]
+            whole = httpx.Response(answer.status_code, headers=headers, content=body, request=answer.request)
+            whole.elapsed = timedelta(seconds=time.monotonic() - began)
+            return whole
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise self._unreachable(error) from error
         except httpx.TimeoutException as error:
@@ -133,6 +147,18 @@ class Listener:
                 f"The connection to {self.address} broke during {method} {path} ({_reason(error)}).",
                 "Is it marserve that listens there, and http or https as configured?",
             ) from error
+
+    def _read(self, answer: httpx.Response) -> bytes:
+        """The whole body, unpacked. Raises CommandFailed for one that may never end."""
+        body = bytearray()
+        for piece in answer.iter_bytes():
+            body += piece
+            if len(body) > MOST_ANSWER:
+                raise CommandFailed(
+                    f"The answer of {self.address} has more than {MOST_ANSWER} bytes.",
+                    "Is it marserve that listens there?",
+                )
+        return bytes(body)
 
     def _unreachable(self, error: httpx.HTTPError) -> CommandFailed:
         where = f"say where it is with {self.flag}; `marserve run` shows its address"
@@ -364,7 +390,7 @@ _AFTER = {
 def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
