@@ -133,11 +133,27 @@ def test_an_answer_that_was_packed_is_unpacked_once() -> None:
     assert (again.headers["x-request-id"], again.headers["content-length"]) == ("7", "8")
 
 
-def test_an_answer_of_lists_in_lists_is_none() -> None:
-    """And no traceback."""
-    answer = httpx.Response(200, content=b"[" * 100_000)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" * 100_000, "GET /models/m, with status 200, is no JSON"),
+        (b"<html>login</html>", "GET /models/m, with status 200, is no JSON"),
+        (b"[]", "GET /models/m describes no version"),
+        (b"7", "GET /models/m describes no model: Expected `array`, got `int`"),
+        (b"[{}]", "GET /models/m describes no model: Object missing required field `modelName`"),
+    ],
+)
+def test_an_answer_that_is_none_of_marserve_is_told(content: bytes, words: str) -> None:
+    """As of a proxy that wants a login, or of another server."""
+    answer = httpx.Response(200, content=content)
     with Management("http://s", httpx.MockTransport(lambda _: answer)) as server:
-        assert server.order("GET", "/models") is None
+        with pytest.raises(CommandFailed) as told:
+            server.describe("m", None)
+        with pytest.raises(CommandFailed, match="The answer of http://s to GET /models"):
+            list(server.model_names())
+
+    assert told.value.message.startswith(f"The answer of http://s to {words}")
+    assert told.value.next_step == "Is it marserve that listens there?"
 
 
 def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
+import msgspec
 import typer
 
 from marserve.cli.credentials import TOKEN_VARIABLE, Credentials, local_trust
@@ -31,6 +32,7 @@ from marserve.errors import (
     BadSettings,
     DependencyFailed,
     NotInStore,
+    without_stop,
 )
 from marserve.settings.table import Settings
 
@@ -248,22 +250,38 @@ class Management(Listener):
         answer = self.ask(method, path, timeout_s=timeout_s, params=parameters, **body)
         if answer.status_code >= 400:
             raise refused(answer)
-        return _json(answer)
+        document = _json(answer)
+        if document is None:
+            raise self._is_another(f"{method} {path}, with status {answer.status_code}, is no JSON")
+        return document
+
+    def _is_another(self, what: str) -> CommandFailed:
+        return CommandFailed(f"The answer of {self.address} to {what}.", "Is it marserve that listens there?")
 
     def model_names(self) -> Iterator[str]:
         """The names of all registered models, in order."""
         token: str | None = None
         while True:
-            page = self.order("GET", "/models", {"limit": 100, **({"next_page_token": token} if token else {})})
-            for model in page["models"]:
-                yield model["modelName"]
-            token = page.get("nextPageToken")
+            said = self.order("GET", "/models", {"limit": 100, **({"next_page_token": token} if token else {})})
+            try:
+                page = msgspec.convert(said, _Page)
+            except msgspec.ValidationError as error:
+                raise self._is_another(f"GET /models is no list of models: {without_stop(str(error))}") from None
+            for model in page.models:
+                yield model.modelName
+            token = page.nextPageToken
             if token is None:
                 return
 
     def describe(self, model: str, version: str | None = "all") -> list[dict[str, Any]]:
         """The server's description of all versions of a model, of one, or (None) of the default version."""
-        return list(self.order("GET", model_path(model, version)))
+        said = self.order("GET", path := model_path(model, version))
+        try:
+            if not msgspec.convert(said, list[_Described]):
+                raise self._is_another(f"GET {path} describes no version")
+        except msgspec.ValidationError as error:
+            raise self._is_another(f"GET {path} describes no model: {without_stop(str(error))}") from None
+        return list(said)
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Every version of every model; models that are unregistered meanwhile are left out."""
@@ -275,6 +293,22 @@ class Management(Listener):
                 if failure.detail.get("code") != 404:
                     raise
         return found
+
+
+class _Named(msgspec.Struct):
+    modelName: str
+
+
+class _Page(msgspec.Struct):
+    models: list[_Named]
+    nextPageToken: str | None = None
+
+
+class _Described(_Named):
+    """What all commands read of a description; what else is there is for the one that asks."""
+
+    modelVersion: str
+    workers: list[dict[str, Any]]
 
 
 def _address_of_run(tried: str) -> str | None:
