@@ -12,6 +12,7 @@ import pytest
 from marserve.answers.profiles import ModelProfile
 from marserve.messages import Profiled, ProfiledBatch
 from marserve.profiling.analysis import Measured, analyse
+from marserve.profiling.trace import merge
 
 BOUND = 1 << 20
 
@@ -212,3 +213,12 @@ def test_odd_events_change_nothing() -> None:
     )
 
     assert parts(profile([batch(1, ran=80)], trace))["python"] == 80
+
+
+def test_a_single_trace_is_given_as_the_worker_packed_it() -> None:
+    """To pack it anew would take longer than to read it; one that cannot be read is none."""
+    trace = packed(op("aten::mm", 0, 5))
+
+    assert merge([trace], BOUND) == trace
+    for bad in (b"no gzip", zipped(b'{"traceEvents": 3}'), zipped(b"[]"), zipped(b'{"traceEvents": [')[:-9]):
+        assert merge([bad], BOUND) == b""
