@@ -13,6 +13,7 @@ import pytest
 from marserve.answers.profiles import ModelProfile
 from marserve.messages import Profiled, ProfiledBatch
 from marserve.profiling.analysis import Measured, analyse
+from marserve.profiling.trace import merge
 
 BOUND = 1 << 20
 
@@ -240,3 +241,12 @@ def test_many_small_batches_are_read_in_the_time_of_few() -> None:
 
     assert parts(made)["operators"] == many * 8
     assert time.process_time() - began < 5
+
+
+def test_a_single_trace_is_given_as_the_worker_packed_it() -> None:
+    """To pack it anew would take longer than to read it; one that cannot be read is none."""
+    trace = packed(op("aten::mm", 0, 5))
+
+    assert merge([trace], BOUND) == trace
+    for bad in (b"no gzip", zipped(b'{"traceEvents": 3}'), zipped(b"[]"), zipped(b'{"traceEvents": [')[:-9]):
+        assert merge([bad], BOUND) == b""

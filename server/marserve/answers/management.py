@@ -262,11 +262,17 @@ class LastMinute(Document):
 class CountedFlops(Document):
     """Floating-point operations of a model's batches (`peakFlops`)."""
 
-    perBatch: Annotated[float, Meta(description="for each batch, whatever its size")]
-    perRequest: Annotated[float, Meta(description="for each request of it")]
-    inputs: Annotated[str, Meta(description="what the model was called with when they were counted")]
-    dtype: Annotated[str, Meta(description="of the model's weights")]
-    peakPerSecond: Annotated[float, Meta(description="what a worker's device could do: as given, else as measured")]
+    state: Annotated[
+        Literal["waiting for batches", "counting", "counted", "not counted"],
+        Meta(description="figures come with `counted`; why it is `not counted` stands in `warnings`"),
+    ]
+    perBatch: Annotated[float | None, Meta(description="for each batch, whatever its size")] = None
+    perRequest: Annotated[float | None, Meta(description="for each request of it")] = None
+    inputs: Annotated[str | None, Meta(description="what the model was called with when they were counted")] = None
+    dtype: Annotated[str | None, Meta(description="of the model's weights")] = None
+    peakPerSecond: Annotated[
+        float | None, Meta(description="what a worker's device could do: as given, else as measured")
+    ] = None
 
 
 class BuildRatio(Document):

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from marserve.cli.progress import wait_progress
 from support.command_line import marserve
 from support.fake_apis import FakeApis, fake_apis
 from support.profiles import a_profile
@@ -65,6 +66,35 @@ def test_several_servers_make_one_report(apis: FakeApis, tmp_path: Path) -> None
         "report.html",
         "trace-1.json.gz",
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (
+            {"isRunning": True, "seconds": 3.0, "requests": 50, "readingSeconds": 2.0},
+            "Profiling digits: measured (50 requests); a process of low priority reads what was recorded",
+        ),
+        (
+            {"isRunning": True, "seconds": 3.0, "requests": 0},
+            "Profiling digits: 0 of 50 requests, 3 s; send the model requests, as many as it gets in service",
+        ),
+        ({"isRunning": True, "seconds": 3.0, "requests": 20}, ""),
+        ({"isRunning": "maybe"}, ""),
+    ],
+)
+def test_what_it_waits_for_is_said_once_without_a_terminal(
+    apis: FakeApis, monkeypatch: pytest.MonkeyPatch, state: dict[str, object], said: str
+) -> None:
+    """On standard error, as other commands do; requests that come need no word."""
+    monkeypatch.setattr(wait_progress, "NOTE_AFTER_S", 0.05)
+    apis.answer("GET /models/digits/profile", state)
+    apis.wait_for("POST /models/digits/profile", "GET /models/digits/profile", 3)
+
+    ran = marserve("profile", "digits", "--requests", "50", "--management", apis.url)
+
+    assert ran.status == 0
+    assert ran.err == (f"{said}\n" if said else "")
 
 
 def test_a_profile_without_a_request_is_status_1(apis: FakeApis) -> None:

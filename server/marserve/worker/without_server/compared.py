@@ -229,15 +229,16 @@ class Compared:
 
     def flops(self) -> dict[str, Any]:
         """What the calls that were recorded take, as `as_document` has it; or why that is not known."""
-        from marserve_handlers.flops.cost import NotCounted  # here: few orders need it
-        from marserve_handlers.flops.watch import BATCHES, Seen, as_document, count, make_counter, path_of  # likewise
+        from marserve_handlers.flops import counting  # here: few orders need it
+        from marserve_handlers.flops.cost import NotCounted  # likewise
 
         if not self._calls:
             return {"why_not": self._found.why_not or "no input was answered"}
         model = self._found.model
         try:
-            counter = make_counter(model, path_of(self._model.handle, model))
-            return as_document(count(counter, [Seen(1, [call]) for call in self._calls[:BATCHES]]))
+            counter = counting.make_counter(model, counting.path_of(self._model.handle, model))
+            seen = [counting.Seen(1, [call]) for call in self._calls[: counting.BATCHES]]
+            return counting.as_document(counting.count(counter, seen))
         except NotCounted as error:
             return {"why_not": shorten(str(error))}
         except Exception as error:  # of a library's
