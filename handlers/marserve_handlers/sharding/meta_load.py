@@ -20,6 +20,7 @@ import torch
 from marserve_handlers.context import Checkpoint, note_warning
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.runtimes.eager import build_eager
+from marserve_handlers.sharding.dcp_reader import TensorReader
 from marserve_handlers.sharding.safe_files import find_stored, map_tensors, read_tensors
 from marserve_handlers.sharding.tied import find_ties, first_saved, tie
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
@@ -187,14 +188,11 @@ def _open_safetensors(folder: str, *, may_map: bool) -> tuple[Mapping[str, Descr
 
 
 def _open_dcp(folder: str, layout: bytes, wanted: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, Described], Read]:
-    # here: it imports a lot, and most checkpoints are of the other kind
-    from marserve_handlers.sharding.dcp_reader import TensorReader, fill
-
     reader = TensorReader(folder, layout)
 
     def read(names: Iterable[str]) -> dict[str, torch.Tensor]:
         state = {name: torch.empty(described[name].shape, dtype=wanted[name].dtype) for name in names}
-        fill(state, reader)
+        reader.fill(state)
         return state
 
     described = {name: Described(dtype, shape) for name, (dtype, shape) in reader.tensors.items()}

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from marserve.archive.checkpoints.safetensors_index import DTYPES
 from support.checkpoints import with_header
@@ -75,24 +71,6 @@ def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path, how: str) -> Non
 
     with pytest.raises(EOFError, match=r"m.safetensors ends .*inside of a"):
         getattr(safe_files, how)(safe_files.find_stored(str(tmp_path)))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_a_part_is_read_as_if_the_whole_were_sliced(data: st.DataObject) -> None:
-    """Of any shape, along any of its dimensions."""
-    from marserve_handlers.sharding.safe_files import Stored, read_part
-
-    shape = data.draw(st.lists(st.integers(1, 4), max_size=4))
-    ends = [sorted((data.draw(st.integers(0, each)), data.draw(st.integers(0, each)))) for each in shape]
-    part = tuple(slice(*each) for each in ends)
-    whole = torch.arange(math.prod(shape), dtype=torch.int16).reshape(shape)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(b"head" + whole.numpy().tobytes())
-        file.flush()
-        stored = Stored(file.name, torch.int16, tuple(shape), 4, 4 + whole.nbytes)
-
-        assert torch.equal(read_part(stored, "a", part), whole[part])
 
 
 def test_it_knows_the_dtypes_that_the_server_knows() -> None:
