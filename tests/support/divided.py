@@ -111,8 +111,12 @@ def make_divided(
     layers: int = 2,
     blocks: str = BLOCKS,
     has_weights: bool = True,
+    handler: str = "",
 ) -> Path:
-    """The archive at `path`; `blocks` is the file of its layers. Without weights the configuration says where."""
+    """The archive at `path`; `blocks` is the file of its layers. Without weights the configuration says where.
+
+    `handler` is the source of one that takes the place of `base_handler`.
+    """
     import torch
 
     text, state = source(width=width, layers=layers), divided_state(width=width, layers=layers)
@@ -127,7 +131,7 @@ def make_divided(
     entry = {
         "modelName": path.stem,
         "modelVersion": "1.0",
-        "handler": "base_handler",
+        "handler": "own.py:Handler" if handler else "base_handler",
         "modelFile": "model.py",
         "serializedFile": file,
         "configFile": "model-config.yaml",
@@ -139,6 +143,7 @@ def make_divided(
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
         archive.writestr("model.py", text)
         archive.writestr("blocks.py", blocks)
+        archive.writestr("own.py", handler)
         archive.writestr("model-config.yaml", config)
         if has_weights:
             archive.writestr(file, weights)
