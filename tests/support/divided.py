@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -100,6 +102,19 @@ def divided_state(*, width: int = 32, layers: int = 2) -> dict[str, Any]:
     state: dict[str, Any] = build(source(width=width, layers=layers)).state_dict()
     state["scale"] = torch.linspace(0.5, 1.5, width)
     return state
+
+
+def bytes_of_a_rank(modules: Iterable[Any], division: Any) -> int:
+    """The bytes of the parameters that each rank of a division holds, by the modules of its plan."""
+    from marserve_handlers.sharding.plan import divided_dim
+
+    total = 0
+    for module in modules:
+        style = division.styles.get(module.name, "replicate")
+        for name, shape in module.shapes.items():
+            is_divided = divided_dim(module.kind, style, name) is not None
+            total += prod(shape) * module.bytes_each // (division.ranks if is_divided else 1)
+    return total
 
 
 def make_divided(

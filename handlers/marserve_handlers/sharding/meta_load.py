@@ -92,6 +92,16 @@ def build_empty(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     return model
 
 
+def empty(model: torch.nn.Module) -> None:
+    """Move the parameters of a model that was built with numbers to the meta device; tied ones stay tied."""
+    moved: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                without = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), without)
+
+
 def lost(model: torch.nn.Module) -> list[str]:
     """Names of what has no numbers and is in no state dict, so that no checkpoint gives it any."""
     saved = model.state_dict().keys()
@@ -154,7 +164,7 @@ def fill_model(model: torch.nn.Module, checkpoint: Checkpoint) -> Filled:
         described, read = _open_safetensors(checkpoint.folder, may_map=checkpoint.may_map)
     began = time.perf_counter()  # not before the reader, and what that imports, is there
     leading = first_saved(ties, described)
-    check_names(model, wanted, described, leading)
+    check_names(model, wanted, {name: each.shape for name, each in described.items()}, leading)
     tensors = read([name for name in wanted if name in described])
     for name, leader in leading.items():
         if name in tensors and not torch.equal(tensors[name], tensors[leader]):
@@ -202,19 +212,19 @@ def _open_dcp(folder: str, layout: bytes, wanted: Mapping[str, torch.Tensor]) ->
 def check_names(
     model: torch.nn.Module,
     wanted: Mapping[str, torch.Tensor],
-    described: Mapping[str, Described],
+    shapes: Mapping[str, tuple[int, ...]],
     leading: Mapping[str, str],
 ) -> None:
-    """Raise ModelNotLoadable unless the checkpoint has each name of the model in its shape, and no other.
+    """Raise ModelNotLoadable unless weights of these shapes have each name of the model in its shape, and no other.
 
     Of names that are tied one is enough: `leading` has the others.
     """
-    missing = [name for name in wanted if name not in described and name not in leading]
-    extra = sorted(name for name in described if name not in wanted)
+    missing = [name for name in wanted if name not in shapes and name not in leading]
+    extra = sorted(name for name in shapes if name not in wanted)
     misshapen = [
-        f"{name} has the shape {list(described[name].shape)} in it and {list(tensor.shape)} in the model"
+        f"{name} has the shape {list(shapes[name])} in it and {list(tensor.shape)} in the model"
         for name, tensor in wanted.items()
-        if name in described and described[name].shape != tuple(tensor.shape)
+        if name in shapes and shapes[name] != tuple(tensor.shape)
     ]
     if not (missing or extra or misshapen):
         return

@@ -53,6 +53,11 @@ def stored_in(path: str) -> dict[str, Stored]:
         if name != "__metadata__":
             first, last = value["data_offsets"]
             dtype = getattr(torch, _NAMES[value["dtype"]])
+            size = torch.Size(value["shape"]).numel() * dtype.itemsize
+            if first < 0 or last - first != size:
+                raise ValueError(
+                    f"{name} lies at {first} to {last} in {os.path.basename(path)}, and takes {size} bytes"
+                )
             stored[name] = Stored(path, dtype, tuple(value["shape"]), 8 + length + first, 8 + length + last)
     return stored
 

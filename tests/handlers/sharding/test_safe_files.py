@@ -73,6 +73,18 @@ def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path, how: str) -> Non
         getattr(safe_files, how)(safe_files.find_stored(str(tmp_path)))
 
 
+@pytest.mark.parametrize("places", [[0, 12], [0, 4], [8, 0], [-8, 0]])
+def test_places_that_are_not_those_of_the_shape_are_refused(tmp_path: Path, places: list[int]) -> None:
+    """Numbers of another tensor would be read."""
+    from marserve_handlers.sharding.safe_files import stored_in
+
+    header = {"a": {"dtype": "F32", "shape": [2], "data_offsets": places}}
+    (tmp_path / "m.safetensors").write_bytes(with_header(header, bytes(12)))
+
+    with pytest.raises(ValueError, match=r"a lies at -?\d+ to \d+ in m.safetensors, and takes 8 bytes"):
+        stored_in(str(tmp_path / "m.safetensors"))
+
+
 def test_it_knows_the_dtypes_that_the_server_knows() -> None:
     """One table, written in two places: handlers know nothing of the server."""
     from marserve_handlers.sharding.safe_files import _NAMES
