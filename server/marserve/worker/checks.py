@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from marserve.errors import without_stop
 from marserve.messages import Check, Checked, Item, Result, pack_head
@@ -34,9 +34,6 @@ from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.support.comparing.class_scores import compare_scores
 from marserve_handlers.support.comparing.compared_answer import ComparedAnswer
 from marserve_handlers.support.comparing.precision import Precision
-
-if TYPE_CHECKING:
-    from marserve.worker.rank import Follower, Leader
 
 # In place of the run in a reported difference: whether two answers differ, or could not be compared.
 ANSWERS, FAILED = "answers", "failed"
@@ -104,7 +101,17 @@ def _read_samples(
     return items, rows, bodies
 
 
-def compare_ranks(model: LoadedModel, place: Leader | Follower | None) -> None:
+class Place(Protocol):
+    """A rank's place among the others while they load."""
+
+    def begin_samples(self) -> None:
+        """Wait until all are there."""
+
+    def end_sample(self, why: str) -> str:
+        """How another rank has ended a sample that this one ended with an error, or without if `why` is empty."""
+
+
+def compare_ranks(model: LoadedModel, place: Place | None) -> None:
     """Have the ranks of a divided model answer its samples, and rank 0 compare that with the whole model's answers.
 
     All ranks do this alike, and after each sample ask the others by their `place` whether they have: a rank that has
