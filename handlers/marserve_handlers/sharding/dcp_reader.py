@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple, cast
 import torch
 
 from marserve_handlers.sharding.stored import Stored, read_into
+from marserve_handlers.support.shown import shown_name
 
 # A smaller piece is read as a whole, which takes one read and not five.
 READ_AT_ONCE = 64 << 10
@@ -153,13 +154,13 @@ class TensorReader:
     def _find(self, relative: str) -> str:
         path = os.path.realpath(self._folder / relative)
         if not Path(path).is_relative_to(os.path.realpath(self._folder)):
-            raise NotTensors(f"{relative} leads out of it")
+            raise NotTensors(f"{shown_name(relative)} leads out of it")
         return path
 
     def _read(self, piece: _Piece, inside: tuple[slice, ...], target: torch.Tensor, file: IO[bytes]) -> None:
         """Fill a target, which is a view, with a part of a piece."""
         if not 0 <= piece.offset <= piece.offset + piece.length <= os.fstat(file.fileno()).st_size:
-            raise NotTensors(f"{piece.name} lies beyond the end of {piece.path}")
+            raise NotTensors(f"{shown_name(piece.name)} lies beyond the end of {shown_name(piece.path)}")
         window = _Window(file, piece.offset, piece.length)
         try:
             stored = None if piece.length <= READ_AT_ONCE else _find_numbers(window, piece, str(file.name))
@@ -173,9 +174,9 @@ class TensorReader:
         finally:
             self.bytes_read += window.bytes_read
         if not isinstance(tensor, torch.Tensor):
-            raise NotTensors(f"{piece.name} is no tensor in {piece.path}")
+            raise NotTensors(f"{shown_name(piece.name)} is no tensor in {shown_name(piece.path)}")
         if tuple(tensor.shape) != piece.shape:
-            raise NotTensors(f"{piece.name} has the shape {list(tensor.shape)} in {piece.path}")
+            raise NotTensors(f"{shown_name(piece.name)} has the shape {list(tensor.shape)} in {shown_name(piece.path)}")
         target.copy_(tensor[inside].detach())
 
 

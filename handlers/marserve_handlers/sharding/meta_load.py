@@ -24,6 +24,7 @@ from marserve_handlers.sharding.dcp_reader import TensorReader
 from marserve_handlers.sharding.safe_files import find_stored, map_tensors, read_tensors
 from marserve_handlers.sharding.tied import find_ties, first_saved, tie
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
+from marserve_handlers.support.shown import shown_name
 
 _MOST_SHOWN = 3
 # What reading files that are not what the server saw may raise.
@@ -168,7 +169,8 @@ def fill_model(model: torch.nn.Module, checkpoint: Checkpoint) -> Filled:
     tensors = read([name for name in wanted if name in described])
     for name, leader in leading.items():
         if name in tensors and not torch.equal(tensors[name], tensors[leader]):
-            raise ModelNotLoadable(f"{name} and {leader} are one tensor in the model, and two with other numbers in it")
+            both = f"{shown_name(name)} and {shown_name(leader)}"
+            raise ModelNotLoadable(f"{both} are one tensor in the model, and two with other numbers in it")
         tensors.pop(name, None)
     converted = [name for name, tensor in tensors.items() if described[name].dtype != wanted[name].dtype]
     size = sum(described[name].size for name in tensors)
@@ -222,7 +224,7 @@ def check_names(
     missing = [name for name in wanted if name not in shapes and name not in leading]
     extra = sorted(name for name in shapes if name not in wanted)
     misshapen = [
-        f"{name} has the shape {list(shapes[name])} in it and {list(tensor.shape)} in the model"
+        f"{shown_name(name)} has the shape {list(shapes[name])} in it and {list(tensor.shape)} in the model"
         for name, tensor in wanted.items()
         if name in shapes and shapes[name] != tuple(tensor.shape)
     ]
@@ -230,7 +232,7 @@ def check_names(
         return
     faults = [f"it lacks {_some(missing)}"] if missing else []
     faults += [f"it holds {_some(extra)}, which the model does not have"] if extra else []
-    faults += [_some(misshapen, "; ")] if misshapen else []
+    faults += ["; ".join(_first(misshapen))] if misshapen else []
     hint = _hint(missing, extra)
     raise ModelNotLoadable(f"it does not fit {type(model).__name__}: {'; '.join(faults)}{hint}.")
 
@@ -241,7 +243,7 @@ def _hint(missing: list[str], extra: list[str]) -> str:
         for name in extra:
             prefix = name.removesuffix(missing[0])
             if prefix.endswith(".") and prefix != name and {f"{prefix}{each}" for each in missing} <= set(extra):
-                return f". The names in it begin with {prefix}: save the state dict of that part alone"
+                return f". The names in it begin with {shown_name(prefix)}: save the state dict of that part alone"
     return ""
 
 
@@ -257,7 +259,11 @@ def check_filled(model: torch.nn.Module) -> None:
         )
 
 
-def _some(names: Iterable[str], between: str = ", ") -> str:
-    known = list(names)
-    more = len(known) - _MOST_SHOWN
-    return between.join(known[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(_first([shown_name(name) for name in names]))
+
+
+def _first(texts: list[str]) -> list[str]:
+    """The first few, the last of which says how many more there are."""
+    more = len(texts) - _MOST_SHOWN
+    return texts if more <= 0 else [*texts[: _MOST_SHOWN - 1], f"{texts[_MOST_SHOWN - 1]} and {more} more"]

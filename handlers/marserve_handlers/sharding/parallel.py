@@ -31,6 +31,7 @@ from marserve_handlers.sharding.plan import EMBEDDING, LINEAR, BadPlan, Division
 from marserve_handlers.sharding.safe_files import stored_in
 from marserve_handlers.sharding.stored import read_part
 from marserve_handlers.sharding.tied import find_ties, first_saved
+from marserve_handlers.support.shown import shown_name
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +221,11 @@ def read_all(path: str) -> dict[str, torch.Tensor]:
         return load_file(path, device="cpu")
     state: Any = read_state(path)
     found = state.items() if isinstance(state, Mapping) else [("it", state)]
-    odd = [f"{name} is of type {type(value).__name__}" for name, value in found if not isinstance(value, torch.Tensor)]
+    odd = [
+        f"{shown_name(str(name))} is of type {type(value).__name__}"
+        for name, value in found
+        if not isinstance(value, torch.Tensor)
+    ]
     if odd or not isinstance(state, Mapping):
         what = odd[0] if odd else "it is of type Tensor"
         raise ValueError(f"they are no state dict, for {what}: save what model.state_dict() gives")

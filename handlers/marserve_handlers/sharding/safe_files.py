@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from marserve_handlers.sharding.stored import Stored, read_into, whole_of
+from marserve_handlers.support.shown import shown_name
 
 INDEX_ENDING, ENDING = ".safetensors.index.json", ".safetensors"
 
@@ -77,7 +78,9 @@ def map_tensors(stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
         if each.path not in maps:
             size = os.stat(each.path).st_size
             if size < each.end:
-                raise EOFError(f"{os.path.basename(each.path)} ends at {size}, inside of {name}")
+                raise EOFError(
+                    f"{shown_name(os.path.basename(each.path))} ends at {size}, inside of {shown_name(name)}"
+                )
             maps[each.path] = torch.from_file(each.path, shared=False, size=size, dtype=torch.uint8)
         tensors[name] = maps[each.path][each.begin : each.end].view(each.dtype).view(each.shape)
     return tensors | read_tensors(apart)

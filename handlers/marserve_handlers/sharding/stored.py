@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from marserve_handlers.support.shown import shown_name
+
 # What is not read straight into its tensor goes through memory of so many bytes, or of one row.
 BLOCK_BYTES = 4 << 20
 
@@ -90,5 +92,5 @@ def _fill(descriptor: int, begin: int, view: memoryview, stored: Stored, name: s
     while view:
         count = os.preadv(descriptor, [view], begin)
         if not count:
-            raise EOFError(f"{os.path.basename(stored.path)} ends inside of {name}")
+            raise EOFError(f"{shown_name(os.path.basename(stored.path))} ends inside of {shown_name(name)}")
         view, begin = view[count:], begin + count
