@@ -53,13 +53,14 @@ def read_into(descriptor: int, stored: Stored, name: str, part: tuple[slice, ...
         return target.nbytes
     rows, *others = part or (slice(0, 1),)
     row_bytes = math.prod(_shape_of(tuple(others))) * stored.dtype.itemsize
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    step = min(max(1, BLOCK_BYTES // max(1, row_bytes)), max(1, rows.stop - rows.start))
+    block = torch.empty([step, *_shape_of(tuple(others))], dtype=stored.dtype)  # one, so that memory is not torn
     for first in range(rows.start, rows.stop, step):
         last = min(first + step, rows.stop)
         inside = (slice(first, last), *others) if part else ()
-        block = torch.empty(_shape_of(inside), dtype=stored.dtype)
-        _read_runs(descriptor, stored, name, inside, block)
-        (target[first - rows.start : last - rows.start] if part else target).copy_(block)
+        some = block[: last - first]
+        _read_runs(descriptor, stored, name, inside, some)
+        (target[first - rows.start : last - rows.start] if part else target).copy_(some if part else some[0])
     return target.numel() * stored.dtype.itemsize
 
 
