@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from marserve_handlers.errors import ModelNotLoadable  # noqa: E402
 from marserve_handlers.sharding import parallel  # noqa: E402
-from marserve_handlers.sharding.plan import bytes_of_a_rank, divide, divided_dim  # noqa: E402
+from marserve_handlers.sharding.plan import divide, divided_dim  # noqa: E402
 from support import divided  # noqa: E402
 from support.checkpoints import as_workers_get_it, save_in_pieces  # noqa: E402
 
@@ -60,7 +60,7 @@ def archive_of(folder: Path, source: str, name: str = "model.py") -> str:
 def share_of(whole: Any, ranks: int) -> int:
     """The bytes of parameters that a rank is to hold."""
     modules = list(parallel.modules_of(whole))
-    return bytes_of_a_rank(modules, divide(modules, PLAN, ranks))
+    return divided.bytes_of_a_rank(modules, divide(modules, PLAN, ranks))
 
 
 def held_in(parts: Sequence[Any], whole: Any) -> int:
@@ -201,8 +201,8 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotLoadable) as refused:
         parallel.load_parallel(folder, "model.py", path, CPU, context_of(PLAN))
     assert str(refused.value) == (
-        "The weights of m.pt do not fit the model: head.bias is missing; more is superfluous; scale is [3] and must be "
-        "[32]."
+        "The weights of m.pt cannot be loaded: it does not fit Encoder: it lacks head.bias; it holds more, which the "
+        "model does not have; scale has the shape [3] in it and [32] in the model."
     )
 
 

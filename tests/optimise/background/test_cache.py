@@ -113,15 +113,16 @@ def test_weights_beside_the_archive_count_by_their_files(plan: Plan, tmp_path: P
     (weights / "a.safetensors").write_bytes(b"1")
     read = Checkpoint("safetensors", {})
 
-    def digest(*, is_beside: bool) -> str:
-        found = FoundCheckpoint(weights, read, may_map=False, is_beside=is_beside)
+    def digest(*, is_beside: bool, content: str = "") -> str:
+        found = FoundCheckpoint(weights, read, may_map=False, is_beside=is_beside, content=content)
         return archive_of(dataclasses.replace(plan, unpacked=dataclasses.replace(plan.unpacked, checkpoint=found)))
 
-    first = digest(is_beside=True)
+    first, fetched = digest(is_beside=True), digest(is_beside=True, content="x")
     assert digest(is_beside=False) == archive_of(plan) != first
     (weights / "a.safetensors").write_bytes(b"2")
 
     assert digest(is_beside=True) != first
+    assert digest(is_beside=True, content="x") == fetched != digest(is_beside=True, content="y")
 
 
 def test_the_machine_is_its_processor_and_its_packages(tmp_path: Path) -> None:

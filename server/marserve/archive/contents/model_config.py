@@ -143,9 +143,12 @@ def _read_keys(document: dict[Any, Any], warnings: list[Remark]) -> dict[str, An
 
 
 def _apply_torchrun(document: dict[Any, Any], said: dict[str, Any]) -> None:
-    """`nproc-per-node` sets the parallel level; of it and `parallelLevel` the later one in the file wins (7.1)."""
+    """`nproc-per-node` sets the parallel level; of it and `parallelLevel` the later one in the file wins (7.1).
+
+    Without it there is one process, except beside `parallel`, which says how many there are.
+    """
     torchrun = said.get("torchrun")
-    if torchrun is None:
+    if torchrun is None or ("parallel" in said and "nproc-per-node" not in torchrun):
         return
     names = list(document)
     is_later = "parallelLevel" not in names or names.index("torchrun") > names.index("parallelLevel")

@@ -128,13 +128,13 @@ def key_of(order: Order, archive: str, machine: Mapping[str, Any]) -> str:
 def archive_of(plan: Plan) -> str:
     """The SHA-256 of a version's archive, or of the files of one that is a folder; with that of a checkpoint beside it.
 
-    Blocks for files.
+    Blocks for files, except those of a checkpoint that was fetched, whose name says what they are.
     """
     origin, weights = plan.unpacked.origin, plan.unpacked.checkpoint
     own = origin.sha256 if origin is not None and origin.sha256 else digest_below(Path(plan.load.model_dir))
     if weights is None or not weights.is_beside:
         return own
-    return hashlib.sha256(f"{own} {digest_below(weights.folder)}".encode()).hexdigest()
+    return hashlib.sha256(f"{own} {weights.content or digest_below(weights.folder)}".encode()).hexdigest()
 
 
 def machine_of(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:

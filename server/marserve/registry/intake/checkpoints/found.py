@@ -97,7 +97,7 @@ class CheckpointFiles:
 def _fetch(named: str, fetch: FetchBelow, is_stopped: Callable[[], bool]) -> FoundCheckpoint:
     lease = fetch(named, CheckpointFiles(is_stopped))
     try:
-        return FoundCheckpoint(lease.folder, _judge(lease.folder, is_stopped), True, True, lease)
+        return FoundCheckpoint(lease.folder, _judge(lease.folder, is_stopped), True, True, lease, lease.folder.name)
     except BaseException:
         lease.release()
         raise
