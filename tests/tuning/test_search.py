@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -169,3 +170,17 @@ def test_among_equals_the_smaller_batch_is_ranked_first() -> None:
 
     assert choose(rows) == []
     assert [row.setting.delay_s for row in ranked] == [0.0]
+
+
+def test_each_build_is_probed_and_measured_in_one_go() -> None:
+    """A copy with other threads is loaded for each, so that going to and fro would take minutes."""
+    machine = Machine(processors=4)
+    threads = [Layout(workers, "1", threads) for workers in (1, 2) for threads in (1, 2)]
+
+    search(space(threads, batch_sizes=(1, 4, 8), delays_s=(0.0,)), GOAL, machine, present=Setting(threads[0], 1, 0.0))
+
+    for layouts in ([layout for layout, _ in machine.probed], [setting.layout for setting, *_ in machine.measured]):
+        builds = [layout.build for layout in layouts]
+        changes = sum(before != after for before, after in itertools.pairwise(builds))
+        assert changes == len(set(builds)) - 1
+    assert {layout.threads for layout, _ in machine.probed} == {1, 2}

@@ -100,7 +100,7 @@ def search(
         foreseen = highest_rate(present, costs[present.layout].cost, goal, policy=policy)
         found.present = next((row for row in chosen if row.setting == present), Row(present, foreseen))
         chosen = [found.present, *(row for row in chosen if row is not found.present)]
-    for number, row in enumerate(chosen):
+    for number, row in enumerate(_by_build(chosen)):
         if not trials.has_time():
             found.notes.append(f"Time was up: {len(chosen) - number} of the best settings were not measured.")
             break
@@ -114,7 +114,7 @@ def learn(settings: Iterable[Setting], trials: Trials) -> dict[Layout, BatchCost
     for setting in settings:
         most[setting.layout] = max(setting.batch_size, most.get(setting.layout, 1))
     learned: dict[Layout, BatchCosts] = {}
-    for layout, largest in sorted(most.items()):
+    for layout, largest in sorted(most.items(), key=lambda each: (each[0].build, each[0].workers)):
         costs = BatchCosts()
         for size in sorted({*(size for size in PROBED_SIZES if size < largest), largest}):
             if not trials.has_time():
@@ -124,6 +124,14 @@ def learn(settings: Iterable[Setting], trials: Trials) -> dict[Layout, BatchCost
         if not costs.is_empty:
             learned[layout] = costs
     return learned
+
+
+def _by_build(rows: Iterable[Row]) -> list[Row]:
+    """The rows of each build together, in the order in which its best one comes: each is loaded once."""
+    builds: dict[object, list[Row]] = {}
+    for row in rows:
+        builds.setdefault(row.setting.layout.build, []).append(row)
+    return [row for rows in builds.values() for row in rows]
 
 
 def rank(

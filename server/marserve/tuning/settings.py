@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +14,24 @@ _GOAL = re.compile(r"p(50|90|95|99)=(\d+(?:\.\d+)?)(ms|s)").fullmatch
 
 @dataclass(frozen=True, slots=True, order=True)
 class Layout:
-    """A version, by how many workers it is served. What a batch costs depends on this alone."""
+    """A version, by how many workers it is served, of how many threads. What a batch costs depends on this alone.
+
+    `threads` are those inside of one operator; 0: as they are, which are not tuned.
+    """
 
     workers: int
     version: str = ""
+    threads: int = 0
+
+    def __str__(self) -> str:
+        many = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        threads = f" of {self.threads} thread{'' if self.threads == 1 else 's'}" if self.threads else ""
+        return f"{self.version}, {many}{threads}" if self.version else f"{many}{threads}"
+
+    @property
+    def build(self) -> tuple[str, int]:
+        """What a worker is; it is loaded anew for another one."""
+        return self.version, self.threads
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,9 +43,7 @@ class Setting:
     delay_s: float
 
     def __str__(self) -> str:
-        many = "1 worker" if self.layout.workers == 1 else f"{self.layout.workers} workers"
-        version = f"{self.layout.version}, " if self.layout.version else ""
-        return f"{version}{many}, batches of {self.batch_size}, {1000 * self.delay_s:g} ms"
+        return f"{self.layout}, batches of {self.batch_size}, {1000 * self.delay_s:g} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,23 @@ def read_goal(word: str) -> Goal:
     if found is None or float(found[2]) <= 0:
         raise ValueError(f"--goal is {word!r}; it is rate, or a percentile with its time, such as p99=50ms")
     return Goal(int(found[1]) / 100, float(found[2]) * (0.001 if found[3] == "ms" else 1.0))
+
+
+def layouts(
+    version: str, workers: Sequence[int], threads: Sequence[int], *, cores: int, always: Collection[Layout] = ()
+) -> list[Layout]:
+    """The layouts of these numbers whose threads do not outnumber the processors by much, and `always`.
+
+    A number that is too large beside any other stays with the smallest of the others.
+    """
+    least_threads, least_workers = min(threads), min(workers)
+    fitting = [
+        Layout(count, version, each)
+        for count in workers
+        for each in threads
+        if count * each <= cores or each == least_threads or count == least_workers
+    ]
+    return sorted({*fitting, *always})
 
 
 def space(

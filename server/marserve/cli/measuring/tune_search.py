@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 from marserve.cli.measuring.load_target import described as describe
 from marserve.cli.measuring.load_target import find_payloads, target_at, try_once
-from marserve.cli.measuring.tuned_copy import GOVERNED, TunedCopy, setting_of
+from marserve.cli.measuring.tuned_copy import TunedCopy, setting_of
 from marserve.cli.options import read_seconds
 from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments, table
 from marserve.cli.remote import Management, is_loopback, model_path
 from marserve.errors import without_stop
 from marserve.files.atomic import replace_file
-from marserve.tuning.patch import FILE, patch, patched, values_of
+from marserve.tuning.patch import FILE, declaration, patch, patched, values_of
 from marserve.tuning.search import Found, Row, search
-from marserve.tuning.settings import BATCH_SIZES, DELAYS_S, Goal, Layout, Setting, read_goal, space
+from marserve.tuning.settings import BATCH_SIZES, DELAYS_S, Goal, Layout, Setting, layouts, read_goal, space
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +42,7 @@ class Wish:
     within: str
     inputs: Path | None
     workers: str | None
+    threads: str | None
     candidates: Sequence[str]
     is_live: bool
     applies: bool
@@ -54,20 +55,23 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     goal, seconds = _goal(wish), _seconds(wish)
     before = _read_config(wish.model_config)
     described = _versions(wish, server)
-    first, present = described[0], setting_of(described[0])
+    first = described[0]
+    unfit = _why_no_threads(wish, first)
+    present = setting_of(first, with_threads=unfit is None or wish.applies)
     version = str(first["modelVersion"])
     payloads = find_payloads(wish.inputs, first)
-    workers = _workers(wish.workers, present.layout.workers, inference)
+    found_layouts = _layouts(wish, described, present.layout, inference, has_threads=unfit is None)
+    document = _document_of_server(server)
     if wish.applies or wish.is_live:
         _check_change(server, wish.model, present)
     try_once(inference, target_at(inference, wish.model, version), wish.model, version, payloads, timeout_s=120.0)
-    layouts = [Layout(count, str(each["modelVersion"])) for each in described for count in workers]
     sizes = sorted({*BATCH_SIZES, present.batch_size})
     with output.progress() as bar:
         task = bar.add_task("", total=None)
         copy = TunedCopy(
             server,
-            described,
+            first,
+            present.layout,
             lambda name, version: target_at(inference, name, version),
             payloads,
             goal,
@@ -77,7 +81,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         )
         try:
             with copy:
-                found = search(space(layouts, sizes, DELAYS_S), goal, copy, present=present)
+                found = search(space(found_layouts, sizes, DELAYS_S), goal, copy, present=present)
         except KeyboardInterrupt:
             is_back = (
                 "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
@@ -86,6 +90,8 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     if copy.left:
         found.notes.append(copy.left)
     found.notes += dict.fromkeys(copy.notes)
+    if unfit is not None:
+        found.notes.append(f"Threads are not searched: {unfit}")
     _note_traffic(first, found)
     if not found.rows:
         why = "; ".join(found.notes) or "time was up"
@@ -94,9 +100,12 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
             "`marserve bench` shows what its answers are; --for gives more time.",
         )
     chosen = _chosen(found)
+    threads = first.get("threads")
     if before is None:
-        before = patched("", {**values_of(present), "minWorkers": first["minWorkers"]})
-    text = patch(before, before if chosen is None else patched(before, values_of(chosen.setting)))
+        now = {**values_of(present), "minWorkers": first["minWorkers"]}
+        before = patched("", {**{key: now[key] for key in now if key != "threads"}, **_given("threads", threads)})
+    values = {} if chosen is None else values_of(chosen.setting, threads)
+    text = patch(before, before if chosen is None else patched(before, values))
     result = _result(found, chosen, goal)
     if wish.page is not None:
         _write_page(wish.page, f"{wish.model} {version}", goal, result, found, text)
@@ -104,13 +113,23 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     if wish.applies and chosen is not None:
         applied = _apply(server, wish.model, version, chosen)
     lines = _lines(wish, goal, found, copy.asked, result)
-    if text:
+    declared = None
+    if document is not None and chosen is not None:
+        other = chosen.setting.layout.version
+        declared = declaration(wish.model, other, values, other if other != version and first["isDefault"] else None)
+        lines += [f"In {document}, in place of what it says of these keys (and of `workers`):", declared]
+    elif text:
         lines += [f"As a patch of {FILE}:", text.rstrip("\n")]
     if applied:
         lines.append(applied)
+    elif declared is not None:
+        lines.append(
+            "Nothing was changed: `marserve plan FILE` shows what the changed document would do, and "
+            "`marserve apply FILE` does it."
+        )
     elif chosen is not None:
-        lines.append("Nothing was changed: --apply sets it now, until the archive is registered again.")
-    output.result(_document(wish, version, goal, found, copy.asked, chosen, text, applied), *lines)
+        lines.append(_how_to_set(chosen, present))
+    output.result(_document(wish, version, goal, found, copy.asked, chosen, text, declared, applied), *lines)
 
 
 def _goal(wish: Wish) -> Goal:
@@ -150,17 +169,68 @@ def _versions(wish: Wish, server: Management) -> list[dict[str, Any]]:
     return [first, *(each for each in server.describe(wish.model) if each["modelVersion"] == optimised)]
 
 
-def _workers(word: str | None, present: int, inference: str) -> list[int]:
-    """How many workers are tried: those named, else powers of two up to this machine's processors, if it serves."""
+def _why_no_threads(wish: Wish, described: dict[str, Any]) -> str | None:
+    """Why the threads of workers cannot be tried, as a sentence; None if they can."""
+    if wish.is_live or wish.applies:
+        flag = "--on-live" if wish.is_live else "--apply"
+        if wish.threads:
+            raise WrongArguments(
+                f"--threads and {flag} exclude each other.",
+                "Workers get other threads when they are loaded, and not before.",
+            )
+        return f"{flag} changes what serves, whose workers get other threads only when they are loaded."
+    if not described.get("threadsPerWorker"):
+        return "the server does not say how many a worker has."
+    if described.get("workerProgram"):
+        return "its workers are programs in another language."
+    if described.get("parallelLevel", 1) > 1 or described.get("parallelType"):
+        return "its workers are groups of processes, which share them out."
+    if any(worker.get("node") for worker in described.get("workers", ())):
+        return "its workers are on other machines."
+    if described.get("deviceType") == "gpu" and not wish.threads:
+        return "it computes on an accelerator; --threads names numbers to try all the same."
+    return None
+
+
+def _layouts(
+    wish: Wish, described: Sequence[dict[str, Any]], present: Layout, inference: str, *, has_threads: bool
+) -> list[Layout]:
+    """What is tried of each version: numbers of workers and of threads, those named or powers of two.
+
+    Not named, they go up to this machine's processors where it serves, else to twice what there is.
+    """
+    host = urlsplit(inference).hostname
+    is_here = host is None or is_loopback(host) or host in ("0.0.0.0", "::")
+    each = max(1, present.threads)
+    cores = max(present.workers * each, len(os.sched_getaffinity(0)) if is_here else 2 * present.workers * each)
+    workers = _numbers("--workers", wish.workers, cores, present.workers)
+    threads = _numbers("--threads", wish.threads, cores, present.threads) if has_threads else [present.threads]
+    versions = [str(each["modelVersion"]) for each in described]
+    return [
+        layout
+        for version in versions
+        for layout in layouts(
+            version, workers, threads, cores=cores, always=[present] if version == present.version else ()
+        )
+    ]
+
+
+def _numbers(flag: str, word: str | None, most: int, present: int) -> list[int]:
     if word is None:
-        host = urlsplit(inference).hostname
-        is_here = host is None or is_loopback(host) or host in ("0.0.0.0", "::")
-        most = max(present, len(os.sched_getaffinity(0))) if is_here else 2 * present
         return sorted({present, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
     numbers = [each.strip() for each in word.split(",")]
     if not all(each.isdecimal() and 1 <= int(each) <= 1024 for each in numbers):
-        raise WrongArguments(f"--workers is {word!r}; it is numbers from 1 to 1024 with commas.", "1,2,4 are some.")
+        raise WrongArguments(f"{flag} is {word!r}; it is numbers from 1 to 1024 with commas.", "1,2,4 are some.")
     return sorted({present, *map(int, numbers)})
+
+
+def _document_of_server(server: Management) -> str | None:
+    """The name of the document that says which models the server has; None if none does."""
+    try:
+        source = server.order("GET", "/desired-state").get("source")
+    except (CommandFailed, AttributeError):
+        return None
+    return None if source is None else str(source)
 
 
 def _check_change(server: Management, model: str, present: Setting) -> None:
@@ -170,8 +240,23 @@ def _check_change(server: Management, model: str, present: Setting) -> None:
         server.order("PUT", model_path(model, present.layout.version), parameters)
     except CommandFailed as failure:
         if failure.detail.get("code") == 409:
-            failure.next_step = GOVERNED
+            failure.next_step = (
+                "Leave out --apply and --on-live: a copy is loaded then, and what is found is printed as a change of "
+                "the document."
+            )
         raise
+
+
+def _given(key: str, value: Any) -> dict[str, Any]:
+    return {} if value is None else {key: value}
+
+
+def _how_to_set(chosen: Row, present: Setting) -> str:
+    if chosen.setting.layout.threads != present.layout.threads:
+        return (
+            "Nothing was changed: threads come with the archive. Pack it with these values, and `marserve swap` it in."
+        )
+    return "Nothing was changed: --apply sets it now, until the archive is registered again."
 
 
 def _apply(server: Management, model: str, version: str, row: Row) -> str:
@@ -264,7 +349,7 @@ def _lines(wish: Wish, goal: Goal, found: Found, asked: int, result: str) -> lis
         )
     share = f"p{100 * goal.share:g}"
     return [
-        f"{wish.model}, {goal}: {len(found.rows)} settings of {len(found.costs)} numbers of workers simulated, "
+        f"{wish.model}, {goal}: {len(found.rows)} settings of {len(found.costs)} layouts simulated, "
         f"{len(rows)} measured, {asked:,} requests.",
         table(["setting", "foreseen", "measured", share, "failed"], rows),
         *(f"note: {note}" for note in found.notes),
@@ -288,6 +373,7 @@ def _document(
     asked: int,
     chosen: Row | None,
     text: str,
+    declared: str | None,
     applied: str | None,
 ) -> dict[str, Any]:
     return {
@@ -300,6 +386,7 @@ def _document(
             {
                 "version": layout.version,
                 "workers": layout.workers,
+                "threads": layout.threads or None,
                 "msBySize": {str(size): 1000 * cost for size, cost in costs.known().items()},
             }
             for layout, costs in found.costs.items()
@@ -317,6 +404,7 @@ def _document(
         ],
         "chosen": None if chosen is None else {"version": chosen.setting.layout.version, **values_of(chosen.setting)},
         "patch": text,
+        "declaration": declared,
         "applied": applied,
         "notes": found.notes,
     }
