@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from marserve.tuning.search import LEAST_REQUESTS, MEASURED, Row, Sample, choose, learn, measure, rank, search
-from marserve.tuning.settings import Goal, Layout, Setting, space
+from marserve.tuning.settings import FOUND, Goal, Layout, Setting, space
+from marserve.tuning.simulated import Batching
 
 
 @dataclass
@@ -26,6 +27,11 @@ class Machine:
         """No noise."""
         self.probed.append((layout, size))
         return [(0.004 + 0.001 * size) * max(1.0, layout.workers / self.processors)] * batches
+
+    def seen_costs(self, layout: Layout) -> Sequence[tuple[int, int, float]]:
+        """As `batch_s`, for two lengths."""
+        self.probed.append((layout, 0))
+        return [(length, size, 0.004 + 0.0001 * length * size) for length in (10, 100) for size in (1, 8)]
 
     def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
         """The goal is kept up to 100 a second for each worker, or never with a slow batch size."""
@@ -184,3 +190,16 @@ def test_each_build_is_probed_and_measured_in_one_go() -> None:
         changes = sum(before != after for before, after in itertools.pairwise(builds))
         assert changes == len(set(builds)) - 1
     assert {layout.threads for layout, _ in machine.probed} == {1, 2}
+
+
+def test_what_a_version_has_learned_is_looked_at_once_for_all_paddings() -> None:
+    """Costs do not depend on them, and each is a copy that would be loaded."""
+    machine = Machine()
+    layouts = [Layout(workers, "1", 1, padding) for workers in (1, 2) for padding in (0.1, 0.25, 0.5)]
+    settings = space(layouts, batch_sizes=(8,), delays_s=(FOUND,))
+
+    costs = learn(settings, machine, Batching(goal_s=0.1, length_from="body_bytes"), Setting(layouts[1], 8, FOUND))
+
+    assert machine.probed == [(Layout(workers, "1", 1, 0.25), 0) for workers in (1, 2)]
+    assert set(costs) == set(layouts)
+    assert costs[layouts[0]].cost(8, 100) == pytest.approx(0.084)

@@ -13,14 +13,14 @@ from typing import Final
 
 import yaml
 
-from marserve.tuning.settings import Setting
+from marserve.tuning.settings import FOUND, KEPT, Setting
 
 FILE: Final = "model-config.yaml"
 # A key in the first column: its quote, its name, the colon, its value, and what is behind it.
 _KEY = re.compile(r"([\"']?)(\w+)\1(\s*:\s*)(\{[^}]*\}|[^#\s]*)(\s*(?:#.*)?)$").match
 
 
-Value = int | Mapping[str, int]
+Value = float | Mapping[str, int]
 
 
 def values_of(setting: Setting, threads: Mapping[str, int] | None = None) -> dict[str, Value]:
@@ -29,8 +29,11 @@ def values_of(setting: Setting, threads: Mapping[str, int] | None = None) -> dic
         "minWorkers": setting.layout.workers,
         "maxWorkers": setting.layout.workers,
         "batchSize": setting.batch_size,
-        "maxBatchDelay": round(1000 * setting.delay_s),
     }
+    if setting.delay_s != FOUND:
+        values["maxBatchDelay"] = round(1000 * setting.delay_s)
+    if setting.layout.padding != KEPT:
+        values["paddingBudget"] = setting.layout.padding
     if setting.layout.threads:
         values["threads"] = {**(threads or {}), "intra": setting.layout.threads}
     return values
@@ -48,7 +51,7 @@ def patched(text: str, values: Mapping[str, Value]) -> str:
         found = _KEY(line)
         if found is not None and found[2] in left:
             value = left.pop(found[2])
-            skips = not found[4] and not isinstance(value, int)
+            skips = not found[4] and not isinstance(value, int | float)
             behind = f" {found[5]}" if found[5].startswith("#") else found[5]
             line = f"{found[1]}{found[2]}{found[1]}{found[3].rstrip()} {_written(value)}{behind}"
         changed.append(line)
@@ -67,8 +70,8 @@ def declaration(model: str, version: str, values: Mapping[str, Value], default: 
 
 
 def _written(value: Value) -> str:
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, int | float):
+        return f"{value:g}"
     return f"{{{', '.join(f'{name}: {each}' for name, each in value.items())}}}"
 
 

@@ -11,12 +11,12 @@ kept, and down where it is not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
-from marserve.pool.dispatch.lengths.latency_goal import BatchCosts
-from marserve.tuning.settings import Goal, Layout, Setting
-from marserve.tuning.simulated import Policy, highest_rate
+from marserve.tuning.costs import Costs
+from marserve.tuning.settings import KEPT, Goal, Layout, Setting
+from marserve.tuning.simulated import IDLE, Batching, highest_rate
 
 PROBED_SIZES: Final = (1, 8, 32)
 PROBES: Final = 15
@@ -41,6 +41,11 @@ class Trials(Protocol):
 
     def batch_s(self, layout: Layout, size: int, batches: int) -> Sequence[float]:
         """How long batches of a size took under a layout, in seconds; empty where none was answered."""
+
+    def seen_costs(self, layout: Layout) -> Sequence[tuple[int, int, float]]:
+        """Of a version whose policy finds the size of batches: length, size and seconds of those that it formed under
+        loads of several widths; the length is 1 where it knows none.
+        """
 
     def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
         """A measurement with so many requests: at a rate, or as fast as they are answered."""
@@ -72,7 +77,7 @@ class Found:
     """All settings, the best foreseen one first, and what their layouts' batches cost. `present` is how it is now."""
 
     rows: list[Row]
-    costs: dict[Layout, BatchCosts]
+    costs: dict[Layout, Costs]
     present: Row | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -88,16 +93,16 @@ def search(
     goal: Goal,
     trials: Trials,
     *,
-    policy: Policy = "idle",
+    batching: Batching = IDLE,
     present: Setting | None = None,
 ) -> Found:
     """Probe, simulate, measure. `present` is measured first, as all others are, and beside them."""
-    costs = learn(settings, trials)
-    rows = rank(settings, goal, costs, policy)
+    costs = learn(settings, trials, batching, present)
+    rows = rank(settings, goal, costs, batching)
     found = Found(rows, costs)
     chosen = choose(rows)
     if present is not None and present.layout in costs:
-        foreseen = highest_rate(present, costs[present.layout].cost, goal, policy=policy)
+        foreseen = highest_rate(present, costs[present.layout].cost, goal, batching=batching)
         found.present = next((row for row in chosen if row.setting == present), Row(present, foreseen))
         chosen = [found.present, *(row for row in chosen if row is not found.present)]
     for number, row in enumerate(_by_build(chosen)):
@@ -108,14 +113,18 @@ def search(
     return found
 
 
-def learn(settings: Iterable[Setting], trials: Trials) -> dict[Layout, BatchCosts]:
+def learn(
+    settings: Iterable[Setting], trials: Trials, batching: Batching = IDLE, present: Setting | None = None
+) -> dict[Layout, Costs]:
     """What batches cost under each layout, from some of a few sizes; layouts without an answer are left out."""
+    if batching.goal_s is not None:
+        return _learn_seen([setting.layout for setting in settings], trials, present)
     most: dict[Layout, int] = {}
     for setting in settings:
         most[setting.layout] = max(setting.batch_size, most.get(setting.layout, 1))
-    learned: dict[Layout, BatchCosts] = {}
+    learned: dict[Layout, Costs] = {}
     for layout, largest in sorted(most.items(), key=lambda each: (each[0].build, each[0].workers)):
-        costs = BatchCosts()
+        costs = Costs()
         for size in sorted({*(size for size in PROBED_SIZES if size < largest), largest}):
             if not trials.has_time():
                 break
@@ -123,6 +132,23 @@ def learn(settings: Iterable[Setting], trials: Trials) -> dict[Layout, BatchCost
                 costs.learn(size, seconds)
         if not costs.is_empty:
             learned[layout] = costs
+    return learned
+
+
+def _learn_seen(layouts: Iterable[Layout], trials: Trials, present: Setting | None) -> dict[Layout, Costs]:
+    """The costs of layouts, which are alike for all paddings: those of the present one are looked at, if it has any."""
+    learned: dict[Layout, Costs] = {}
+    tried: dict[Layout, Costs] = {}
+    padding = KEPT if present is None else present.layout.padding
+    for layout in sorted(set(layouts), key=lambda each: (each.build, each.workers)):
+        looked_at = layout if layout.padding == KEPT else replace(layout, padding=padding)
+        if looked_at not in tried:
+            tried[looked_at] = Costs()
+            if trials.has_time():
+                for length, size, seconds in trials.seen_costs(looked_at):
+                    tried[looked_at].learn(size, seconds, length)
+        if not tried[looked_at].is_empty:
+            learned[layout] = tried[looked_at]
     return learned
 
 
@@ -135,11 +161,11 @@ def _by_build(rows: Iterable[Row]) -> list[Row]:
 
 
 def rank(
-    settings: Iterable[Setting], goal: Goal, costs: Mapping[Layout, BatchCosts], policy: Policy = "idle"
+    settings: Iterable[Setting], goal: Goal, costs: Mapping[Layout, Costs], batching: Batching = IDLE
 ) -> list[Row]:
     """What each setting would do, the best first; among equals the smaller batch, and the shorter delay."""
     rows = [
-        Row(setting, highest_rate(setting, costs[setting.layout].cost, goal, policy=policy))
+        Row(setting, highest_rate(setting, costs[setting.layout].cost, goal, batching=batching))
         for setting in settings
         if setting.layout in costs
     ]

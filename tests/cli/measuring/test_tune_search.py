@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marserve.cli.measuring import tune_search
+from marserve.cli.measuring import tune_search, tune_space
 from marserve.cli.measuring.tuned_copy import TunedCopy
 from marserve.desired_state.document import read
 from marserve.tuning.search import Found, Row, Sample, Trials
@@ -53,7 +53,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts another search in the place of the true one: it probes and measures once, and finds these rates."""
 
     def put(measured: Sequence[tuple[Setting, float]], present: float = 100.0) -> None:
-        def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting) -> Found:
+        def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting, **more: Any) -> Found:
             layout = replace(present.layout, workers=2)
             assert trials.batch_s(layout, 8, 3)
             assert trials.measure(Setting(layout, 8, 0.002), 500.0, 20).rate > 0
@@ -160,6 +160,7 @@ def test_a_goal_that_no_setting_keeps_is_said_with_how_far_down_it_was_tried(
             trials: Trials,
             *,
             present: Setting,
+            batching: Any,
             row: Row = Row(BETTER, foreseen, 0.0, samples),
         ) -> Found:
             return Found([row], {}, Row(present, 0.0, 0.0))
@@ -351,7 +352,7 @@ def test_a_layout_that_the_server_refuses_is_left_out(
     apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as for memory: the true search goes on with the others, and says so."""
-    monkeypatch.setattr(tune_search, "BATCH_SIZES", (1, 8))
+    monkeypatch.setattr(tune_space, "BATCH_SIZES", (1, 8))
     take = apis.take
 
     def full(asked: Asked) -> tuple[int, bytes, str]:
@@ -425,7 +426,7 @@ def test_an_optimised_version_is_a_candidate_and_takes_over_by_a_rollout(
     apis.answer(f"POST /predictions/{COPY}/1.0-optimised", [1])
     chosen = Setting(Layout(1, "1.0-optimised"), 8, 0.0)
 
-    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting) -> Found:
+    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting, **more: Any) -> Found:
         for layout in dict.fromkeys(setting.layout for setting in settings):
             assert trials.batch_s(layout, 8, 3)
         now = Row(present, 100.0, 100.0)
@@ -453,7 +454,7 @@ def test_each_number_of_threads_is_a_copy_of_its_own(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
     seen: list[Layout] = []
 
-    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting) -> Found:
+    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting, **more: Any) -> Found:
         seen.extend(dict.fromkeys(setting.layout for setting in settings))
         for layout in (Layout(1, "1.0", 2), Layout(2, "1.0", 2), Layout(1, "1.0", 4)):
             assert trials.measure(Setting(layout, 4, 0.0), 500.0, 5).rate > 0
@@ -476,7 +477,7 @@ def test_each_number_of_threads_is_a_copy_of_its_own(
     assert copies == ["1", "2", "4"]
     assert len(apis.orders("DELETE")) == 3
     assert "+threads: {intra: 4}" in ran.out
-    assert "threads come with the archive" in ran.out
+    assert "threads and padding come with the archive" in ran.out
 
 
 @pytest.mark.parametrize(
@@ -534,6 +535,75 @@ def test_full_batches_are_asked_for_by_no_more_clients_than_the_queue_takes() ->
     assert copy._filling(Setting(Layout(2), 32, 0.0)).clients == 100
     assert copy._filling(Setting(Layout(4), 32, 0.0)).clients == 128
     assert copy._filling(Setting(Layout(64), 32, 0.0)).clients == 1024
+
+
+GOAL_POLICY = {"latencyGoalMs": 200.0, "lengthFrom": "body_bytes", "paddingBudget": 0.25, "costs": []}
+
+
+def test_where_a_policy_finds_the_sizes_of_batches_the_padding_is_tuned(
+    apis: FakeApis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs are those that the version has learned by itself, under loads of several widths; no delay is set."""
+    (inputs := tmp_path / "texts").mkdir()
+    for length in (10, 1000):
+        (inputs / f"{length}.txt").write_text("x" * length)
+    costs = [{"lengthUpTo": 15, "bySize": {"1": 4.0}}, {"lengthUpTo": 1023, "bySize": {"1": 5.0, "8": 40.0}}]
+    now = {**NOW, "batchSize": 64, "goal": {**GOAL_POLICY, "costs": costs}}
+    apis._answers["GET /models/digits"] = []
+    apis.answer("GET /models/digits", [now])
+    apis.answer(f"GET /models/{COPY}/1.0", [now])
+    seen: list[Any] = []
+
+    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting, batching: Any) -> Found:
+        seen.extend([settings, present, batching])
+        assert trials.seen_costs(present.layout) == [(15, 1, 0.004), (1023, 1, 0.005), (1023, 8, 0.04)]
+        better = replace(present, layout=replace(present.layout, padding=0.1), batch_size=32)
+        assert trials.measure(better, 500.0, 5).rate > 0
+        row = Row(present, 100.0, 100.0)
+        return Found([Row(better, 300.0, 300.0), row], {}, row)
+
+    monkeypatch.setattr(tune_search, "search", search)
+
+    ran = _tune(apis, inputs, "--workers", "1", "--threads", "1")
+
+    assert ran.status == 0, ran.err
+    settings, present, batching = seen
+    assert {setting.layout.padding for setting in settings} == {0.1, 0.25, 0.5, 0.75}
+    assert {setting.batch_size for setting in settings} == {8, 32, 64}
+    assert present == Setting(Layout(1, "1.0", 1, 0.25), 64, -1.0)
+    assert (batching.goal_s, batching.length_from) == (0.2, "body_bytes")
+    assert [len(request.parts[0].body) for request in batching.requests] == [10, 1000]
+    copies = [asked.parameters["padding_budget"] for asked in apis.orders("POST") if asked.path == "/models"]
+    assert copies == ["0.25", "0.1"]
+    assert all("max_batch_delay" not in asked.parameters for asked in apis.orders("PUT"))
+    assert "-paddingBudget: 0.25\n" in ran.out
+    assert "+paddingBudget: 0.1\n" in ran.out
+    assert "maxBatchDelay" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("goal", "flags", "said"),
+    [
+        ({"lengthFrom": None}, [], "no lengthFrom of its configuration says how long inputs are"),
+        ({"lengthFrom": "handler"}, [], "or only its handler knows"),
+        ({"lengthFrom": "header:X-Tokens"}, [], "lengths are in the header X-Tokens, which these requests do not have"),
+        ({}, ["--apply"], "it comes with the archive, which --apply and --on-live leave as it is"),
+        ({}, [], "all inputs are of about one length (3 to 3); --inputs names others"),
+    ],
+)
+def test_where_padding_cannot_be_tried_a_note_says_why(
+    apis: FakeApis, body: Path, found: Callable[..., None], goal: dict[str, Any], flags: list[str], said: str
+) -> None:
+    """All else is."""
+    apis._answers["GET /models/digits"] = []
+    apis.answer("GET /models/digits", [{**NOW, "goal": {**GOAL_POLICY, **goal}}])
+    found([])
+
+    ran = _tune(apis, body, *flags)
+
+    assert ran.status == 0, ran.err
+    assert "note: The padding of batches is not searched: " in ran.out
+    assert said in ran.out
 
 
 def test_traffic_beside_the_search_is_a_note(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:

@@ -93,7 +93,8 @@ def tune(
             if goal is not None:
                 # Here, for the time of other commands.
                 from marserve.cli.measuring.load_target import find_place
-                from marserve.cli.measuring.tune_search import Wish, tune_for
+                from marserve.cli.measuring.tune_search import tune_for
+                from marserve.cli.measuring.tune_space import Wish
 
                 wish = Wish(
                     model,

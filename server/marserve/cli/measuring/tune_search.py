@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from marserve.cli.measuring.load_target import described as describe
 from marserve.cli.measuring.load_target import find_payloads, target_at, try_once
-from marserve.cli.measuring.tuned_copy import TunedCopy, setting_of
+from marserve.cli.measuring.tune_space import Wish, find_space
+from marserve.cli.measuring.tuned_copy import TunedCopy
 from marserve.cli.options import read_seconds
 from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments, table
-from marserve.cli.remote import Management, is_loopback, model_path
+from marserve.cli.remote import Management, model_path
 from marserve.errors import without_stop
 from marserve.files.atomic import replace_file
 from marserve.tuning.patch import FILE, declaration, patch, patched, values_of
 from marserve.tuning.search import Found, Row, search
-from marserve.tuning.settings import BATCH_SIZES, DELAYS_S, Goal, Layout, Setting, layouts, read_goal, space
+from marserve.tuning.settings import Goal, Setting, read_goal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,40 +29,20 @@ OPTIMISED: Final = "-optimised"
 _NEXT = "`marserve tune MODEL --goal p99=50ms --for 5m` is one."
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command was asked for, as it was typed."""
-
-    model: str
-    version: str | None
-    goal: str
-    within: str
-    inputs: Path | None
-    workers: str | None
-    threads: str | None
-    candidates: Sequence[str]
-    is_live: bool
-    applies: bool
-    page: Path | None
-    model_config: Path | None
-
-
 def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> None:
     """Search, show, and apply if that was asked for. Raises CommandFailed, WrongArguments and Interrupted."""
     goal, seconds = _goal(wish), _seconds(wish)
     before = _read_config(wish.model_config)
     described = _versions(wish, server)
     first = described[0]
-    unfit = _why_no_threads(wish, first)
-    present = setting_of(first, with_threads=unfit is None or wish.applies)
     version = str(first["modelVersion"])
     payloads = find_payloads(wish.inputs, first)
-    found_layouts = _layouts(wish, described, present.layout, inference, has_threads=unfit is None)
+    tried = find_space(wish, described, payloads, inference)
+    present = tried.present
     document = _document_of_server(server)
     if wish.applies or wish.is_live:
         _check_change(server, wish.model, present)
     try_once(inference, target_at(inference, wish.model, version), wish.model, version, payloads, timeout_s=120.0)
-    sizes = sorted({*BATCH_SIZES, present.batch_size})
     with output.progress() as bar:
         task = bar.add_task("", total=None)
         copy = TunedCopy(
@@ -81,7 +58,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         )
         try:
             with copy:
-                found = search(space(found_layouts, sizes, DELAYS_S), goal, copy, present=present)
+                found = search(tried.settings, goal, copy, batching=tried.batching, present=present)
         except KeyboardInterrupt:
             is_back = (
                 "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
@@ -90,8 +67,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     if copy.left:
         found.notes.append(copy.left)
     found.notes += dict.fromkeys(copy.notes)
-    if unfit is not None:
-        found.notes.append(f"Threads are not searched: {unfit}")
+    found.notes += tried.notes
     _note_traffic(first, found)
     if not found.rows:
         why = "; ".join(found.notes) or "time was up"
@@ -102,8 +78,8 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     chosen = _chosen(found)
     threads = first.get("threads")
     if before is None:
-        now = {**values_of(present), "minWorkers": first["minWorkers"]}
-        before = patched("", {**{key: now[key] for key in now if key != "threads"}, **_given("threads", threads)})
+        now = {**values_of(present), "minWorkers": first["minWorkers"], "threads": threads}
+        before = patched("", {key: value for key, value in now.items() if value is not None})
     values = {} if chosen is None else values_of(chosen.setting, threads)
     text = patch(before, before if chosen is None else patched(before, values))
     result = _result(found, chosen, goal)
@@ -169,61 +145,6 @@ def _versions(wish: Wish, server: Management) -> list[dict[str, Any]]:
     return [first, *(each for each in server.describe(wish.model) if each["modelVersion"] == optimised)]
 
 
-def _why_no_threads(wish: Wish, described: dict[str, Any]) -> str | None:
-    """Why the threads of workers cannot be tried, as a sentence; None if they can."""
-    if wish.is_live or wish.applies:
-        flag = "--on-live" if wish.is_live else "--apply"
-        if wish.threads:
-            raise WrongArguments(
-                f"--threads and {flag} exclude each other.",
-                "Workers get other threads when they are loaded, and not before.",
-            )
-        return f"{flag} changes what serves, whose workers get other threads only when they are loaded."
-    if not described.get("threadsPerWorker"):
-        return "the server does not say how many a worker has."
-    if described.get("workerProgram"):
-        return "its workers are programs in another language."
-    if described.get("parallelLevel", 1) > 1 or described.get("parallelType"):
-        return "its workers are groups of processes, which share them out."
-    if any(worker.get("node") for worker in described.get("workers", ())):
-        return "its workers are on other machines."
-    if described.get("deviceType") == "gpu" and not wish.threads:
-        return "it computes on an accelerator; --threads names numbers to try all the same."
-    return None
-
-
-def _layouts(
-    wish: Wish, described: Sequence[dict[str, Any]], present: Layout, inference: str, *, has_threads: bool
-) -> list[Layout]:
-    """What is tried of each version: numbers of workers and of threads, those named or powers of two.
-
-    Not named, they go up to this machine's processors where it serves, else to twice what there is.
-    """
-    host = urlsplit(inference).hostname
-    is_here = host is None or is_loopback(host) or host in ("0.0.0.0", "::")
-    each = max(1, present.threads)
-    cores = max(present.workers * each, len(os.sched_getaffinity(0)) if is_here else 2 * present.workers * each)
-    workers = _numbers("--workers", wish.workers, cores, present.workers)
-    threads = _numbers("--threads", wish.threads, cores, present.threads) if has_threads else [present.threads]
-    versions = [str(each["modelVersion"]) for each in described]
-    return [
-        layout
-        for version in versions
-        for layout in layouts(
-            version, workers, threads, cores=cores, always=[present] if version == present.version else ()
-        )
-    ]
-
-
-def _numbers(flag: str, word: str | None, most: int, present: int) -> list[int]:
-    if word is None:
-        return sorted({present, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
-    numbers = [each.strip() for each in word.split(",")]
-    if not all(each.isdecimal() and 1 <= int(each) <= 1024 for each in numbers):
-        raise WrongArguments(f"{flag} is {word!r}; it is numbers from 1 to 1024 with commas.", "1,2,4 are some.")
-    return sorted({present, *map(int, numbers)})
-
-
 def _document_of_server(server: Management) -> str | None:
     """The name of the document that says which models the server has; None if none does."""
     try:
@@ -247,15 +168,9 @@ def _check_change(server: Management, model: str, present: Setting) -> None:
         raise
 
 
-def _given(key: str, value: Any) -> dict[str, Any]:
-    return {} if value is None else {key: value}
-
-
 def _how_to_set(chosen: Row, present: Setting) -> str:
-    if chosen.setting.layout.threads != present.layout.threads:
-        return (
-            "Nothing was changed: threads come with the archive. Pack it with these values, and `marserve swap` it in."
-        )
+    if chosen.setting.layout.build[1:] != present.layout.build[1:]:
+        return "Nothing was changed: threads and padding come with the archive; pack it anew and `marserve swap` it in."
     return "Nothing was changed: --apply sets it now, until the archive is registered again."
 
 

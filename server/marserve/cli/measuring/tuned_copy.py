@@ -19,11 +19,14 @@ from marserve.tuning.load import MOST_CLIENTS, Limit, Shape, Tally, Target, run
 from marserve.tuning.payloads import Payload
 from marserve.tuning.percentiles import percentile_of
 from marserve.tuning.search import Sample
-from marserve.tuning.settings import Goal, Layout, Setting
+from marserve.tuning.settings import FOUND, KEPT, Goal, Layout, Setting
 
 # Batches are timed in so many slices, whose median counts.
 SLICES: Final = 3
 WARM_UP_BATCHES: Final = 2
+# Where a policy finds the size of batches: so many requests at a time for each worker, so many times.
+WIDTHS: Final = (1, 4, 16, 64)
+ROUNDS: Final = 12
 LOAD_S: Final = 600.0
 # A registration that Ctrl-C left goes on in the server: its copy is waited for so long, to be removed.
 LATE_S: Final = 10.0
@@ -34,13 +37,15 @@ NO_COPIES: Final = "Parameter url is required."
 FULL: Final = 2
 
 
-def setting_of(described: dict[str, Any], *, with_threads: bool = False) -> Setting:
+def setting_of(described: dict[str, Any], *, with_threads: bool = False, with_padding: bool = False) -> Setting:
     """How a version is served now."""
+    goal = described.get("goal")
+    padding = (goal or {}).get("paddingBudget", KEPT) if with_padding else KEPT
     threads = described.get("threadsPerWorker", 0) if with_threads else 0
     return Setting(
-        Layout(max(1, described["maxWorkers"]), described["modelVersion"], threads),
+        Layout(max(1, described["maxWorkers"]), described["modelVersion"], threads, padding),
         described["batchSize"],
-        described["maxBatchDelay"] / 1000,
+        described["maxBatchDelay"] / 1000 if goal is None else FOUND,
     )
 
 
@@ -65,7 +70,7 @@ class TunedCopy:
     asked: int = 0
     notes: list[str] = field(default_factory=list)
     left: str = ""
-    _copied: tuple[str, int] | None = None
+    _copied: tuple[str, int, float] | None = None
     _now: Setting | None = None
     _refused: set[object] = field(default_factory=set)
     _ends: float = 0.0
@@ -102,9 +107,8 @@ class TunedCopy:
         self._remove()
         if self.left:
             raise CommandFailed(self.left)
-        of_threads = f" with {layout.threads} threads" if layout.threads else ""
-        self.on_step(f"Loading a copy of version {layout.version}{of_threads}")
-        parameters: dict[str, str | int] = {
+        self.on_step(f"Loading a copy: {replace(layout, workers=1)}")
+        parameters: dict[str, str | int | float] = {
             "copy_of": self.described["modelName"],
             "model_version": layout.version,
             "model_name": self.name,
@@ -113,6 +117,8 @@ class TunedCopy:
         }
         if layout.threads:
             parameters["threads"] = layout.threads
+        if layout.padding != KEPT:
+            parameters["padding_budget"] = layout.padding
         self._copied = layout.build  # before: an interrupted call goes on in the server
         try:
             self.server.order("POST", "/models", parameters, timeout_s=LOAD_S)
@@ -141,7 +147,7 @@ class TunedCopy:
         until = time.monotonic() + late_s
         while self._copied is not None:
             self.on_step("Removing the copy")
-            version, _ = self._copied
+            version = self._copied[0]
             try:
                 self.server.order("DELETE", model_path(self.name, version), {"force": "true"}, timeout_s=LOAD_S)
             except CommandFailed as failure:
@@ -176,6 +182,25 @@ class TunedCopy:
                 self.notes.append(f"{layout}, batches of {size}: {reason.status or ''} {reason.text}")
                 break
         return taken
+
+    def seen_costs(self, layout: Layout) -> Sequence[tuple[int, int, float]]:
+        """What the version itself has learned, under loads of several widths."""
+        for width in WIDTHS:
+            self.on_step(f"Probing {width} requests at a time for each worker, {layout}")
+            if not self._try(Setting(layout, max(WIDTHS), FOUND)):
+                return []
+            clients = min(MOST_CLIENTS, layout.workers * width)
+            tally = self._load_with(layout, Shape(clients), Limit(clients * ROUNDS, self._left_s()))
+            if not tally.answered and tally.failed:
+                (reason, _), *_ = tally.failed.items()
+                self.notes.append(f"{layout}: {reason.status or ''} {reason.text}")
+                return []
+        costs = self.server.describe(self.name, layout.version)[0].get("goal", {}).get("costs", [])
+        return [
+            (each.get("lengthUpTo", 1), int(size), milliseconds / 1000)
+            for each in costs
+            for size, milliseconds in each["bySize"].items()
+        ]
 
     def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
         """One measurement."""
@@ -238,10 +263,9 @@ class TunedCopy:
         before = self._now
         if before == setting:
             return
-        parameters: dict[str, str | int] = {
-            "batch_size": setting.batch_size,
-            "max_batch_delay": round(1000 * setting.delay_s),
-        }
+        parameters: dict[str, str | int] = {"batch_size": setting.batch_size}
+        if setting.delay_s != FOUND:
+            parameters["max_batch_delay"] = round(1000 * setting.delay_s)
         if before is None or before.layout != setting.layout or least is not None:
             workers = setting.layout.workers
             fewest = workers if least is None else least
