@@ -613,6 +613,19 @@ def test_traffic_beside_the_search_is_a_note(apis: FakeApis, body: Path, found: 
     found([(BETTER, 300.0)])
 
     assert "note: Clients sent 12.5 requests a second before" in _tune(apis, body).out
+    apis.answer("GET /models/digits", [{**NOW, "lastMinute": {"requestsPerSecond": 0.017}}])
+    apis.answer("GET /models/digits", [{**NOW, "lastMinute": {"requestsPerSecond": 0.017}}])
+    _tune(apis, body)
+    assert "Clients sent" not in _tune(apis, body).out
+
+
+def test_a_candidate_that_is_no_version_says_how_an_archive_becomes_one(apis: FakeApis, body: Path) -> None:
+    """Nothing is loaded."""
+    ran = _tune(apis, body, "--candidate", "digits-optimised.mar")
+
+    assert ran.status == 1
+    assert "`marserve register ARCHIVE` makes an archive one" in ran.err
+    assert [asked.path for asked in apis.orders("POST")] == []
 
 
 def test_an_unknown_model_is_an_error_before_anything_is_loaded(apis: FakeApis, body: Path) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # What is not better by more than this stays as it is.
 GAIN: Final = 0.05
 SHOWN: Final = 8
+# Requests of clients, a second, that take nothing of the machine: a command or two that asked once.
+FEW: Final = 0.1
 LEAST_S: Final = 10.0
 OPTIMISED: Final = "-optimised"
 _NEXT = "`marserve tune MODEL --goal p99=50ms --for 5m` is one."
@@ -140,9 +142,18 @@ def _versions(wish: Wish, server: Management) -> list[dict[str, Any]]:
             raise WrongArguments("--candidate and --on-live exclude each other.", "Candidates are loaded as copies.")
         return [first]
     if wish.candidates:
-        return [first, *(describe(server, wish.model, each) for each in dict.fromkeys(wish.candidates))]
+        return [first, *(_candidate(server, wish.model, each) for each in dict.fromkeys(wish.candidates))]
     optimised = f"{first['modelVersion']}{OPTIMISED}"
     return [first, *(each for each in server.describe(wish.model) if each["modelVersion"] == optimised)]
+
+
+def _candidate(server: Management, model: str, version: str) -> dict[str, Any]:
+    try:
+        return describe(server, model, version)
+    except CommandFailed as failure:
+        if failure.detail.get("code") == 404:
+            failure.next_step = "A candidate is a version; `marserve register ARCHIVE` makes an archive one."
+        raise
 
 
 def _document_of_server(server: Management) -> str | None:
@@ -199,7 +210,7 @@ def _apply(server: Management, model: str, version: str, row: Row) -> str:
 
 def _note_traffic(described: dict[str, Any], found: Found) -> None:
     rate = (described.get("lastMinute") or {}).get("requestsPerSecond", 0.0)
-    if rate > 0:
+    if rate > FEW:
         found.notes.append(
             f"Clients sent {rate:g} requests a second before: what those take of the machine is missing in the figures."
         )
