@@ -203,3 +203,22 @@ def test_what_a_version_has_learned_is_looked_at_once_for_all_paddings() -> None
     assert machine.probed == [(Layout(workers, "1", 1, 0.25), 0) for workers in (1, 2)]
     assert set(costs) == set(layouts)
     assert costs[layouts[0]].cost(8, 100) == pytest.approx(0.084)
+
+
+def test_a_measurement_that_time_cut_off_says_nothing_and_is_counted_as_left_out() -> None:
+    """Else a setting would be told to keep the goal at no rate, which nobody has seen."""
+
+    @dataclass
+    class Hasty(Machine):
+        def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
+            super().measure(setting, rate, requests)
+            if len(self.measured) == 2:
+                self.time = 0
+                return Sample(rate or 0.0)  # too few answers for the percentile
+            return Sample(rate or 0.0, 1.0)
+
+    found = search(SETTINGS, GOAL, Hasty(slow=frozenset({1})), present=Setting(Layout(1), 1, 0.0))
+
+    assert found.present is not None
+    assert found.present.measured is None
+    assert found.notes == [f"Time was up: {MEASURED + 1} of the best settings were not measured."]

@@ -106,10 +106,14 @@ def search(
         found.present = next((row for row in chosen if row.setting == present), Row(present, foreseen))
         chosen = [found.present, *(row for row in chosen if row is not found.present)]
     for number, row in enumerate(_by_build(chosen)):
-        if not trials.has_time():
-            found.notes.append(f"Time was up: {len(chosen) - number} of the best settings were not measured.")
+        if trials.has_time():
+            measure(row, goal, trials)
+        if row.measured is None:
+            left = len(chosen) - number
+            found.notes.append(
+                f"Time was up: {left} of the best settings {'was' if left == 1 else 'were'} not measured."
+            )
             break
-        measure(row, goal, trials)
     return found
 
 
@@ -184,7 +188,8 @@ def choose(rows: Sequence[Row], count: int = MEASURED) -> list[Row]:
 def measure(row: Row, goal: Goal, trials: Trials, requests: int = LEAST_REQUESTS) -> None:
     """Measure a setting: its rate is the highest one at which it kept the goal, 0 for none.
 
-    Where even a request alone is foreseen to take longer, there is no rate to begin with: nothing is sent.
+    Where even a request alone is foreseen to take longer, there is no rate to begin with: nothing is sent. None where
+    time was up before anything was known.
     """
     row.measured = 0.0
     if goal.seconds is None:
@@ -202,6 +207,9 @@ def measure(row: Row, goal: Goal, trials: Trials, requests: int = LEAST_REQUESTS
         row.samples.append((rate, sample))
         if sample.failed and not sample.rate:
             return  # nothing is answered at all
+        if sample.percentile_s is None and not sample.failed and not trials.has_time():
+            row.measured = row.measured or None  # cut off: it says nothing
+            return
         is_kept = sample.percentile_s is not None and sample.percentile_s <= goal.seconds and not sample.failed
         if is_kept:
             row.measured = max(row.measured, rate)
