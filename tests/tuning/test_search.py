@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from marserve.tuning.search import LEAST_REQUESTS, MEASURED, Row, Sample, choose, learn, measure, rank, search
+from marserve.tuning.search import LEAST_REQUESTS, MEASURED, Found, Row, Sample, choose, learn, measure, rank, search
 from marserve.tuning.settings import FOUND, Goal, Layout, Setting, space
 from marserve.tuning.simulated import Batching
 
@@ -222,3 +222,17 @@ def test_a_measurement_that_time_cut_off_says_nothing_and_is_counted_as_left_out
     assert found.present is not None
     assert found.present.measured is None
     assert found.notes == [f"Time was up: {MEASURED + 1} of the best settings were not measured."]
+
+
+def test_of_rates_that_the_steps_do_not_tell_apart_the_foreseen_one_is_the_best() -> None:
+    """A rate that was measured as such, and one that is surely higher, need no help."""
+
+    def row(size: int, foreseen: float, measured: float, rate: float | None) -> Row:
+        return Row(Setting(Layout(1), size, 0.0), foreseen, measured, [(rate, Sample(measured, 0.01))])
+
+    near = Found([row(1, 800, 622, 622), row(2, 700, 647, 647)], {})
+    apart = Found([row(1, 800, 590, 590), row(2, 700, 647, 647)], {})
+    exact = Found([row(1, 800, 622, None), row(2, 700, 647, None)], {})
+
+    assert [found.best.setting.batch_size for found in (near, apart, exact) if found.best] == [1, 2, 2]
+    assert Found([], {}).best is None
