@@ -360,8 +360,8 @@ def _read_key(parameters: Parameters, name: str, key: str) -> Any:
     try:
         return read_value(key, float(word))
     except ValueError as error:
-        why = error if isinstance(error, Unusable) else "a number"
-        raise BadInput(f"{name} is {_shown(word)}; it must be {why}.") from None
+        why = str(error) if isinstance(error, Unusable) else "a number"
+        raise BadInput(f"{name} is {_shown(word)}; it must be {without_stop(why)}.") from None
 
 
 def read_options(parameters: Parameters, *names: str) -> Said:
