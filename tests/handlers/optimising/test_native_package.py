@@ -11,6 +11,7 @@ import pytest
 from marserve_handlers.optimising.builds import CannotBuild
 from marserve_handlers.optimising.call_arrays import Call
 from marserve_handlers.optimising.machine import cpu_flags
+from marserve_handlers.optimising.material import Material
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -52,6 +53,41 @@ def test_one_that_takes_no_row_is_refused_with_its_own_words() -> None:
         native_package.rows_of(Package(3, 8), ROW, 8)
     with pytest.raises(CannotBuild, match="come 2 rows at once"):
         native_package.rows_of(Package(1, 8), Call((torch.ones(2, 3),), {}), 8)
+
+
+@pytest.mark.parametrize(
+    ("least_rows", "frozen", "facts"),
+    [([1], [True], (1, 8)), ([3, 2], [True, False], (2, 8)), ([3, 3], [True, False], None)],
+)
+def test_weights_are_frozen_where_the_package_then_takes_a_row(
+    least_rows: list[int],
+    frozen: list[bool],
+    facts: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Which takes that no gradients are asked for: else torch freezes nothing, and says nothing."""
+    seen: list[bool] = []
+
+    def compile_it(program: Any, *, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        assert inductor_configs["freezing"] is not torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        seen.append(inductor_configs["freezing"])
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_it)
+    monkeypatch.setattr(native_package, "open_package", lambda path: Package(least_rows[len(seen) - 1], 64))
+    material = Material(None, [ROW], 8)
+
+    with torch.inference_mode():
+        if facts is None:
+            with pytest.raises(CannotBuild, match="does not take one row"):
+                native_package.write_package(material, None, tmp_path)
+        else:
+            native_package.write_package(material, None, tmp_path)
+            written = json.loads(native_package.facts_of(tmp_path / native_package.MODEL).read_text())
+            assert (written["least_rows"], written["most_rows"]) == facts
+
+    assert seen == frozen
 
 
 @pytest.mark.parametrize(
