@@ -191,7 +191,7 @@ def _through_the_server(plan: Plan, chosen: Chosen) -> list[Figure]:
 
 
 def _must_serve(server: Marserve, build: str) -> None:
-    """Raises CannotMeasure where the server's workers compute on another build, so that the parent is measured twice."""
+    """Raises CannotMeasure where the workers compute on something else: the parent would be measured twice."""
     described = server.describe()
     on = {worker.get("computesOn", "") for worker in described["workers"]}
     if on != {build}:

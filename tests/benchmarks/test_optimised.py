@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import optimised
 import pytest
-from load_generator import CannotMeasure
 
 
 class Described:
@@ -22,6 +20,9 @@ class Described:
 
 def test_a_server_on_which_the_parent_serves_is_not_measured_as_the_build() -> None:
     """With what describe says of it."""
+    import optimised  # the folder is on the path for this file alone
+    from load_generator import CannotMeasure
+
     server: Any = Described(["onnx-int8", "cpu"], ["the build cannot be loaded"])
 
     with pytest.raises(CannotMeasure, match="on cpu, onnx-int8 and not on onnx-int8: the build cannot be loaded"):
@@ -30,6 +31,8 @@ def test_a_server_on_which_the_parent_serves_is_not_measured_as_the_build() -> N
 
 def test_a_server_on_which_the_build_serves_is_measured() -> None:
     """On all of its workers."""
+    import optimised  # as above
+
     server: Any = Described(["onnx-int8", "onnx-int8"], [])
 
     optimised._must_serve(server, "onnx-int8")
