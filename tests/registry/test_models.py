@@ -938,7 +938,9 @@ async def test_no_version_is_newly_called_as_a_word_of_the_api(house: House, wor
     """`/models/m/stats` is not about a version of that name."""
     house.put("m", word)
 
-    with pytest.raises(BadName, match=f"'{word}' is one of all, check, logs, optimise, profile, stats.*choose another version name"):
+    with pytest.raises(
+        BadName, match=f"'{word}' is one of all, check, logs, optimise, profile, stats.*choose another version name"
+    ):
         await house.registry.register(RegisterParameters(f"m-{word}.mar"))
 
     assert (house.registry.list_models().models, house.folders()) == ([], [])
