@@ -103,6 +103,11 @@ def test_an_input_that_only_one_answers_is_beyond_every_bound(tmp_path: Path, in
         pytest.param(
             "raise ValueError('no weights')\n", "it does not load: ValueError('no weights')", marks=pytest.mark.system
         ),
+        pytest.param(
+            "from marserve_handlers.errors import ModelNotLoadable\nraise ModelNotLoadable('Two classes are in it.')\n",
+            "it does not load: Two classes are in it.\n",
+            marks=pytest.mark.system,
+        ),
         ("print('a last word')\nimport sys\nsys.exit('stop')\n", "It printed:\na last word"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import shutil
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +180,28 @@ def test_a_build_of_torchao_is_within_what_rounding_costs(name: str, tmp_path: P
     built = made(name, lambda: copy.deepcopy(parent), pictures(), tmp_path)
 
     assert 0 < largest_error(built, parent, pictures()) <= ROUNDED
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize(
+    ("make", "calls", "bound", "linears"), [(Pictures, pictures, ROUNDED, 1), (Words, words, 0.2, 5)]
+)
+def test_an_int8_package_multiplies_whole_numbers_in_all_its_linear_layers(
+    make: Any, calls: Any, bound: float, linears: int, tmp_path: Path
+) -> None:
+    """Attention's, too: one whose weights were float32 was right, and no faster than its parent."""
+    pytest.importorskip("torchao")
+    need_compiler()
+    parent = make().eval()
+
+    built = made("aot-int8", lambda: copy.deepcopy(parent), calls(), tmp_path)
+
+    with zipfile.ZipFile(tmp_path / "model.pt2") as package:
+        (code,) = [package.read(name).decode() for name in package.namelist() if name.endswith("wrapper.cpp")]
+    # Each stands once where it is called; only `cpu__qlinear_pointwise_tensor(` and its kind with a sum are calls.
+    assert len(re.findall(r"aoti_torch_cpu__qlinear_pointwise\w*\(", code)) == linears
+    assert 0 < largest_error(built, parent, calls()) <= bound
 
 
 @pytest.mark.long

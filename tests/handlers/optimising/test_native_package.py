@@ -58,6 +58,41 @@ def test_one_that_takes_no_row_is_refused_with_its_own_words() -> None:
 
 
 @pytest.mark.parametrize(
+    ("least_rows", "frozen", "facts"),
+    [([1], [True], (1, 8)), ([3, 2], [True, False], (2, 8)), ([3, 3], [True, False], None)],
+)
+def test_weights_are_frozen_where_the_package_then_takes_a_row(
+    least_rows: list[int],
+    frozen: list[bool],
+    facts: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Which takes that no gradients are asked for: else torch freezes nothing, and says nothing."""
+    seen: list[bool] = []
+
+    def compile_it(program: Any, *, package_path: str, inductor_configs: dict[str, Any]) -> None:
+        assert inductor_configs["freezing"] is not torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+        seen.append(inductor_configs["freezing"])
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compile_it)
+    monkeypatch.setattr(native_package, "open_package", lambda path: Package(least_rows[len(seen) - 1], 64))
+    material = Material(None, [ROW], 8)
+
+    with torch.inference_mode():
+        if facts is None:
+            with pytest.raises(CannotBuild, match="does not take one row"):
+                native_package.write_package(material, None, tmp_path)
+        else:
+            native_package.write_package(material, None, tmp_path)
+            written = json.loads(native_package.facts_of(tmp_path / native_package.MODEL).read_text())
+            assert (written["least_rows"], written["most_rows"]) == facts
+
+    assert seen == frozen
+
+
+@pytest.mark.parametrize(
     ("least", "most", "rows", "seen"), [(1, 8, 5, [5]), (1, 4, 9, [4, 4, 1]), (2, 4, 1, [2]), (2, 4, 5, [4, 2])]
 )
 def test_other_batches_are_cut_or_filled_and_answered_as_they_are(

@@ -36,7 +36,7 @@ from marserve.messages import Check, Load, Result
 from marserve.option_values import Tolerance
 from marserve.worker.checks import compare_answers
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
-from marserve.worker.outgoing import shown
+from marserve.worker.outgoing import shown, why_not_loaded
 from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import leave, use_threads
 from marserve.worker.process.parent import die_with_parent
@@ -444,7 +444,7 @@ def main() -> None:
         model = load_model(load)
         answer({"load_s": time.perf_counter() - began})
     except BaseException as error:  # the author's code, also to end the process
-        answer({"fault": f"it does not load: {shown(error)}"})
+        answer({"fault": why_not_loaded(error)})
         leave(1)
     with in_process(model) as process:
         compared = Compared(model, process)
