@@ -120,6 +120,18 @@ def test_a_model_that_nothing_can_be_made_of_is_told_in_a_sentence(tmp_path: Pat
     assert not (tmp_path / "m-optimised.mar").exists()
 
 
+def test_an_archive_that_is_there_is_refused_before_a_build_is_tried(tmp_path: Path) -> None:
+    """Exit 1 in no time, rather than after the search, whose findings would be lost."""
+    archive = make_archive(tmp_path / "m.mar", "raise SystemExit('the model was loaded')")
+    (tmp_path / "m-optimised.mar").write_bytes(b"of before")
+
+    ran = marserve("optimise", archive, "--inputs", pictures(tmp_path / "in", 4), "-o", tmp_path)
+
+    assert ran.status == 1
+    assert "m-optimised.mar already exists. Use --force (-f) to overwrite it" in ran.err
+    assert (tmp_path / "m-optimised.mar").read_bytes() == b"of before"
+
+
 def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
     """Exit 2."""
     archive = make_archive(tmp_path / "m.mar", PLAIN)
