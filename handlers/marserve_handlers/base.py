@@ -305,7 +305,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         An ONNX model gets an array. Rows must be numbers or nested lists of one shape, or bytes that hold them as JSON,
         else this raises BadInput; overridden for anything else.
         """
-        rows = [_numbers_of(_value_of(row)) for row in data] if isinstance(data, (list, tuple)) else data
+        rows = [_read_value(row) for row in data] if isinstance(data, (list, tuple)) else data
         try:
             if self.takes_arrays:
                 import numpy as np
@@ -363,7 +363,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if self._is_describe():
             return [self.describe_handle()] * max(1, len(data))
         if self._named is not None and not self._is_explain():
-            return self._named.answer(data, self.context, _value_of, self._answer_rows)
+            return self._named.answer(data, self.context, _read_value, self._answer_rows)
         return self._answer_rows(data)
 
     def _answer_rows(self, data: list[Any]) -> Any:
@@ -408,11 +408,12 @@ def _kind_of_object(value: dict[Any, Any]) -> str:
     return f"an object with {names_of(map(str, value))}" if value else "an object"
 
 
-def _numbers_of(value: Any) -> Any:
-    """What JSON in bytes says, as a body has it that came without a content type; anything else as it is.
+def _read_value(row: Any) -> Any:
+    """A row's value; of bytes, as a body is that came without a content type, what they say as JSON if they are JSON.
 
     A bytearray would else be a row of numbers by itself, one a byte.
     """
+    value = _value_of(row)
     if not isinstance(value, (bytes, bytearray)):
         return value
     try:
