@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from marserve_handlers.flops.cost import NotCounted
 from marserve_handlers.optimising.call_arrays import Call
+from marserve_handlers.runtimes.fixed_sizes import without_fixed_sizes
 from marserve_handlers.support.shown import first_line_with_kind
 
 # Namespaces of operators that are counted, or take next to nothing; what others do is not known.
@@ -39,7 +40,7 @@ class CountedModule:
     """A module on `meta`. `path` is the file of a TorchScript model. Raises NotCounted where it cannot be there."""
 
     def __init__(self, model: Any, path: str = "") -> None:
-        model = getattr(model, "_orig_mod", model)  # of torch.compile's
+        model = without_fixed_sizes(getattr(model, "_orig_mod", model))  # the first is torch.compile's
         self.dtype = _dtype_of(model)
         self.uncounted: set[str] = set()
         try:
