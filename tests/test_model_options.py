@@ -75,7 +75,7 @@ TABLE: tuple[tuple[str, str, Any, Any, Any, str], ...] = (
     ("launcher", "launcher", "local", "ray", "ray", "da"),
     ("workerResources", "worker_resources", None, {"cpus": 2, "memory": "1kB"}, {"cpus": 2.0, "memory": 1000}, "da"),
     ("workerPlacement", "worker_placement", "spread", "pack", "pack", "da"),
-    ("checkpoint", "checkpoint", None, " weights ", "weights", "a"),
+    ("checkpoint", "checkpoint", None, " weights ", "weights", "nda"),
     ("deviceType", "device_type", None, "GPU", "gpu", "da"),
     ("deviceIds", "device_ids", None, [1, 0], (1, 0), "da"),
     ("deviceMemory", "device_memory_bytes", None, 5, 5, "da"),

@@ -360,13 +360,13 @@ class ArchiveExists(MarserveError):
 
 
 class DownloadFailed(MarserveError):
-    """An archive could not be fetched. `reason` says why; the client sees it only with `is_told`."""
+    """An archive, or `what`, could not be fetched. `reason` says why; the client sees it only with `is_told`."""
 
     cause = "download_failed"
 
-    def __init__(self, url: str, reason: str = "", *, is_told: bool = False) -> None:
+    def __init__(self, url: str, reason: str = "", *, is_told: bool = False, what: str = "archive") -> None:
         self.reason = reason
-        super().__init__(f"Failed to download archive from: {url}{f' ({reason})' if reason and is_told else ''}")
+        super().__init__(f"Failed to download {what} from: {url}{f' ({reason})' if reason and is_told else ''}")
 
 
 class DigestMismatch(DownloadFailed):
@@ -480,6 +480,15 @@ class LabelTaken(VersionConflict):
         self.args = (
             f"{label} is a label of model {model} or to become one, and a version of it, too; give one of them another "
             "name.",
+        )
+
+
+class CopyRefused(VersionConflict):
+    """A copy that is to be measured needs a name that no other model has."""
+
+    def __init__(self, model: str, name: str) -> None:
+        self.args = (
+            f"{name} is a model, and no copy of one: a copy of {model} needs a model_name that nothing else has.",
         )
 
 

@@ -413,7 +413,7 @@ class ModelOptions:
         "checkpoint",
         CHECKPOINT,
         "The weights of its modelFile, apart from it: a folder of the archive or of the model store, or an address/.",
-        order=("archive",),
+        order=("snapshot", "desired", "archive"),
         is_strict=True,
     )
     device_type: Literal["cpu", "gpu"] | None = _option("deviceType", words("cpu", "gpu"), "Where workers compute.")

@@ -399,7 +399,7 @@ def is_encodable(text: str) -> bool:
 def _read_checkpoint(value: object) -> str:
     place = value.strip() if isinstance(value, str) else ""
     if not place or len(place) > _LONGEST_PLACE or ("://" in place and not place.endswith("/")):
-        raise Unusable("a folder of the archive or of the model store, or an address of a store that ends in /")
+        raise Unusable("a folder of the archive or of the model store, or an address that ends in /")
     if not is_encodable(place):
         raise Unusable("a folder's name without half a character in it")
     return place

@@ -216,13 +216,20 @@ def test_secrets_of_an_address_are_not_shown() -> None:
 
     assert state.models["m"].versions["v"].shown == "https://store/m.mar?…"
 
+    weights = read(b"models: {m: {versions: {v: {url: m.mar, checkpoint: 'https://user:planted@store/w/'}}}}")
+
+    version = weights.models["m"].versions["v"]
+    assert version.shown == "m.mar, checkpoint https://store/w/"
+    assert b"planted" not in weights.shown().write()
+    assert version.config == {"checkpoint": "https://user:planted@store/w/"}
+
 
 def test_the_schema_knows_every_key_of_a_version() -> None:
     """And says of each what it is for."""
     properties = schema()["$defs"]["version"]["oneOf"][1]["properties"]
 
     assert set(DECLARABLE) <= properties.keys()
-    assert "checkpoint" not in properties  # an archive alone says where its weights are
+    assert properties["checkpoint"]["type"] == "string"
     assert all(each["description"] for each in properties.values())
 
 

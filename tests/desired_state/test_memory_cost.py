@@ -12,10 +12,11 @@ import pytest
 
 from marserve.desired_state.document import DesiredVersion
 from marserve.desired_state.memory_cost import BLOCK_BYTES, MemoryCost, RangeFile
-from marserve.errors import ArchiveNotFound
+from marserve.errors import AddressNotAllowed, ArchiveNotFound
 from marserve.memory.needs import INTERPRETER_BYTES, RUNTIME_BYTES
 from marserve.store.sources.local import LocalStore
 from marserve.store.sources.source import Broken, Entry, Source
+from support.checkpoints import safetensors_bytes
 
 WEIGHTS = 3_000_000
 
@@ -158,3 +159,35 @@ def test_an_address_with_a_digest_may_be_in_a_cache(tmp_path: Path) -> None:
 def refuse(url: str) -> Source | None:
     """Allows nothing."""
     raise ArchiveNotFound(f"Given URL {url} does not match any allowed URL(s)")
+
+
+def test_weights_apart_from_the_archive_count_where_they_can_be_seen(tmp_path: Path) -> None:
+    """A folder of the store by its headers; of those at an address nothing is known, and so of the whole."""
+    (tmp_path / "m.mar").write_bytes(archive())
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "model.safetensors").write_bytes(safetensors_bytes({"a": ("F32", [2, 3])}))
+    cost = cost_of(Remote(b""), tmp_path)
+    alone = INTERPRETER_BYTES + RUNTIME_BYTES + WEIGHTS
+
+    def of(checkpoint: str) -> int | None:
+        return cost(DesiredVersion("m.mar", config={"checkpoint": checkpoint}))
+
+    assert [of("w"), of("in/the/archive"), of("s3://bucket/w/")] == [alone + 24, alone, None]
+
+
+def test_weights_at_an_address_that_is_not_allowed_are_trouble(tmp_path: Path) -> None:
+    """Before anything of them is asked for; the sentence names what was written."""
+    (tmp_path / "m.mar").write_bytes(archive())
+    asked: list[str] = []
+
+    def refuse(url: str) -> Source | None:
+        asked.append(url)
+        raise AddressNotAllowed(url)
+
+    cost = MemoryCost(LocalStore(tmp_path), refuse)
+
+    trouble = cost.trouble(DesiredVersion("m.mar", config={"checkpoint": "s3://bucket/w/"}))
+
+    assert trouble == str(AddressNotAllowed("s3://bucket/w/"))
+    assert cost.trouble(DesiredVersion("m.mar", config={"checkpoint": "w"})) is None
+    assert len(asked) == 1

@@ -31,6 +31,7 @@ from marserve.errors import (
 )
 from marserve.messages import Answer, Part, Request
 from marserve.registry.intake.registration import RegisterParameters
+from support.checkpoints import safetensors_bytes
 from support.fake_pool import Behaviour, FakePool
 from support.management_house import House
 from support.receivers import Told
@@ -669,6 +670,23 @@ async def test_undo_within_the_window_loads_nothing(keeper: Keeper) -> None:
     await keeper.until_ended(*after)
     assert not any(pool.is_stopped for pool in before)
     assert (await keeper.reconciler.plan()).is_empty
+
+
+async def test_weights_beside_an_archive_of_a_digest_may_be_others_by_now(keeper: Keeper) -> None:
+    """So that an apply loads them again, and only undo takes what is kept."""
+    digest = hashlib.sha256((keeper.store / "m-1.0.mar").read_bytes()).hexdigest()
+    weights = keeper.store / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(safetensors_bytes({"a": ("F32", [2, 3])}))
+    with_weights = {"1.0": {"sha256": digest, "checkpoint": "weights"}}
+    await keeper.start(m=with_weights)
+    await keeper.reconciler.apply(document(m={"1.0": {"sha256": digest}}))
+
+    planned = await keeper.reconciler.plan(document(m=with_weights))
+    undone = await keeper.reconciler.plan_undo()
+
+    assert [(step.detail, step.is_loaded) for step in planned.of("load")] == [("m-1.0.mar, checkpoint weights", False)]
+    assert [step.is_loaded for step in undone.of("load")] == [True]
 
 
 async def test_after_the_window_the_workers_are_gone_and_undo_loads(keeper: Keeper) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import pytest
 from support.archives import manifest
 from support.checkpoints import save_dcp, save_in_pieces
 from support.divided import build, divided_state, make_divided, parallel, source
+from support.load_beside import LoadBeside
 from support.object_stores import S3Server
-from support.server import Server
+from support.open_loop import count_by_status
+from support.range_origin import range_origin
+from support.server import Server, poll
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.system]
@@ -107,6 +111,36 @@ def test_a_prefix_of_a_store_is_fetched_once_for_all_servers_of_a_machine(s3: S3
     assert "elsewhere" in refused.json()["message"]
 
 
+def test_a_folder_of_the_web_is_fetched_by_its_index_and_mapped(tmp_path: Path) -> None:
+    """Through redirects, as a hub answers; with a file missing it is refused by name."""
+    from safetensors.torch import save_file
+
+    state = {"layer.weight": torch.ones(2, 3), "layer.bias": torch.zeros(2)}
+    files = {name: f"model-{number}.safetensors" for number, name in enumerate(state, 1)}
+    with range_origin() as hub, range_origin() as store:
+        for name, file in files.items():
+            save_file({name: state[name]}, tmp_path / file)
+            store.put(f"/blobs/{file}", (tmp_path / file).read_bytes())
+            hub.redirects[f"/org/net/resolve/main/{file}"] = f"{store.url}/blobs/{file}"
+        index = json.dumps({"metadata": {}, "weight_map": files}).encode()
+        hub.put("/org/net/resolve/main/model.safetensors.index.json", index)
+        hub.put("/org/half/model.safetensors.index.json", index)
+        settings = {"allowed_urls": f"{hub.pattern},{store.pattern}"}
+        with Server(tmp_path, settings=settings, entry="marserve") as server:
+            for name, path in (("net", "net/resolve/main"), ("half", "half"), ("none", "none")):
+                _archive(server.store / f"{name}.mar", f"{hub.url}/org/{path}/", None)
+            server.register("net.mar").raise_for_status()
+            refused = [server.register(f"{name}.mar") for name in ("half", "none")]
+            answer = server.predict("net", "[1, 1, 1]", **{"Content-Type": "application/json"}).json()
+            described = server.describe("net")["workers"][0]["checkpoint"]
+
+    assert answer == [3.5, 3.25]
+    assert described["mapped"] == 32
+    assert [each.status_code for each in refused] == [400, 400]
+    assert "model-1.safetensors: the answer was 404, and model.safetensors.index.json names it" in refused[0].text
+    assert "none of model.safetensors.index.json (the answer was 404), .metadata (the" in refused[1].text
+
+
 def test_a_model_is_filled_from_its_checkpoint_and_bad_ones_are_refused(tmp_path: Path) -> None:
     """Safetensors of the archive are mapped, also within `maxWorkerMemory`; a folder of the store is read."""
     from safetensors.torch import save_file
@@ -144,3 +178,60 @@ def test_a_model_is_filled_from_its_checkpoint_and_bad_ones_are_refused(tmp_path
     assert "model.safetensors: the bytes of 'layer.weight' end at" in refused[0].json()["message"]
     assert refused[1].status_code == 500
     assert "layer.weight has the shape [2, 3] in it and [4, 3] in the model" in refused[1].text
+
+
+ANSWERS = """
+import torch
+from marserve_handlers.base import BaseHandler
+
+class Handler(BaseHandler):
+    def preprocess(self, data):
+        return torch.ones(len(data), 3)
+
+    def postprocess(self, output):
+        return [f"{row[0]:g}" for row in output.tolist()]
+"""
+
+
+def test_another_checkpoint_in_the_document_swaps_without_losing_a_request(tmp_path: Path) -> None:
+    """Planned, applied, and undone from what is kept; a place that is none changes nothing."""
+    store = tmp_path / "store"
+    store.mkdir()
+    for name, weight in (("one", 1.0), ("two", 2.0)):
+        save_dcp(store / name, {"layer.weight": torch.full((2, 3), weight), "layer.bias": torch.zeros(2)})
+    with zipfile.ZipFile(store / "net.mar", "w") as archive:
+        said = {"handler": "handler.py:Handler", "modelFile": "model.py"}
+        archive.writestr("MAR-INF/MANIFEST.json", manifest("net", **said))
+        archive.writestr("model.py", MODEL)
+        archive.writestr("handler.py", ANSWERS)
+
+    def document(checkpoint: str) -> str:
+        version = {"url": "net.mar", "workers": 1, "checkpoint": checkpoint}
+        return json.dumps({"models": {"net": {"versions": {"1.0": version}}}})
+
+    (tmp_path / "models.yaml").write_text(document("one"))
+    words = ["--desired-state", str(tmp_path / "models.yaml")]
+    settings = {"log_location": str(tmp_path / "logs"), "job_queue_size": "10000"}
+    with Server(tmp_path, entry="marserve", store=store, arguments=words, settings=settings) as server:
+        address = f"{server.management}/desired-state"
+        for _ in poll(60, "the server is ready"):
+            if server.client.get(f"{server.inference}/readyz").status_code == 200:
+                break
+        planned = server.client.post(f"{address}/plan", content=document("two")).json()["steps"]
+        nowhere = server.client.put(address, content=document("three"))
+        with LoadBeside(int(server.inference.rsplit(":", 1)[1]), "net", 50, 1) as load:
+            server.client.put(address, content=document("two")).raise_for_status()
+            applied, between = server.describe("net")["declared"], server.predict("net").text
+            undone = server.client.post(f"{address}/undo")
+            undone_at = time.monotonic() - load.started_at
+        now = server.client.get(f"{address}/document").text
+
+    assert next((step["step"], step.get("detail")) for step in planned) == ("load", "net.mar, checkpoint two")
+    assert nowhere.status_code == 400
+    assert "checkpoint of the desired state is three, and neither the archive nor" in nowhere.json()["message"]
+    assert count_by_status(load.outcomes) == {200: len(load.outcomes)}
+    assert {outcome.body for outcome in load.outcomes} == {b"3.5", b"6.5"}
+    assert {each.body for each in load.outcomes if each.sent_s > undone_at + 0.3} == {b"3.5"}
+    assert (applied["checkpoint"], between) == ("two", "6.5")
+    assert [step.get("isLoaded") for step in undone.json()["steps"] if step["step"] == "load"] == [True]
+    assert "checkpoint: one" in now

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
+from marserve.tuning.http_line import HttpTarget
 from marserve.tuning.load import (
     MOST_UNANSWERED,
     Limit,
-    Line,
     Reason,
     Shape,
     Tally,
-    Target,
     due_times,
     run,
 )
@@ -41,8 +40,8 @@ def apis() -> Iterator[FakeApis]:
         yield running
 
 
-def _target(port: int) -> Target:
-    return Target(PATH, "127.0.0.1", port, headers=(("authorization", "Bearer k"),))
+def _target(port: int) -> HttpTarget:
+    return HttpTarget(PATH, "127.0.0.1", port, headers=(("authorization", "Bearer k"),))
 
 
 def _port(apis: FakeApis) -> int:
@@ -53,7 +52,7 @@ def _load(port: int, shape: Shape, limit: Limit, timeout_s: float = 10.0) -> Tal
     tally = Tally()
 
     async def work() -> None:
-        async with Line(_target(port), BODIES, timeout_s) as line:
+        async with _target(port).line(BODIES, timeout_s) as line:
             await line.load(shape, limit, tally)
 
     run(work)
@@ -221,7 +220,7 @@ def test_ctrl_c_leaves_what_was_seen(apis: FakeApis) -> None:
     apis.take = interrupting  # type: ignore[method-assign]
 
     async def work() -> None:
-        async with Line(_target(_port(apis)), BODIES, 10.0) as line:
+        async with _target(_port(apis)).line(BODIES, 10.0) as line:
             await line.load(Shape(), Limit(100_000), tally)
 
     with pytest.raises(KeyboardInterrupt):

@@ -83,8 +83,15 @@ class DesiredVersion:
 
     @property
     def shown(self) -> str:
-        """The address for logs and answers, without secrets."""
-        return hide_query(self.url)
+        """The address for logs and answers, without secrets, and that of weights apart from the archive."""
+        weights = self.config.get("checkpoint")
+        return hide_query(self.url) + (f", checkpoint {hide_query(weights)}" if weights else "")
+
+    def without_secrets(self) -> DesiredVersion:
+        """The same without the secrets that its addresses may carry."""
+        weights = self.config.get("checkpoint")
+        config = {**self.config, "checkpoint": hide_query(weights)} if weights else self.config
+        return replace(self, url=hide_query(self.url), config=config)
 
     def document(self) -> dict[str, Any]:
         """Its members in canonical form."""
@@ -165,7 +172,7 @@ class DesiredState:
         models = {
             name: replace(
                 model,
-                versions={each: replace(version, url=version.shown) for each, version in model.versions.items()},
+                versions={each: version.without_secrets() for each, version in model.versions.items()},
             )
             for name, model in self.models.items()
         }

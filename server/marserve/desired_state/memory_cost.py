@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
+from marserve.archive.checkpoints.checkpoint import read_checkpoint
 from marserve.archive.contents.weight_size import Seekable, WeightSize, weigh, weigh_file
 from marserve.desired_state.document import DesiredVersion
-from marserve.errors import MarserveError
+from marserve.errors import AddressNotAllowed, MarserveError
 from marserve.memory.needs import need_of
 from marserve.model_options import read_value
-from marserve.store.addresses.fetch_guard import is_address
+from marserve.store.addresses.fetch_guard import hide_query, is_address
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.sources.local import LocalStore
 from marserve.store.sources.source import Source, SourceError
@@ -40,15 +41,15 @@ class MemoryCost:
 
     def __call__(self, version: DesiredVersion) -> int | None:
         """The bytes that the version will take with its least number of workers; None if unknown."""
-        size = self._size(version)
-        if size is None:
+        size, beside = self._size(version), self._bytes_beside(version)
+        if size is None or beside is None:
             return None
         config = version.config
         declared = _bytes(config.get("memory"))
         need = need_of(
             declared_bytes=declared,
             learned=None,
-            weight_bytes=size.weights,
+            weight_bytes=size.weights + beside,
             shares_weights=config.get("workerStart") != "fresh" and config.get("deviceType") != "gpu",
             uses_devices=config.get("deviceType") == "gpu",
         )
@@ -58,10 +59,21 @@ class MemoryCost:
     def trouble(self, version: DesiredVersion) -> str | None:
         """Why its archive is not available now: missing, not allowed or out of reach; None if it seems available.
 
+        Of weights at an address of their own only the permission is checked.
+
         An archive with a digest may be in a cache, so that only the permission is checked. Others ask the origin each
         time.
         """
-        url = split_digest(version.source)[0]
+        url, weights = split_digest(version.source)[0], str(version.config.get("checkpoint", ""))
+        if is_address(weights):
+            try:
+                source = self._open(f"{weights}model.safetensors")
+                if source is not None:
+                    source.close()
+            except AddressNotAllowed:
+                return str(AddressNotAllowed(hide_query(weights)))
+            except (MarserveError, SourceError) as error:
+                return str(error)
         if not is_address(url):
             try:
                 self._store.find(url)
@@ -81,6 +93,20 @@ class MemoryCost:
         except (SourceError, OSError) as error:
             return f"{version_shown(url)}: {error}"
         return None
+
+    def _bytes_beside(self, version: DesiredVersion) -> int | None:
+        """The bytes of weights that lie in a folder of the store; None for those at an address, which are unknown."""
+        named = str(version.config.get("checkpoint", ""))
+        if is_address(named):
+            return None
+        try:
+            found = self._store.find(named) if named else None
+            return 0 if found is None or found.kind != "folder" else read_checkpoint(found.path).bytes
+        except (
+            MarserveError,
+            OSError,
+        ):  # it may lie in the archive, which counts it; else loading it says what is wrong
+            return 0
 
     def _size(self, version: DesiredVersion) -> WeightSize | None:
         url = split_digest(version.source)[0]
@@ -111,7 +137,7 @@ class MemoryCost:
 
 def version_shown(url: str) -> str:
     """An address for logs."""
-    return DesiredVersion(url).shown
+    return hide_query(url)
 
 
 def _bytes(value: Any) -> int | None:

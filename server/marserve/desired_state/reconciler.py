@@ -231,15 +231,16 @@ class Reconciler:
         """The steps to a state, and which of its versions are still loaded. Undo goes to the digest `undone_to`.
 
         A kept version with an archive digest is exactly the wanted one. Without a digest its address may have something
-        else by now, so it is used only to go back to the state that it served.
+        else by now, and so may a place of weights beside it, so it is used only to go back to the state that it served.
         """
         diff = compare(self._registry.actual(), state)
 
         def is_loaded(step: Step) -> bool:
             if step.kind != "load" or step.version is None:
                 return False
-            of = None if step.after.sha256 is not None else undone_to or "none"
-            found = self._registry.find_kept(step.model, step.version, of)
+            found = self._registry.find_kept(step.model, step.version, None)
+            if step.after.sha256 is None or (found is not None and found.has_weights_beside):
+                found = self._registry.find_kept(step.model, step.version, undone_to or "none")
             return found is not None and is_as_wanted(found, step.after)
 
         steps = (replace(step, is_loaded=is_loaded(step)) for step in diff.steps)
@@ -321,9 +322,9 @@ class Reconciler:
             gone = None if model is None else model.versions.get(step.version)
             if gone is None:  # a call has unloaded it meanwhile
                 return None
-            weight = self._weigh(
-                DesiredVersion(gone.source, config={"minWorkers": gone.workers[0], "maxWorkers": gone.workers[1]})
-            )
+            config = {key: gone.config[key] for key in ("checkpoint",) if key in gone.config}
+            config |= {"minWorkers": gone.workers[0], "maxWorkers": gone.workers[1]}
+            weight = self._weigh(DesiredVersion(gone.source, config=config))
             return None if weight is None else -weight
 
         def problems() -> list[str]:

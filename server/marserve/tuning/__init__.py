@@ -2,6 +2,8 @@
 
 payloads     the bodies that are sent
 load         sends them, as fast as they are answered or when they are due, and notes each answer
+http_line    how a request is sent over HTTP/1.1
+grpc_line    how a request is sent over gRPC
 percentiles  times of requests with what they show, by order statistics; pure
 baseline     whether one build is slower than another beyond chance, from pairs in turns; pure
 bench        the whole of a measurement: warm-up, load, turns with a baseline

@@ -24,6 +24,7 @@ from marserve.optimise.background.cache import (
     machine_of,
     read_found,
     write_found,
+    write_refused,
 )
 from marserve.optimise.background.order import Order, read_order
 from marserve.optimise.taken import Taken
@@ -32,9 +33,10 @@ from marserve.registry.catalogue.plan import FoundCheckpoint, Plan, Unpacked
 from marserve.registry.intake.plan import make_plan
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 
+ROW: dict[str, Any] = {"whyNot": None, "faults": [], "outputs": [], "agreement": None, "ratios": []}
 REPORT: dict[str, Any] = {
     "winner": "onnx",
-    "builds": [{"name": "bf16", "passed": False}, {"name": "onnx", "passed": True}],
+    "builds": [{"name": "bf16", "passed": False, **ROW}, {"name": "onnx", "passed": True, **ROW}],
 }
 
 
@@ -165,6 +167,33 @@ def test_native_code_that_was_not_built_here_is_not_used(tmp_path: Path) -> None
         spoil(folder)
         with pytest.raises(Damaged):
             read_found(folder)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (b'"winner":"onnx"', b'"winner":"on\xffx"'),
+        (b'"winner":"onnx"', b'"winner":"bf16"'),
+        (b'"winner":"onnx"', b'"winner":["onnx"]'),
+        (b'"winner":"onnx",', b""),
+        (b'"builds":[', b'"builds":' + b"[" * 100_000),
+        (b'"builds":[', b'"builds":[1,'),
+        (b'"ratios":[]', b'"ratios":[{"rows":1,"threads":1,"middle":"9","low":2,"high":3}]'),
+        (b'"outputs":[]', b'"outputs":[{}]'),
+        (b'"agreement":null', b'"agreement":0.9'),
+    ],
+)
+def test_a_result_with_other_values_than_were_written_is_damaged(was: bytes, now: bytes, tmp_path: Path) -> None:
+    """So the search begins anew, and no start fails again and again; a parent comes back nevertheless."""
+    folder = whole(tmp_path / "found")
+    text = (folder / "result.json").read_bytes()
+    assert was in text
+    (folder / "result.json").write_bytes(text.replace(was, now))
+
+    with pytest.raises(Damaged, match="cannot be read"):
+        read_found(folder)
+    with pytest.raises(Damaged):
+        write_refused(folder, "3 workers died")
 
 
 def test_a_folder_where_others_may_write_is_not_used(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,8 +86,24 @@ class FakeReading:
             yield self._data
 
 
-def _everything(names: Sequence[str]) -> Iterable[str]:
-    return names
+class Wanted:
+    """Those that `choose` says."""
+
+    heads: Mapping[str, int] = {}
+
+    def __init__(self, choose: Callable[[Sequence[str]], Iterable[str]] = lambda names: names) -> None:
+        self._choose = choose
+
+    def choose(self, names: Sequence[str]) -> Iterable[str]:
+        """As it says."""
+        return self._choose(names)
+
+    def named_in(self, head: str, data: bytes) -> Iterable[str]:
+        """Nothing: a store can be listed."""
+        return []
+
+
+_EVERYTHING = Wanted()
 
 
 def _fetcher(
@@ -108,7 +124,7 @@ def test_what_lies_directly_below_is_fetched_once(store: FakeStore, tmp_path: Pa
     caches = [Cache(tmp_path / "cache", 1 << 20) for _ in range(2)]
     fetchers = [_fetcher(store, cache) for cache in caches]
 
-    leases = [each.fetch_below("s3://bucket/w/", _everything, tmp_path / "none") for each in fetchers]
+    leases = [each.fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path / "none") for each in fetchers]
 
     assert store.reads == ["w/a", "w/b"]
     assert leases[0].folder == leases[1].folder
@@ -125,7 +141,7 @@ def test_two_that_want_it_at_once_wait_for_one_download(store: FakeStore, tmp_pa
     cache, found = Cache(tmp_path / "cache", 1 << 20), []
 
     def fetch() -> None:
-        found.append(_fetcher(store, cache).fetch_below("s3://bucket/w/", _everything, tmp_path))
+        found.append(_fetcher(store, cache).fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path))
 
     threads = [threading.Thread(target=fetch) for _ in range(3)]
     for thread in threads:
@@ -144,23 +160,23 @@ def test_another_content_is_another_folder(store: FakeStore, tmp_path: Path) -> 
     """Of which the older one stays as long as it is used."""
     cache = Cache(tmp_path / "cache", 8)
     fetcher = _fetcher(store, cache)
-    first = fetcher.fetch_below("s3://bucket/w/", _everything, tmp_path)
+    first = fetcher.fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
     store.objects["w/a"] = b"other"
 
-    second = fetcher.fetch_below("s3://bucket/w/", _everything, tmp_path)
+    second = fetcher.fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
 
     assert (first.folder / "a").read_bytes() == b"first"
     assert (second.folder / "a").read_bytes() == b"other"
     first.release()
     second.release()
     store.objects["w/a"] = b"third"
-    fetcher.fetch_below("s3://bucket/w/", _everything, tmp_path).release()
+    fetcher.fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path).release()
     assert not first.folder.exists()
 
 
 def test_only_what_is_wanted_is_fetched(store: FakeStore, tmp_path: Path) -> None:
     """A prefix often holds the same weights in another format."""
-    lease = _fetcher(store).fetch_below("s3://bucket/w/", lambda names: ["b", "missing"], tmp_path / "own")
+    lease = _fetcher(store).fetch_below("s3://bucket/w/", Wanted(lambda names: ["b", "missing"]), tmp_path / "own")
 
     assert [path.name for path in lease.folder.iterdir()] == ["b"]
     assert lease.folder.is_relative_to(tmp_path / "own")
@@ -172,11 +188,11 @@ def test_after_a_failure_nothing_is_left(store: FakeStore, tmp_path: Path) -> No
     store.broken = "w/b"
     cache = Cache(tmp_path / "cache", 1 << 20)
     with pytest.raises(DownloadFailed, match="the store is away"):
-        _fetcher(store, cache).fetch_below("s3://bucket/w/", _everything, tmp_path)
+        _fetcher(store, cache).fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
     left = list((tmp_path / "cache" / "folders").iterdir())
     store.broken = ""
 
-    lease = _fetcher(store, cache).fetch_below("s3://bucket/w/", _everything, tmp_path)
+    lease = _fetcher(store, cache).fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
 
     assert left == []
     assert (lease.folder / "b").read_bytes() == b"second"
@@ -189,20 +205,19 @@ def test_a_stop_ends_it(store: FakeStore, tmp_path: Path) -> None:
     fetcher.close()
 
     with pytest.raises(DownloadFailed, match="the server stops"):
-        fetcher.fetch_below("s3://bucket/w/", _everything, tmp_path)
+        fetcher.fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("address", "error", "words"),
     [
         ("s3://elsewhere/w/", AddressNotAllowed, "elsewhere"),
-        ("https://bucket/w/", ArchiveNotFound, "https:// cannot be listed"),
-        ("file:///etc/", ArchiveNotFound, "file:// cannot be listed"),
-        ("hf://org/name/", ArchiveNotFound, "hf:// cannot be listed"),
+        ("file:///etc/", ArchiveNotFound, "what lies below file:// is not fetched"),
+        ("hf://org/name/", ArchiveNotFound, "https://HUB/ORGANISATION/NAME/resolve/REVISION/ names the same files"),
         ("ftp://bucket/w/", ArchiveNotFound, "only http, https"),
         ("s3://bucket/../w/", ArchiveNotFound, "through `.` or `..`"),
         ("s3://bucket/w/?versionId=3/", ArchiveNotFound, "is refused"),
-        ("s3://bucket/w?versionId=3/", ArchiveNotFound, "the address of a prefix has no version"),
+        ("s3://bucket/w?versionId=3/", ArchiveNotFound, "the address of a prefix has no version or query"),
         ("s3://bucket/gone/", DownloadFailed, "no object lies directly below it"),
     ],
 )
@@ -211,16 +226,16 @@ def test_what_cannot_be_fetched_is_refused(
 ) -> None:
     """Before anything is asked, as far as the address shows it."""
     with pytest.raises(error, match=words):
-        _fetcher(store).fetch_below(address, _everything, tmp_path)
+        _fetcher(store).fetch_below(address, _EVERYTHING, tmp_path)
     assert store.reads == []
 
 
 def test_bounds_and_what_is_replaced_meanwhile(store: FakeStore, tmp_path: Path) -> None:
     """More bytes than archives may have; none of the wanted; another content than was listed."""
     with pytest.raises(DownloadFailed, match="has 11 bytes; at most 10 are fetched"):
-        _fetcher(store, most=10).fetch_below("s3://bucket/w/", _everything, tmp_path)
+        _fetcher(store, most=10).fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
     with pytest.raises(DownloadFailed, match="of 2 objects below it none is of a checkpoint"):
-        _fetcher(store).fetch_below("s3://bucket/w/", lambda names: [], tmp_path)
+        _fetcher(store).fetch_below("s3://bucket/w/", Wanted(lambda names: []), tmp_path)
     listed = store.entry("w/a")
     store.entry = lambda key: listed if key == "w/a" else Entry(key, 6, '"b"')  # type: ignore[method-assign]
     opened = store.open
@@ -232,6 +247,6 @@ def test_bounds_and_what_is_replaced_meanwhile(store: FakeStore, tmp_path: Path)
 
     store.open = replaced  # type: ignore[method-assign]
     with pytest.raises(DownloadFailed, match="a was replaced while it was fetched"):
-        _fetcher(store).fetch_below("s3://bucket/w/", _everything, tmp_path)
+        _fetcher(store).fetch_below("s3://bucket/w/", _EVERYTHING, tmp_path)
     with contextlib.suppress(FileNotFoundError):
         assert list(tmp_path.glob("*.part")) == []

@@ -34,7 +34,7 @@ from marserve.archive.pickles.pickle_program import Refused, Span, run
 from marserve.files.regular import TooLarge, open_regular, read_regular
 
 METADATA = ".metadata"
-_MAX_BYTES = 64 << 20
+MAX_METADATA_BYTES = 64 << 20
 _MOST_PIECES = 200_000
 # Pairs of pieces of one tensor that are compared with each other.
 _MOST_COMPARED = 4_000_000
@@ -68,7 +68,7 @@ _NEXT_STEP = "Save the state dict of the model alone, by dcp.save(model.state_di
 def is_dcp(path: Path) -> bool:
     """Whether a file of that name is a pickle that names torch's package, and not another program's. Raises OSError."""
     with open_regular(path) as file:
-        return _PACKAGE in file.read(_MAX_BYTES)
+        return _PACKAGE in file.read(MAX_METADATA_BYTES)
 
 
 def read_dcp(folder: Path, budget: CheckBudget | None = None) -> Checkpoint:
@@ -77,9 +77,9 @@ def read_dcp(folder: Path, budget: CheckBudget | None = None) -> Checkpoint:
     The pickles inside of its files are not looked into; `Checkpoint.files` says where each lies.
     """
     try:
-        data = read_regular(folder / METADATA, _MAX_BYTES)
+        data = read_regular(folder / METADATA, MAX_METADATA_BYTES)
     except TooLarge:
-        raise _bad(f"it has more than {_MAX_BYTES} bytes") from None
+        raise _bad(f"it has more than {MAX_METADATA_BYTES} bytes") from None
     tensors, pieces = parse_metadata(data, budget)
     files: dict[str, list[Part]] = {}
     for path, part in pieces:

@@ -31,7 +31,7 @@ from marserve.files.regular import TooLarge, open_regular, read_regular
 
 ENDING = ".safetensors"
 INDEX_ENDING = ".safetensors.index.json"
-_MAX_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 64 << 20
 # As the format's own reader has it.
 _MAX_HEADER_BYTES = 100_000_000
 _MOST_FILES = 10_000
@@ -109,9 +109,9 @@ def _compare(index: str, where: Mapping[str, str], home: Mapping[str, str]) -> N
 def _read_index(path: Path) -> dict[str, str]:
     """In which file each tensor is."""
     try:
-        data = read_regular(path, _MAX_INDEX_BYTES)
+        data = read_regular(path, MAX_INDEX_BYTES)
     except TooLarge:
-        raise BadCheckpoint(path.name, f"it has more than {_MAX_INDEX_BYTES} bytes") from None
+        raise BadCheckpoint(path.name, f"it has more than {MAX_INDEX_BYTES} bytes") from None
     return parse_index(data, path.name)
 
 

@@ -87,7 +87,9 @@ def tune(
             )
         with Management(find_address("management", management, config)) as server:
             if goal is not None:
-                from marserve.cli.measuring.tune_search import Wish, tune_for  # here, for the time of other commands
+                # Here, for the time of other commands.
+                from marserve.cli.measuring.load_target import find_place
+                from marserve.cli.measuring.tune_search import Wish, tune_for
 
                 wish = Wish(
                     model,
@@ -102,7 +104,7 @@ def tune(
                     page,
                     model_config,
                 )
-                tune_for(wish, server, find_address("inference", inference, config), output)
+                tune_for(wish, server, find_place(inference, config), output)
                 return
             path = model_path(model, version)
             if dry_run:

@@ -14,7 +14,7 @@ from marserve.cli.measuring.load_target import find_payloads, target_at, try_onc
 from marserve.cli.measuring.tuned_copy import GOVERNED, TunedCopy, setting_of
 from marserve.cli.options import read_seconds
 from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments, table
-from marserve.cli.remote import Inference, Management, is_loopback, model_path
+from marserve.cli.remote import Management, is_loopback, model_path
 from marserve.errors import without_stop
 from marserve.files.atomic import replace_file
 from marserve.tuning.patch import FILE, patch, patched, values_of
@@ -60,8 +60,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     workers = _workers(wish.workers, present.layout.workers, inference)
     if wish.applies or wish.is_live:
         _check_change(server, wish.model, present)
-    with Inference(inference) as front:
-        try_once(front, wish.model, version, payloads, timeout_s=120.0)
+    try_once(inference, target_at(inference, wish.model, version), wish.model, version, payloads, timeout_s=120.0)
     layouts = [Layout(count, str(each["modelVersion"])) for each in described for count in workers]
     sizes = sorted({*BATCH_SIZES, present.batch_size})
     with output.progress() as bar:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from marserve.cli.output import CommandFailed
 from marserve.cli.remote import Management, model_path
-from marserve.tuning.load import MOST_CLIENTS, Limit, Line, Shape, Tally, Target, run
+from marserve.tuning.load import MOST_CLIENTS, Limit, Shape, Tally, Target, run
 from marserve.tuning.payloads import Payload
 from marserve.tuning.percentiles import percentile_of
 from marserve.tuning.search import Sample
@@ -191,7 +191,7 @@ class TunedCopy:
         tally = Tally()
 
         async def work() -> None:
-            async with Line(self.target(self.name, layout.version), self.payloads, self.timeout_s) as line:
+            async with self.target(self.name, layout.version).line(self.payloads, self.timeout_s) as line:
                 await line.load(shape, limit, tally)
 
         try:

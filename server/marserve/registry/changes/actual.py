@@ -16,7 +16,8 @@ class ActualVersion:
     numbers of workers and the batch options that would be in force if the document did not mention them: what calls
     left, else the archive's, else the server's.
     `most_workers` is the bound by the number of devices, 0 without one. `is_on_demand`: requests wake its workers, so
-    their lower bound is 0. `as_declared` is what a document has to say to get exactly this version.
+    their lower bound is 0. `has_weights_beside`: its weights lie apart from its archive, where others may be by now.
+    `as_declared` is what a document has to say to get exactly this version.
     """
 
     source: str
@@ -28,6 +29,7 @@ class ActualVersion:
     runtime: str | None = None
     most_workers: int = 0
     is_on_demand: bool = False
+    has_weights_beside: bool = False
     as_declared: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -31,6 +31,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
     config = {**{key: value for key, value in archive.items() if key in DECLARABLE}, **asked, **now}
     base = _undeclared(version, options)
     unsaid = {**base, **facts.left_by_calls} if base else {}
+    weights = version.plan.unpacked.checkpoint
     return ActualVersion(
         source=facts.url,
         workers=(version.min_workers, version.max_workers),
@@ -41,6 +42,7 @@ def look_at(version: Version, options: RegistryOptions) -> ActualVersion:
         runtime=facts.runtime,
         most_workers=facts.options.most_workers,
         is_on_demand=_is_on_demand(facts.options),
+        has_weights_beside=weights is not None and weights.is_beside,
         as_declared=_as_declared(version, options, {**asked, **now}, base),
     )
 

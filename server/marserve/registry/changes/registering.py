@@ -34,7 +34,7 @@ from marserve.registry.intake.installing import Installations
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.pending_fetches import Awaited, Coming
 from marserve.registry.intake.plan import check_parameters, make_plan
-from marserve.registry.intake.registration import Progress, Registered, RegisterParameters, RegistryOptions
+from marserve.registry.intake.registration import LentAs, Progress, Registered, RegisterParameters, RegistryOptions
 from marserve.store.addresses.fetch_guard import hide_query
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.fetcher import Fetched, OnBegin
@@ -84,7 +84,7 @@ class Registering:
         self.installations = Installations()
         self.coming = Coming()
         # Unpacked archives of `Registry.looking_into`, by address, model and version: `prepare` uses them.
-        self.lent: dict[tuple[str, str | None, str | None], Unpacked] = {}
+        self.lent: dict[LentAs, Unpacked] = {}
         # The number of registrations under way by name in the store, and the store's files that are being deleted.
         self._under_way: Counter[str] = Counter()
         self._deleting: dict[str, asyncio.Task[bool]] = {}
@@ -140,7 +140,7 @@ class Registering:
         if going := self._deleting.get(archive_name(split_digest(url)[0])):
             await asyncio.wait([going])
         if not self._intake.fetches(url):  # does not wait for others' downloads
-            return await self._unpack(url, None)
+            return await self._unpack(url, None, parameters.checkpoint)
         fetch: Callable[[str, OnBegin], Fetched | None]
         if parameters.freshness == "now":
             fetch = self._intake.fetch_aside if is_look else self._fetch_now
@@ -177,7 +177,7 @@ class Registering:
                     else:
                         raise
             awaited.unpack()
-            return await self._unpack(url, fetched)
+            return await self._unpack(url, fetched, parameters.checkpoint)
 
     @contextlib.asynccontextmanager
     async def _place_for(self, url: str, awaited: Awaited) -> AsyncIterator[None]:
@@ -210,13 +210,13 @@ class Registering:
             finally:
                 self._fetches.release()
 
-    async def _unpack(self, url: str, fetched: Fetched | None) -> Unpacked:
+    async def _unpack(self, url: str, fetched: Fetched | None, checkpoint: str | None) -> Unpacked:
         async with self._intakes:
             if self._is_draining:
                 if fetched is not None:
                     await asyncio.to_thread(fetched.discard)
                 raise Draining
-            return await asyncio.to_thread(self._intake.take_in, url, fetched)
+            return await asyncio.to_thread(self._intake.take_in, url, fetched, checkpoint)
 
     def _fetch_now(self, url: str, on_begin: OnBegin) -> Fetched | None:
         try:
@@ -254,7 +254,7 @@ class Registering:
         """
         check_parameters(parameters)
         with self.using(parameters.url):
-            unpacked = self.lent.pop((parameters.url, parameters.model_name, parameters.version), None)
+            unpacked = self.lent.pop(parameters.lent_as, None)
             if unpacked is None:
                 unpacked = await self.take_in(replace(parameters, freshness="now"))
             return await self.establish(parameters, await self.plan(parameters, unpacked), is_beside=True)

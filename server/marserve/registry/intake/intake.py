@@ -11,7 +11,7 @@ import errno
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +35,13 @@ from marserve.errors import (
 from marserve.files.digests import FileDigests
 from marserve.files.leased_folders import Lease
 from marserve.registry.catalogue.plan import Unpacked
-from marserve.registry.intake.checkpoints.found import find_checkpoint
+from marserve.registry.intake.checkpoints.found import Named, find_checkpoint
 from marserve.store.addresses.fetch_guard import hide_query, is_address, parse_target
 from marserve.store.addresses.pinned_digest import split_digest
 from marserve.store.fetching.download_list import Download
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.fetcher import Fetched, Fetcher, OnBegin
+from marserve.store.fetching.web_folders import Wanted
 from marserve.store.sources.local import Found, LocalStore, look_at
 
 # How often an archive that changes meanwhile is unpacked.
@@ -136,8 +137,10 @@ class Intake:
         if self._fetcher is not None:
             self._fetcher.close()
 
-    def take_in(self, url: str, fetched: Fetched | None = None) -> Unpacked:
+    def take_in(self, url: str, fetched: Fetched | None = None, checkpoint: str | None = None) -> Unpacked:
         """Find, unpack and check one archive; `fetched` is the file that was fetched for it, and is released.
+
+        A `checkpoint` takes the place of the one that the archive names.
 
         Raises ArchiveNotFound, DigestMismatch, BadArchive or UnsafeArchive; Draining after `stop_taking_in`;
         OutOfMemory when the disk is full, and MarserveError when files cannot be read or written for another reason.
@@ -145,7 +148,7 @@ class Intake:
         """
         try:
             try:
-                unpacked = self._take_in(url, fetched)
+                unpacked = self._take_in(url, fetched, checkpoint)
             except BaseException:
                 if fetched is not None:
                     fetched.discard()
@@ -159,13 +162,14 @@ class Intake:
                 raise OutOfMemory(f"No space is left to save model: {hide_query(url)}") from error
             raise MarserveError(f"Failed to save model: {hide_query(url)}") from error
 
-    def _take_in(self, url: str, fetched: Fetched | None) -> Unpacked:
+    def _take_in(self, url: str, fetched: Fetched | None, checkpoint: str | None) -> Unpacked:
         found, digest, archive = self._find(url, fetched)
         if digest is not None:
             compare_digest(found, digest, url, self._archives.digests)
         if found.kind == "folder":
             trusted = is_trusted(found, self._trusted)
-            return self._read(found.path.resolve(), is_private=False, trusted=trusted, archive=archive)
+            folder = found.path.resolve()
+            return self._read(folder, is_private=False, trusted=trusted, archive=archive, checkpoint=checkpoint)
         self.scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = self.scratch / uuid.uuid4().hex
         try:
@@ -173,7 +177,7 @@ class Intake:
             label = found.path.name if fetched is None else fetched.name
             sha256 = unpack_as(self._archives, found, folder, self._limits, wanted, url, label)
             trusted = is_trusted(found, self._trusted, sha256)
-            unpacked = self._read(folder, is_private=True, trusted=trusted, archive=archive)
+            unpacked = self._read(folder, is_private=True, trusted=trusted, archive=archive, checkpoint=checkpoint)
             unpacked = replace(unpacked, archives=self._archives)
             return self._with_origin(unpacked, found, url, sha256, label, is_trusted=trusted)
         except BaseException:
@@ -243,18 +247,21 @@ class Intake:
         if self.store.root is not None and self._fetched_archives is not None:
             self._fetched_archives.forget(self.store.root / name)
 
-    def _read(self, folder: Path, *, is_private: bool, trusted: bool, archive: str) -> Unpacked:
-        """Check every pickle, then read the manifest, the model's configuration and the checkpoint that it names."""
+    def _read(
+        self, folder: Path, *, is_private: bool, trusted: bool, archive: str, checkpoint: str | None = None
+    ) -> Unpacked:
+        """Check every pickle, then read the manifest, the model's configuration and the checkpoint: it, or the one that
+        is given in its place, names that."""
         is_stopped = self._is_stopped.is_set
         findings = check_archive(folder, trusted=trusted, is_stopped=is_stopped)
         manifest = read_manifest(folder)
         config = read_model_config(folder, manifest)
         warnings = tuple(f"trusted all the same: {each}" for each in findings)
         declared = read_declaration(folder)
-        named, checkpoint = config.options.checkpoint, None
+        found, named = None, config.options.checkpoint if checkpoint is None else checkpoint
         if named is not None:  # last: it has to be released
-            checkpoint = find_checkpoint(
-                named,
+            found = find_checkpoint(
+                Named(named, "model's configuration" if checkpoint is None else "desired state"),
                 folder,
                 manifest,
                 self.store,
@@ -271,13 +278,13 @@ class Intake:
             archive,
             declared=declared,
             is_trusted=trusted,
-            checkpoint=checkpoint,
+            checkpoint=found,
         )
 
-    def _fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]]) -> Lease:
+    def _fetch_below(self, address: str, wanted: Wanted) -> Lease:
         if self._fetcher is None:
             raise AddressNotAllowed(hide_query(address))
-        return self._fetcher.fetch_below(address, wants, self.scratch.with_name("checkpoints"))
+        return self._fetcher.fetch_below(address, wanted, self.scratch.with_name("checkpoints"))
 
     def clear(self) -> None:
         """Delete the scratch folder if nothing is left in it."""

@@ -242,7 +242,7 @@ def _facts(
     unpacked: Unpacked,
     server: RegistryOptions,
 ) -> Facts:
-    configured = server.models.get(model, {}).get(version, ModelDefaults())
+    configured = server.models.get(parameters.copy_of or model, {}).get(version, ModelDefaults())
     if parameters.restored is not None and parameters.restored.options["max_workers"] > MOST_WORKERS:
         raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
     gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
@@ -283,9 +283,10 @@ def _facts(
         ),
         workflow=parameters.workflow,
         is_function=parameters.is_function,
+        copy_of=parameters.copy_of,
         is_restored=parameters.restored is not None,
         asked=_asked(layers, options),
-        declared=parameters.declared,
+        declared=None if parameters.copy_of else parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
         declaration=document,
     )
@@ -352,7 +353,9 @@ def _asked(layers: Layers, options: PoolOptions) -> Said:
     """The options of the registration, or of the snapshot, that a later start has to apply, whatever its settings."""
     said = layers.get("snapshot", layers["registration"])
     asked = {name: value for name, value in said.items() if name != "parallel_level"}
-    return Said(asked, say(load="on_demand") if options.idle_timeout_s == math.inf else {})
+    # Without it a start from a snapshot would have other weights, or none.
+    declared = {name: value for name, value in layers["desired"].items() if name == "checkpoint"}
+    return Said(declared, asked, say(load="on_demand") if options.idle_timeout_s == math.inf else {})
 
 
 def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOptions) -> Load:

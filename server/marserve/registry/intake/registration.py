@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from marserve.environments.interpreters import Interpreters
 from marserve.errors import BadInput, without_stop
-from marserve.model_options import NOTHING, Said
+from marserve.model_options import NOTHING, Said, read_value
 from marserve.registry.catalogue.snapshot import SnapshotVersion
 from marserve.registry.intake.call_modes import PLAIN_NAMES, SequenceHeaderNames
 from marserve.settings.values import Models
@@ -21,6 +21,7 @@ Freshness = Literal["stored", "at_start", "now"]
 """Which archive an address names: `stored`, fetched into the store, which must have no used file of its name;
 `at_start`, the store's file of its name, fetched if it is missing; `now`, fetched from the address, whatever the store
 has, and stored if the name is free."""
+LentAs = tuple[str, str | None, str | None, str | None]
 # A typing error must not start a hundred thousand processes.
 MOST_WORKERS = 4096
 LARGEST_BATCH = 65_536
@@ -76,7 +77,7 @@ class RegisterParameters:
     `declared` is what a desired state says of the version, None without one. Its keys of a model's configuration take
     precedence over the archive's; it has both of `minWorkers` and `maxWorkers` or neither. `version` is the version
     that the archive must have. `is_at_startup`: the setting `load_models` names it. `is_arrival`: it appeared in a
-    watched store; it gets workers as a model of the start does.
+    watched store; it gets workers as a model of the start does. `copy_of` is the model that it is a copy of.
     """
 
     url: str
@@ -95,12 +96,42 @@ class RegisterParameters:
     is_arrival: bool = False
     is_at_startup: bool = False
     freshness: Freshness = "stored"
+    copy_of: str | None = None
 
     @property
     def said(self) -> Said:
         """What it says of all options, the number of workers among them."""
         workers = self.initial_workers
         return Said(self.options, {"min_workers": workers, "max_workers": workers})
+
+    @property
+    def lent_as(self) -> LentAs:
+        """By what an archive that is unpacked already is found: what another registration would unpack alike."""
+        return self.url, self.model_name, self.version, self.checkpoint
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The place of its weights that goes before the archive's: a snapshot's, or else the desired state's."""
+        if self.restored is not None:
+            return self.restored.options.get("checkpoint")
+        written = (self.declared or {}).get("checkpoint")
+        return None if written is None else str(read_value("checkpoint", written))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyParameters:
+    """The parameters of a copy: a version (None: the default one) of a model, registered again as the model `name`.
+
+    `threads` (inside of one operator) and `padding_budget` are the copy's in place of the version's, None to keep them.
+    """
+
+    model: str
+    version: str | None
+    name: str
+    workers: int = 1
+    threads: int | None = None
+    padding_budget: float | None = None
+    synchronous: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL_BYTES = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
+WEB_SCHEMES: tuple[Scheme, ...] = ("http", "https")
 OBJECT_SCHEMES: tuple[Scheme, ...] = ("s3", "gs", "az")
 STORE_SCHEMES: tuple[Scheme, ...] = (*OBJECT_SCHEMES, "hf")
 """Schemes of object stores: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `hf://organisation/name`."""
@@ -90,8 +91,11 @@ def is_address(url: str) -> bool:
     return bool(_ADDRESS.match(url)) or is_store_address(url)
 
 
-def parse_target(url: str) -> Target:
-    """Read a URL strictly. Raises BadTarget for a scheme that cannot be fetched, or an unclear URL."""
+def parse_target(url: str, *, may_be_hidden: bool = False) -> Target:
+    """Read a URL strictly. Raises BadTarget for a scheme that cannot be fetched, or an unclear URL.
+
+    `may_be_hidden`: the name may begin with a dot, which none in the store does.
+    """
 
     def refuse(why: str) -> BadTarget:
         return BadTarget(f"Given URL {hide_query(url)[:500]} is refused: {why}")
@@ -108,7 +112,7 @@ def parse_target(url: str) -> Target:
         raise refuse("its path leads through `.` or `..`")
     if re.search(r"%(?![0-9A-Fa-f]{2})|%00|%2[fF]|%5[cC]", path):
         raise refuse("its path holds an invalid escape, or one that hides a separator")
-    if not _FILE_NAME.fullmatch(path.rpartition("/")[2]):
+    if not _FILE_NAME.fullmatch(path.rpartition("/")[2].removeprefix("." if may_be_hidden else "")):
         raise refuse("its path ends with no name that a file in the store can have")
     if scheme == "file":
         if authority.lower() not in ("", "localhost") or query:

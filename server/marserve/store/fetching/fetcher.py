@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from marserve.files.digests import digest_of
 from marserve.files.leased_folders import Lease
 from marserve.store.addresses.fetch_guard import (
     STORE_SCHEMES,
+    WEB_SCHEMES,
     AllowedUrls,
     Target,
     hide_query,
@@ -39,6 +40,7 @@ from marserve.store.fetching.download import Downloaded, DownloadOptions, await_
 from marserve.store.fetching.download_list import Download, DownloadList
 from marserve.store.fetching.fetched_archives import FetchedArchives
 from marserve.store.fetching.prefixes import Kept, ListAt, fetch_below, read_prefix
+from marserve.store.fetching.web_folders import Wanted, WebFolder
 from marserve.store.sources.file_source import FileOrigins
 from marserve.store.sources.http import HttpOrigins
 from marserve.store.sources.source import (
@@ -46,6 +48,7 @@ from marserve.store.sources.source import (
     Entry,
     Failed,
     Gathered,
+    Listing,
     Missing,
     OnProgress,
     Opener,
@@ -212,24 +215,31 @@ class Fetcher:
                 self._placed[name] = fetched.in_store.stat().st_ino
         return fetched
 
-    def fetch_below(self, address: str, wants: Callable[[Sequence[str]], Iterable[str]], otherwise: Path) -> Lease:
-        """Fetch what lies below the address of a prefix, unless this machine has it; `wants` chooses of the names.
+    def fetch_below(self, address: str, wanted: Wanted, otherwise: Path) -> Lease:
+        """Fetch what is `wanted` of what lies below the address of a prefix, unless this machine has it.
 
         The folder is shared by all servers with this cache; without a cache it lies in `otherwise`. It stays until the
-        lease is released. Raises ArchiveNotFound, DownloadFailed with the error as its cause, OutOfMemory.
+        lease is released. Raises ArchiveNotFound, DownloadFailed with the error as its cause, OutOfMemory, and what
+        `wanted` raises for a file that names others.
         """
         prefix = read_prefix(address, self._allowed)
-        if self._list_at is None:
-            raise DownloadFailed(prefix.shown, reason="nothing here lists a store", is_told=True)
+        options, list_at = self._options.download, self._list_at
+        if prefix.base.scheme in WEB_SCHEMES:
+            open_at = self._openers[prefix.base.scheme]
+
+            def list_at(base: Target) -> Listing:
+                return WebFolder(base, open_at, self._allowed, wanted, options)
+
+        if list_at is None:
+            raise DownloadFailed(prefix.shown, reason="nothing here lists a store", is_told=True, what="checkpoint")
         kept = Kept(otherwise)
         if self._cache is not None:
             kept = Kept(self._cache.folder / "folders", self._cache.max_bytes)
         with self.downloads.under_way(prefix.shown, prefix.shown.rstrip("/").rpartition("/")[2]) as listed:
             if self._closing.is_set():
                 listed.cancel.set(STOPPING)
-            with self._as_typed(address):
-                options = self._options.download
-                lease = fetch_below(prefix, self._list_at, self._allowed, wants, kept, options, listed)
+            with self._as_typed(address, what="checkpoint"):
+                lease = fetch_below(prefix, list_at, self._allowed, wanted.choose, kept, options, listed)
         how = "was kept from before" if listed.status(0.0).fromCache else "fetched"
         log.info("%s: %s", prefix.shown, how)
         return lease
@@ -262,8 +272,8 @@ class Fetcher:
             return False
 
     @contextmanager
-    def _as_typed(self, url: str) -> Iterator[None]:
-        """Turn errors of fetching into the types that callers know."""
+    def _as_typed(self, url: str, what: str = "archive") -> Iterator[None]:
+        """Turn errors of fetching into the types that callers know; `what` is fetched."""
         shown = hide_query(split_digest(url)[0])
         try:
             yield
@@ -273,11 +283,12 @@ class Fetcher:
             if error.errno in _FULL:
                 raise OutOfMemory(f"No space is left to save model: {shown}") from error
             log.warning("%s could not be fetched: %s", shown, error)
-            raise DownloadFailed(shown, reason=error.strerror or type(error).__name__) from error
+            raise DownloadFailed(shown, reason=error.strerror or type(error).__name__, what=what) from error
         except SourceError as error:
             log.warning("%s could not be fetched: %s", shown, error)
-            # TorchServe knows no such addresses, so it has no words for this error.
-            raise DownloadFailed(shown, reason=str(error), is_told=is_store_address(shown)) from error
+            # TorchServe knows no such addresses and no checkpoints, so it has no words for this error.
+            is_told = is_store_address(shown) or what != "archive"
+            raise DownloadFailed(shown, reason=str(error), is_told=is_told, what=what) from error
         except DigestMismatch as error:
             log.warning("%s", error)
             raise

@@ -1,4 +1,4 @@
-"""Fetches what lies below a prefix of an object store into a folder of this machine, once for all that want it.
+"""Fetches what lies below a prefix, of a store or of the web, into a folder of this machine, once for all.
 
     address/ → may it be fetched → list it → a folder named by what the list says (keys, sizes, ETags)
              → there already: a shared lease; else an exclusive one: each object once into a folder beside it, renamed
@@ -13,14 +13,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+from marserve.errors import AddressNotAllowed
 from marserve.files.leased_folders import Lease, LeasedFolders, bytes_below, discard
 from marserve.store.addresses.fetch_guard import (
     OBJECT_SCHEMES,
+    WEB_SCHEMES,
     AllowedUrls,
     BadTarget,
     Target,
@@ -29,7 +32,7 @@ from marserve.store.addresses.fetch_guard import (
 )
 from marserve.store.fetching.download import DownloadOptions, download
 from marserve.store.fetching.download_list import Download
-from marserve.store.sources.source import Entry, Failed, Listing, Missing
+from marserve.store.sources.source import Entry, Failed, Listing, Missing, SourceError
 
 MOST_OBJECTS = 20_000
 _SUFFIX = ".part"
@@ -54,9 +57,9 @@ class Prefix:
         """The beginning of the keys."""
         return unquote(self.base.key)
 
-    def target_of(self, entry: Entry) -> Target:
-        """The address of an object below it."""
-        return replace(self.base, path=f"/{quote(entry.key)}")
+    def target_of(self, name: str) -> Target:
+        """The address of an object directly below it."""
+        return replace(self.base, path=self.base.path + name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +80,39 @@ def is_prefix(address: str) -> bool:
     return "://" in address and address.endswith("/")
 
 
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Errors of a source name this file below the prefix."""
+    try:
+        yield
+    except SourceError as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def can_be_name(name: str) -> bool:
+    """Whether a file directly below a prefix can have that name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def read_prefix(address: str, allowed: AllowedUrls) -> Prefix:
-    """Judge the address of a prefix. Raises BadTarget for one that cannot be listed, AddressNotAllowed."""
+    """Judge the address of a prefix. Raises BadTarget for one that has no files below it, AddressNotAllowed.
+
+    Of the web it is not known yet what lies there, so that only the single files are held against `allowed`.
+    """
     sample = parse_target(address + _SAMPLE)
-    if sample.scheme not in OBJECT_SCHEMES:
+    if sample.scheme not in (*OBJECT_SCHEMES, *WEB_SCHEMES):
+        of_hub = "; https://HUB/ORGANISATION/NAME/resolve/REVISION/ names the same files" * (sample.scheme == "hf")
         raise BadTarget(
-            f"Given URL {hide_query(address)} is refused: {sample.scheme}:// cannot be listed; s3://, gs:// and "
-            "az:// can"
+            f"Given URL {hide_query(address)} is refused: what lies below {sample.scheme}:// is not fetched; "
+            f"s3://, gs://, az://, https:// and http:// are{of_hub}"
         )
     if sample.query or not sample.path.endswith(f"/{_SAMPLE}"):
-        raise BadTarget(f"Given URL {hide_query(address)} is refused: the address of a prefix has no version")
-    allowed.check(sample)
+        raise BadTarget(f"Given URL {hide_query(address)} is refused: the address of a prefix has no version or query")
+    try:
+        if sample.scheme in OBJECT_SCHEMES:
+            allowed.check(sample)
+    except AddressNotAllowed:
+        raise AddressNotAllowed(hide_query(address)) from None  # not the sample's
     return Prefix(replace(sample, path=sample.path[: -len(_SAMPLE)]), address)
 
 
@@ -105,9 +130,13 @@ def fetch_below(
     Raises SourceError, OSError, and AddressNotAllowed for an object that may not be fetched; nothing is left after one.
     """
     with contextlib.closing(list_at(prefix.base)) as listing, listed.cancel.calling(listing.close):
-        entries = _chosen(prefix, listing, wants, options.max_bytes)
-        for entry in entries.values():
-            allowed.check(prefix.target_of(entry))
+        try:
+            entries = _chosen(prefix, listing, wants, options.max_bytes)
+        except SourceError:
+            listed.cancel.check()
+            raise
+        for name in entries:
+            allowed.check(prefix.target_of(name))
         name, folders = _name_of(prefix, entries), kept.folders()
         while True:
             listed.cancel.check()
@@ -138,7 +167,7 @@ def _chosen(
         if number > MOST_OBJECTS:
             raise Failed(f"more than {MOST_OBJECTS} objects lie below it")
         name = entry.key.removeprefix(prefix.key)
-        if _NAME.fullmatch(name):
+        if can_be_name(name):
             found[name] = entry
     if not found:
         raise Missing("no object lies directly below it")
@@ -152,8 +181,8 @@ def _chosen(
 
 
 def _name_of(prefix: Prefix, entries: dict[str, Entry]) -> str:
-    """A word for exactly this content. Without ETags it is that of sizes and times."""
-    what = [[name, entry.size, entry.etag or entry.modified] for name, entry in entries.items()]
+    """A word for exactly this content. Without ETags it is that of sizes and times, without these a new one."""
+    what = [[name, entry.size, entry.etag or entry.modified or secrets.token_hex()] for name, entry in entries.items()]
     return hashlib.sha256(json.dumps([prefix.base.url, what]).encode()).hexdigest()
 
 
@@ -172,7 +201,7 @@ def _fetch(
         for path, entry in entries.items():
             descriptor = os.open(staged / path, _NEW_FILE, 0o600)
             try:
-                with contextlib.closing(listing.open(entry)) as source:
+                with naming(path), contextlib.closing(listing.open(entry)) as source:
                     begin = before
                     downloaded = download(
                         source,
@@ -182,7 +211,7 @@ def _fetch(
                         on_progress=lambda have, _, begin=begin: listed.progress(begin + have, whole),  # type: ignore[misc]
                     )
                 now = downloaded.entry
-                if now.size != entry.size or (entry.etag is not None and not now.is_of(entry)):
+                if now.size != entry.size or not (now.is_of(entry) if entry.etag else now.modified == entry.modified):
                     raise Failed(f"{path} was replaced while it was fetched; try again when all of it is written")
                 os.fsync(descriptor)
             finally:

@@ -33,7 +33,7 @@ from marserve.store.addresses.fetch_guard import (
     parse_target,
     resolve_host,
 )
-from marserve.store.sources.source import Broken, Entry, Failed, Missing, Replaced
+from marserve.store.sources.source import Broken, Denied, Entry, Failed, Missing, Replaced
 
 MAX_REDIRECTS = 5
 CONNECT_S = 10.0
@@ -284,7 +284,7 @@ class HttpSource:
 
     def _next(self, target: Target, location: str) -> Target:
         try:
-            following = parse_target(urljoin(target.url, location))
+            following = parse_target(urljoin(target.url, location), may_be_hidden=True)
         except ValueError:
             raise BadTarget(f"Given URL {self.shown} is refused: it redirects to what is no URL") from None
         if following.scheme not in ("http", "https") or (target.scheme == "https" and following.scheme != "https"):
@@ -451,6 +451,8 @@ def _check_status(status: int) -> None:
         raise Broken(f"the answer was {status}")
     if status in (404, 410):
         raise Missing(f"the answer was {status}")
+    if status in (401, 403):
+        raise Denied(f"the answer was {status}")
     if status not in (200, 206, 416):
         raise Failed(f"the answer was {status}")
 

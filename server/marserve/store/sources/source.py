@@ -62,6 +62,10 @@ class Missing(Failed):
     """The object is missing. It may appear later."""
 
 
+class Denied(Failed):
+    """The origin refuses this object (401, 403); some do so of objects that are missing."""
+
+
 class Reading(Protocol):
     """Bytes of one object on their way, from one answer of its origin."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,16 @@ from marserve.archive.checkpoints.contents import BadCheckpoint
 from marserve.archive.contents.model_config import parse_model_config
 from marserve.archive.reading.reader import Limits
 from marserve.errors import AddressNotAllowed, BadArchive
+from marserve.model_options import Said
 from marserve.registry.catalogue.plan import FoundCheckpoint, Unpacked
-from marserve.registry.intake.checkpoints.found import choose
+from marserve.registry.catalogue.snapshot import SnapshotVersion
+from marserve.registry.intake.checkpoints.found import CheckpointFiles
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.plan import make_plan
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 from marserve.store.sources.local import LocalStore
 from support.archives import manifest, zip_of
-from support.checkpoints import safetensors_bytes
+from support.checkpoints import safetensors_bytes, save_in_pieces
 
 WEIGHTS = safetensors_bytes({"a": ("F32", [2, 3])})
 
@@ -32,8 +36,10 @@ class Store:
         self.root.mkdir()
         self.intake = Intake(LocalStore(self.root), folder / "scratch", Limits())
 
-    def take_in(self, checkpoint: str, files: dict[str, bytes] | None = None, **model: Any) -> Unpacked:
-        """The archive `m.mar` with these files, taken in."""
+    def take_in(
+        self, checkpoint: str, files: dict[str, bytes] | None = None, instead: str | None = None, **model: Any
+    ) -> Unpacked:
+        """The archive `m.mar` with these files, taken in with another checkpoint `instead`."""
         said = {"handler": "base_handler", "modelFile": "model.py", "configFile": "c.yaml"} | model
         said = {key: value for key, value in said.items() if value is not None}
         members = {
@@ -43,7 +49,7 @@ class Store:
             **(files or {}),
         }
         (self.root / "m.mar").write_bytes(zip_of(members))
-        return self.intake.take_in("m.mar")
+        return self.intake.take_in("m.mar", None, instead)
 
 
 @pytest.fixture
@@ -124,9 +130,11 @@ class FakeFetcher:
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(file)
 
-    def fetch_below(self, address: str, wants: Any, otherwise: Path) -> Any:
+    def fetch_below(self, address: str, wanted: Any, otherwise: Path) -> Any:
         """A lease of the folder."""
-        self.asked.append((address, sorted(wants(["model.safetensors", "model.bin", "README.md"])), otherwise.name))
+        self.asked.append(
+            (address, sorted(wanted.choose(["model.safetensors", "model.bin", "README.md"])), otherwise.name)
+        )
         return self
 
     def release(self) -> None:
@@ -177,7 +185,7 @@ def test_without_a_fetcher_no_address_is_allowed(store: Store) -> None:
 )
 def test_of_a_prefix_only_a_checkpoints_files_are_wanted(names: list[str], chosen: list[int]) -> None:
     """The same weights often lie there in other formats."""
-    assert list(choose(names)) == [names[number] for number in chosen]
+    assert list(CheckpointFiles(lambda: False).choose(names)) == [names[number] for number in chosen]
 
 
 def test_a_bad_checkpoint_is_refused_by_its_own_sentence(store: Store) -> None:
@@ -195,3 +203,40 @@ def test_a_word_that_can_be_none_is_refused(value: str) -> None:
     """The key is strict: a model without its weights is none."""
     with pytest.raises(BadArchive, match=r"^checkpoint of the model's configuration is .*; it must be a folder"):
         parse_model_config(f"checkpoint: {value}\n".encode())
+
+
+def test_a_document_and_a_snapshot_go_before_the_archive(store: Store) -> None:
+    """And both say where; a later start without the document finds the same weights."""
+    declared = RegisterParameters("m.mar", declared={"url": "m.mar", "checkpoint": "beside"})
+
+    unpacked = store.take_in("missing", instead=declared.checkpoint)
+    plan = make_plan(declared, unpacked, RegistryOptions())
+
+    assert _checkpoint(unpacked).folder == store.root / "beside"
+    assert plan.facts.options.checkpoint == "beside"
+    workers = {"min_workers": 1, "max_workers": 1}
+    restored = SnapshotVersion("m", "1.0", "m.mar", True, Said(plan.facts.asked, workers))
+    assert RegisterParameters("m.mar", restored=restored).checkpoint == "beside"
+    assert RegisterParameters("m.mar", restored=replace(restored, options=Said(workers))).checkpoint is None
+    with pytest.raises(BadArchive, match=r"^checkpoint of the desired state is nowhere, and neither the archive nor"):
+        store.take_in("beside", instead="nowhere")
+
+
+def test_what_an_index_and_metadata_name_are_files_of_the_checkpoint(tmp_path: Path) -> None:
+    """Each once; what is neither is refused by the sentence of a folder."""
+    pytest.importorskip("torch")
+    import torch
+
+    files = CheckpointFiles(lambda: False)
+    folder = save_in_pieces(tmp_path / "pieces", {"a": torch.ones(2, 3), "b": torch.ones(4)}, 2)
+    index = {"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}
+    heads = {"model.safetensors.index.json": json.dumps(index).encode()}
+    heads[".metadata"] = (folder / ".metadata").read_bytes()
+
+    named = {head: set(files.named_in(head, data)) for head, data in heads.items()}
+
+    assert list(named.values()) == [{"m-1.safetensors", "m-2.safetensors"}, {"__0_0.distcp", "__1_0.distcp"}]
+    assert [files.heads[head] > 0 for head in [*heads, "model.safetensors"]] == [True, True, False]
+    for head, data in heads.items():
+        with pytest.raises(BadCheckpoint, match=f"^The checkpoint cannot be used: {re.escape(head)}: "):
+            files.named_in(head, data[:-3])
