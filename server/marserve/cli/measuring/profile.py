@@ -82,8 +82,10 @@ def profile(
         making = [_Making(address, model, version, wish, limit_s) for address in addresses]
         for each in making:
             each.start()
-        for each in making:
-            each.finish()
+        with output.progress() as bar:
+            bar.add_task(f"one worker of {model} is measured while it answers the requests that come")
+            for each in making:
+                each.finish()
         made = [(each.address if len(making) > 1 else "", each.profile, each.trace) for each in making]
         files = _write(folder, made)
         output.result(
@@ -92,6 +94,7 @@ def profile(
             f"{folder}/: {', '.join(files)}",
         )
         if not any(each.requests for _, each, _ in made):
+            output.note(f"  `marserve bench {model} --inputs FOLDER`, run beside this command, sends requests.")
             raise typer.Exit(FAILED_STATUS)
 
 
@@ -181,6 +184,9 @@ def _write(folder: Path, made: Sequence[tuple[str, ModelProfile, bytes]]) -> lis
 def _described(address: str, profile: ModelProfile) -> list[str | Table]:
     name = f"{profile.modelName} {profile.modelVersion}" + (f" at {address}" if address else "")
     lines: list[str | Table] = [f"{name}: {got_of(profile)}"]
+    remarks = [f"note: {remark}" for remark in profile.remarks or ()]
+    if not profile.requests:
+        return [*lines, *remarks]
     lines.append(
         table(
             ["part", "ms", "share"],
@@ -197,4 +203,4 @@ def _described(address: str, profile: ModelProfile) -> list[str | Table]:
         lines.append(f"No operators: {profile.noOperators}.")
     if profile.noPython:
         lines.append(f"No samples of Python: {profile.noPython}.")
-    return [*lines, *(f"note: {remark}" for remark in profile.remarks or ())]
+    return [*lines, *remarks]
