@@ -120,6 +120,18 @@ def test_a_model_that_nothing_can_be_made_of_is_told_in_a_sentence(tmp_path: Pat
     assert not (tmp_path / "m-optimised.mar").exists()
 
 
+def test_a_log_without_a_terminal_has_a_line_for_each_step_of_the_search(tmp_path: Path) -> None:
+    """A search takes minutes, which would be silent ones; scripts' documents stay alone."""
+    words = ("optimise", make_archive(tmp_path / "m.mar", PLAIN), "--inputs", pictures(tmp_path / "in", 4))
+
+    ran, document = marserve(*words, "-o", tmp_path), marserve(*words, "-o", tmp_path, "--json")
+
+    first, last = ran.err.splitlines()
+    assert first == "loading m 1.0"
+    assert last.startswith("marserve: m 1.0 cannot be built anew")
+    assert document.err == ""
+
+
 def test_an_archive_that_is_there_is_refused_before_a_build_is_tried(tmp_path: Path) -> None:
     """Exit 1 in no time, rather than after the search, whose findings would be lost."""
     archive = make_archive(tmp_path / "m.mar", "raise SystemExit('the model was loaded')")
