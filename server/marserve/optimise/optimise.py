@@ -233,7 +233,6 @@ def _searched(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
         parent = stack.enter_context(start())
-        check(parent)
         share = wish.threads or share_of(parent)
         given = OwnInputs(list(inputs), "") if inputs is not None else _brought(parent, scratch)
         calibrating, compared = ([given.inputs[at] for at in indices] for indices in split(len(given.inputs)))
@@ -241,6 +240,7 @@ def _searched(
         parent.loaded()
         facts = parent.facts()
         _refuse_what_cannot_be(facts, parent)
+        check(parent)
         size = wish.batch_size or parent.batch_size
         (scratch / "parent").mkdir()
         on_step(f"{len(compared)} inputs through {parent.name}")

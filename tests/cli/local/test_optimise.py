@@ -132,16 +132,20 @@ def test_a_log_without_a_terminal_has_a_line_for_each_step_of_the_search(tmp_pat
     assert document.err == ""
 
 
+@pytest.mark.system
+@pytest.mark.torch
 def test_an_archive_that_is_there_is_refused_before_a_build_is_tried(tmp_path: Path) -> None:
     """Exit 1 in no time, rather than after the search, whose findings would be lost."""
-    archive = make_archive(tmp_path / "m.mar", "raise SystemExit('the model was loaded')")
-    (tmp_path / "m-optimised.mar").write_bytes(b"of before")
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 4)
+    (tmp_path / "net-optimised.mar").write_bytes(b"of before")
 
-    ran = marserve("optimise", archive, "--inputs", pictures(tmp_path / "in", 4), "-o", tmp_path)
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, "--candidate", "channels-last")
 
     assert ran.status == 1
-    assert "m-optimised.mar already exists. Use --force (-f) to overwrite it" in ran.err
-    assert (tmp_path / "m-optimised.mar").read_bytes() == b"of before"
+    assert "net-optimised.mar already exists. Use --force (-f) to overwrite it" in ran.err
+    assert "channels-last" not in ran.err
+    assert (tmp_path / "net-optimised.mar").read_bytes() == b"of before"
 
 
 def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
