@@ -225,7 +225,7 @@ def open_watch(handle: Any, context: Context, peaks: dict[str, float], *, is_con
     if context.build and context.build_flops is not None:
         try:
             known = _read(context.build_flops)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             context.load_warnings.append(f"{NOT_COUNTED}: the archive's figures cannot be read ({error!r})")
             return None
     device = "cpu"
@@ -265,7 +265,7 @@ def make_counter(model: Any, path: str) -> Counter:
 def _read(said: Mapping[str, Any]) -> Counted:
     """What an archive says, as `as_document` wrote it."""
     cost = Cost(float(said["perBatch"]), float(said["perRequest"]))
-    if not (0 <= cost.per_batch < math.inf and 0 <= cost.per_row < math.inf and cost.of(1)):
+    if not (0 <= cost.per_batch < math.inf and 0 <= cost.per_row < math.inf and 0 < cost.of(1) < math.inf):
         raise ValueError(f"{cost} is no cost")
     return Counted(cost, str(said["dtype"]), str(said["inputs"]), [str(name) for name in said["uncounted"]])
 

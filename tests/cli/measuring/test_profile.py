@@ -111,3 +111,14 @@ def test_an_answer_that_is_no_profile_is_refused(apis: FakeApis, tmp_path: Path)
     assert ran.status == 1
     assert "is no profile" in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_of_lists_in_lists_is_no_profile(apis: FakeApis, tmp_path: Path) -> None:
+    """Status 1 with a sentence, and no folder."""
+    apis.answer("POST /models/deep/profile", b"[" * 100_000)
+
+    ran = marserve("profile", "deep", "--management", apis.url)
+
+    assert ran.status == 1
+    assert "is no profile" in ran.err
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from marserve_handlers.optimising.builds import CannotBuild
 from marserve_handlers.optimising.call_arrays import Call
 from marserve_handlers.optimising.machine import cpu_flags
+from marserve_handlers.optimising.material import Material
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from marserve_handlers.optimising import native_package  # noqa: E402  # imports torch
+from marserve_handlers.optimising.onnx_export import export_program  # noqa: E402  # as above
 
 
 class Package:
@@ -88,3 +91,31 @@ def test_a_package_for_another_machine_is_not_loaded(facts: dict[str, Any], why:
 
     with pytest.raises(CannotBuild, match=why):
         native_package.load_package(package)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about torch
+def test_a_package_for_two_rows_refuses_three_and_one_for_any_number_takes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is so by itself: torch runs three with the code for two, and refuses a single row."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    monkeypatch.delenv(native_package.CHECKS, raising=False)
+    model = torch.nn.Linear(3, 2).eval()
+    for folder in ("two", "any"):
+        (tmp_path / folder).mkdir()
+    program = torch.export.export(model, (torch.randn(2, 3),))
+    two = tmp_path / "two" / native_package.MODEL
+    torch._inductor.aoti_compile_and_package(program, package_path=str(two), inductor_configs=native_package.CONFIG)
+
+    material = Material(model, [Call((torch.randn(1, 3),), {})] * 2, 4)
+    native_package.write_package(material, export_program(material), tmp_path / "any")
+
+    package = native_package.open_package(two)
+    assert package(torch.ones(2, 3)).shape == (2, 2)
+    with pytest.raises(RuntimeError):
+        package(torch.ones(3, 3))
+    facts = json.loads(native_package.facts_of(tmp_path / "any" / native_package.MODEL).read_text())
+    assert (facts["least_rows"], facts["most_rows"]) == (1, 4)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from marserve_handlers.optimising.builds import CannotBuild, Parent
 from marserve_handlers.optimising.material import Material
+from marserve_handlers.optimising.telemetry_off import switch_telemetry_off
 
 MODEL = "model.xml"
 
@@ -61,7 +61,7 @@ def runner(model: Any, threads: int) -> Callable[[list[Any]], list[Any]]:
 
 def import_openvino() -> Any:
     """OpenVINO, whose reports to its maker are switched off. Raises CannotBuild where it is not installed."""
-    os.environ.setdefault("OPENVINO_TELEMETRY_DISABLE", "1")
+    switch_telemetry_off()
     try:
         # here: it may be missing
         import openvino

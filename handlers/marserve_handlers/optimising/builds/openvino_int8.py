@@ -15,6 +15,7 @@ import numpy as np
 
 from marserve_handlers.optimising.builds import CannotBuild, Parent, openvino_float
 from marserve_handlers.optimising.material import Material
+from marserve_handlers.optimising.telemetry_off import switch_telemetry_off
 
 # As a share of the mean output: a way that is no further off is taken, and the ways after it are not tried.
 GOOD_ENOUGH = 0.01
@@ -25,11 +26,7 @@ Arrays = Sequence[np.ndarray[Any, Any]]
 def build(material: Material, folder: Path) -> None:
     """Quantise on the calibration's inputs, in the first way that is good enough there, else in the best one."""
     model = openvino_float.read(material, folder)
-    try:
-        # here: it may be missing
-        import nncf
-    except ImportError:
-        raise CannotBuild('nncf is not installed: pip install "marserve[optimise]"') from None
+    nncf = import_nncf()
     feeds = [list(feed.values()) for feed in material.feeds()]
     wanted = material.outputs()
     errors: list[tuple[float, Any]] = []
@@ -45,6 +42,17 @@ def build(material: Material, folder: Path) -> None:
 def load(parent: Parent, folder: Path, threads: int) -> Any:
     """As the build in float32: what is quantised is in the file."""
     return openvino_float.load(parent, folder, threads)
+
+
+def import_nncf() -> Any:
+    """NNCF, whose reports to its maker are switched off. Raises CannotBuild where it is not installed."""
+    switch_telemetry_off()
+    try:
+        # here: it may be missing
+        import nncf
+    except ImportError:
+        raise CannotBuild('nncf is not installed: pip install "marserve[optimise]"') from None
+    return nncf
 
 
 def mean_error(seen: Sequence[Arrays], wanted: Sequence[Arrays]) -> float:

@@ -107,7 +107,7 @@ class _Making:
         self.trace = b""
         self._path = f"{model_path(model, version)}/profile"
         self._wish, self._limit_s = wish, limit_s
-        self._failure: CommandFailed | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class _Making:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for it. Raises CommandFailed as the server says."""
+        """Wait for it. Raises CommandFailed as the server says, and whatever else ended it."""
         while self._thread.is_alive():
             self._thread.join(0.1)
         if self._failure is not None:
@@ -137,7 +137,7 @@ class _Making:
                     if answer.status_code >= 400:
                         raise refused(answer)
                     self.trace = answer.content
-        except CommandFailed as failure:
+        except Exception as failure:
             self._failure = failure
 
 

@@ -172,12 +172,15 @@ def digest_below(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each file's path and digest. A link counts as one, with what it leads to; no folder behind one is entered."""
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if name not in _NOT_HASHED]
-        for name in files:
-            path = Path(parent, name)
-            if path.is_file() and not path.is_symlink():
-                yield path.relative_to(folder).as_posix(), digest_of(path)
+        for path in (Path(parent, name) for name in (*names, *files)):
+            said = digest_of(path) if path.is_file() else ""
+            if path.is_symlink():
+                said = f"link to {os.path.realpath(path)} {said}"
+            if said:
+                yield path.relative_to(folder).as_posix(), said
 
 
 def write_found(folder: Path, report: dict[str, Any], *, may_change: bool) -> None:

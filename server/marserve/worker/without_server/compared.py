@@ -15,8 +15,10 @@ end of the input is the end of the process.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -406,11 +408,22 @@ def _result(answer: Mapping[str, Any]) -> Result:
     return Result(answer["status"], answer["message"], headers, error)
 
 
+def use_temporary(folder: str) -> None:
+    """Have temporary files of this process go into a folder; what torch compiled stays where the next process looks."""
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch does
+    except (KeyError, OSError):  # this user has no name
+        user = f"uid_{os.getuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
 def main() -> None:
-    """Load the model and obey orders. Arguments: the file of a `Load`, the parent's process id."""
-    if len(sys.argv) != 3:
+    """Load the model and obey orders. Arguments: the file of a `Load`, the parent's process id, a folder."""
+    if len(sys.argv) != 4:
         sys.exit("marserve.worker.without_server.compared is started by marserve compare")
     die_with_parent(int(sys.argv[2]))
+    use_temporary(sys.argv[3])
     adopt_orphans()  # its parent ends all below it: a daemon of the author's code is to stay there
     orders, said = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
