@@ -85,6 +85,11 @@ def known_roots(config: Path | None) -> tuple[Path, ...]:
         return ()
 
 
+def asked_there(address: str) -> str:
+    """What to do about a model that is not found at an inference address: another server may have been meant."""
+    return f"{address} was asked: --inference names another server; `marserve models` lists what one has."
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A health probe's answer: whether all is well, and the reasons as sentences."""
