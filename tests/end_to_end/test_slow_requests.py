@@ -39,6 +39,15 @@ def handle(data, context):
     return answers
 """
 
+PRINTS = """
+def handle(data, context):
+    if data is None:
+        return None
+    for number in range(20_000):
+        print(number, "x" * 200)
+    return ["x" for _ in data]
+"""
+
 CALLER = """
 from marserve_handlers import model
 
@@ -126,6 +135,28 @@ def test_quick_requests_of_a_server_at_rest_were_held_by_nothing(server: Server)
     # Others may compute on this machine, and are named then, but not all the time.
     assert any(each["cause"] == "handler" and "nothing held it" in each["why"] for each in quick), listed
     assert not [each for each in quick if each["cause"] == "loop_stalled"]
+
+
+def test_what_other_models_did_meanwhile_is_told(server: Server) -> None:
+    """One printed a lot, and one had more requests than it takes."""
+    make_archive(server.store / "prints.mar", PRINTS, name="prints")
+    make_archive(server.store / "full.mar", HANDLER, name="full", config="jobQueueSize: 1\n")
+    for model in ("prints", "full"):
+        assert server.register(f"{model}.mar").status_code == 200
+    with ThreadPoolExecutor(20) as many:
+        asked = ask(server, "beside", sleep=1.5)
+        printed = many.submit(server.predict, "prints")
+        flood = [many.submit(server.predict, "full", '{"sleep": 0.2}') for _ in range(20)]
+        asked.join()
+        assert printed.result().status_code == 200
+        assert 503 in [each.result().status_code for each in flood]
+
+    meanwhile = explained(server, "beside")["meanwhile"]
+
+    assert any(each.partition(": ")[2].startswith("prints W-") and " printed " in each for each in meanwhile), meanwhile
+    assert any(
+        ": full had more requests than it takes, and refused a request (queue_full)" in each for each in meanwhile
+    ), meanwhile
 
 
 def test_a_request_that_waited_is_told_for_whom(server: Server) -> None:
