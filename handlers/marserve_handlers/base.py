@@ -87,6 +87,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             from marserve_handlers.runtimes.fixed_sizes import allow_graphs
 
             allow_graphs(sizes)
+        is_compiled = False
         options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
         if options is not None and getattr(context, "one_rank", None) is not None:
             raise ModelNotLoadable(
@@ -96,7 +97,9 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
 
-            self.model = compile_model(self.model, options, self.device.type, context)
+            eager = self.model
+            self.model = compile_model(eager, options, self.device.type, context)
+            is_compiled = self.model is not eager
         if sizes:
             from marserve_handlers.runtimes.fixed_sizes import with_fixed_sizes
 
@@ -104,6 +107,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             context.keeps_to_sizes = True
         if isinstance(context, Context):  # an author's tests may have another one
             context.engine = self._engine(entry, is_compiled=options is not None)
+            context.is_compiled = is_compiled
         labels = os.path.join(model_dir, "index_to_name.json")
         if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
             self.mapping = load_label_mapping(labels)
