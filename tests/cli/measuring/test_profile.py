@@ -150,5 +150,5 @@ def test_an_answer_of_lists_in_lists_is_no_profile(apis: FakeApis, tmp_path: Pat
     ran = marserve("profile", "deep", "--management", apis.url)
 
     assert ran.status == 1
-    assert "is no JSON" in ran.err
+    assert "profile, with status 200, is no JSON" in ran.err
     assert list(tmp_path.iterdir()) == []
