@@ -20,7 +20,7 @@ def test_the_median_of_nine_and_its_interval_leave_one_out_on_each_side() -> Non
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said", "sentence"),
+    ("ratio", "said", "in_words"),
     [
         (Ratio(2.4, 2.0, 8.0), "2.40 [2.00 to 8.00]", "2.40 [2.00 to 8.00] times as fast"),
         (Ratio(2.4, 2.0, 8.01), "too noisy to say (2.00 to 8.01)", "too noisy to say (2.00 to 8.01)"),
@@ -29,9 +29,9 @@ def test_the_median_of_nine_and_its_interval_leave_one_out_on_each_side() -> Non
         (Ratio(50.0, 45.55, 2e9), "too noisy to say (45.5 to ≥ 1000)", "too noisy to say (45.5 to ≥ 1000)"),
     ],
 )
-def test_an_interval_of_more_than_a_factor_of_four_says_nothing(ratio: Ratio, said: str, sentence: str) -> None:
+def test_an_interval_of_more_than_a_factor_of_four_says_nothing(ratio: Ratio, said: str, in_words: str) -> None:
     """It is shown with few digits; the numbers themselves stay what they are."""
-    assert (str(ratio), ratio.sentence) == (said, sentence)
+    assert (str(ratio), ratio.in_words) == (said, in_words)
     [described] = describe_ratios({1: ratio})
     assert (described["middle"], described["low"], described["high"]) == (ratio.middle, ratio.low, ratio.high)
     assert described["isNoisy"] == said.startswith("too noisy")

@@ -41,7 +41,7 @@ class Ratio:
         return self.high > NOISY * self.low
 
     @property
-    def sentence(self) -> str:
+    def in_words(self) -> str:
         """How many times as fast, in words."""
         return str(self) if self.is_noisy else f"{self} times as fast"
 
