@@ -446,6 +446,19 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert not names - pinned
 
 
+def test_the_long_suite_installs_what_its_tests_skip_without() -> None:
+    """Builds of OpenVINO, NNCF and torchao, and py-spy, are run by no other target."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+
+    recipe = re.search(r"^\$\(STAMPS\)/long:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+
+    assert recipe
+    assert re.search(r"\[(\w+,)*optimise(,\w+)*\]", recipe[1])
+    assert "--group long" in recipe[1]
+    assert {re.split(r"[>=]", line)[0] for line in groups["long"]} >= {"py-spy", "schemathesis"}
+
+
 def canonical(name: str) -> str:
     """A distribution's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Checkpoint, Context
+from marserve_handlers.declared.bodies import JSON, read_json, what_came
 from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionException
 from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.support.devices.devices import Device, choose_device
@@ -301,10 +302,10 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     def preprocess(self, data: list[Any]) -> Any:
         """What the model takes: rows (or their `data` or `body`) as one tensor [B, …] on the device.
 
-        An ONNX model gets an array. Rows must be numbers or nested lists of one shape, else this raises BadInput;
-        overridden for anything else.
+        An ONNX model gets an array. Rows must be numbers or nested lists of one shape, or bytes that hold them as JSON,
+        else this raises BadInput; overridden for anything else.
         """
-        rows = [_value_of(row) for row in data] if isinstance(data, (list, tuple)) else data
+        rows = [_read_value(row) for row in data] if isinstance(data, (list, tuple)) else data
         try:
             if self.takes_arrays:
                 import numpy as np
@@ -362,7 +363,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if self._is_describe():
             return [self.describe_handle()] * max(1, len(data))
         if self._named is not None and not self._is_explain():
-            return self._named.answer(data, self.context, _value_of, self._answer_rows)
+            return self._named.answer(data, self.context, _read_value, self._answer_rows)
         return self._answer_rows(data)
 
     def _answer_rows(self, data: list[Any]) -> Any:
@@ -395,10 +396,30 @@ def _fault_of(rows: Any, error: Exception) -> BadInput | None:
         if value is None or isinstance(value, (str, bytes, dict)):
             kind = shown(value)
             if isinstance(value, dict):
-                kind = f"an object with {names_of(map(str, value))}" if value else "an object"
+                kind = _kind_of_object(value)
             return BadInput(f"expected numbers as JSON, alone or in nested lists of one shape, got {kind}")
     is_one = isinstance(rows, list) and len(rows) == 1 and isinstance(error, ValueError)
     return BadInput("expected nested lists of one shape, got lists of unequal lengths") if is_one else None
+
+
+def _kind_of_object(value: dict[Any, Any]) -> str:
+    if len(value) == 1 and str(next(iter(value))).lstrip()[:1] in ("[", "{"):
+        return what_came(value, JSON)
+    return f"an object with {names_of(map(str, value))}" if value else "an object"
+
+
+def _read_value(row: Any) -> Any:
+    """A row's value; of bytes, as a body is that came without a content type, what they say as JSON if they are JSON.
+
+    A bytearray would else be a row of numbers by itself, one a byte.
+    """
+    value = _value_of(row)
+    if not isinstance(value, (bytes, bytearray)):
+        return value
+    try:
+        return read_json(value)
+    except BadInput:
+        return bytes(value)
 
 
 def _leaves(rows: Any) -> Iterator[Any]:

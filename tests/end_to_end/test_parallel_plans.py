@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,33 @@ def test_plans_that_change_answers_or_do_not_fit_are_not_served(tmp_path: Path) 
             assert refused.status_code == 400
             assert said in refused.json()["message"]
         assert server.client.get(f"{server.management}/models").json()["models"] == []
+
+
+RAISES_ON_ONE = """
+import os
+from marserve_handlers.base import BaseHandler
+
+
+class Handler(BaseHandler):
+    def preprocess(self, data):
+        if os.environ["RANK"] == "RAISES":
+            raise ValueError("no letters here")
+        return super().preprocess(data)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_sample_that_raises_on_one_rank_alone_ends_the_load_with_its_sentence(tmp_path: Path, rank: str) -> None:
+    """The others wait in a sum for it: not until `startupTimeout`, which is minutes."""
+    with Server(tmp_path, entry="marserve") as server:
+        config = f"{ONE_WORKER}startupTimeout: 100\n{SAMPLES}{parallel(2)}"
+        handler = RAISES_ON_ONE.replace("RAISES", rank)
+        make_divided(server.store / "m.mar", config, handler=handler)
+        began = time.monotonic()
+        refused = server.register("m.mar")
+        seconds = time.monotonic() - began
+
+    assert f"rank {rank}: ModelNotLoadable: parallel: sample-0 raised here alone, and rank " in reason(refused)
+    assert "ValueError: no letters here. All ranks must end a sample alike" in reason(refused)
+    assert seconds < 60

@@ -221,6 +221,7 @@ def test_the_ranks_of_a_group_are_told_apart(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long  # whose target installs it
 def test_py_spy_sees_the_handlers_python(tmp_path: Path) -> None:
     """Or there is a reason why it may not."""
     with serving(tmp_path, MIXED) as server:

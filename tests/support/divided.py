@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -102,6 +104,19 @@ def divided_state(*, width: int = 32, layers: int = 2) -> dict[str, Any]:
     return state
 
 
+def bytes_of_a_rank(modules: Iterable[Any], division: Any) -> int:
+    """The bytes of the parameters that each rank of a division holds, by the modules of its plan."""
+    from marserve_handlers.sharding.plan import divided_dim
+
+    total = 0
+    for module in modules:
+        style = division.styles.get(module.name, "replicate")
+        for name, shape in module.shapes.items():
+            is_divided = divided_dim(module.kind, style, name) is not None
+            total += prod(shape) * module.bytes_each // (division.ranks if is_divided else 1)
+    return total
+
+
 def make_divided(
     path: Path,
     config: str,
@@ -111,8 +126,12 @@ def make_divided(
     layers: int = 2,
     blocks: str = BLOCKS,
     has_weights: bool = True,
+    handler: str = "",
 ) -> Path:
-    """The archive at `path`; `blocks` is the file of its layers. Without weights the configuration says where."""
+    """The archive at `path`; `blocks` is the file of its layers. Without weights the configuration says where.
+
+    `handler` is the source of one that takes the place of `base_handler`.
+    """
     import torch
 
     text, state = source(width=width, layers=layers), divided_state(width=width, layers=layers)
@@ -127,7 +146,7 @@ def make_divided(
     entry = {
         "modelName": path.stem,
         "modelVersion": "1.0",
-        "handler": "base_handler",
+        "handler": "own.py:Handler" if handler else "base_handler",
         "modelFile": "model.py",
         "serializedFile": file,
         "configFile": "model-config.yaml",
@@ -139,6 +158,7 @@ def make_divided(
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
         archive.writestr("model.py", text)
         archive.writestr("blocks.py", blocks)
+        archive.writestr("own.py", handler)
         archive.writestr("model-config.yaml", config)
         if has_weights:
             archive.writestr(file, weights)

@@ -125,6 +125,25 @@ def test_a_rate_of_nothing_is_refused_before_anything_waits_for_it() -> None:
         due_times(Shape(rate=0.0), Limit(5))
 
 
+def test_a_redirect_is_no_answer_of_a_model(apis: FakeApis) -> None:
+    """As of a proxy that wants a login, which is faster than any model."""
+    apis.answer(f"POST {PATH}", {"7": 0.98}, 302)
+
+    tally = _load(_port(apis), Shape(1), Limit(requests=3))
+
+    assert (tally.answered, tally.failures) == (1, 2)
+    assert [(reason.status, reason.text) for reason in tally.failed] == [(302, "a redirect")]
+
+
+def test_a_failure_that_is_deep_json_has_no_reason(apis: FakeApis) -> None:
+    """It is counted as any other."""
+    apis.answer(f"POST {PATH}", b"[" * 1500, 500)
+
+    tally = _load(_port(apis), Shape(1), Limit(requests=3))
+
+    assert [(reason.status, reason.text) for reason in tally.failed] == [(500, "no reason given")]
+
+
 def test_failures_are_counted_by_status_and_reason_with_one_example(apis: FakeApis) -> None:
     """The cause of the header, else the type of the error object."""
     apis.answer(f"POST {PATH}", {"type": "BadRequestException", "message": "wants numbers"}, 400)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from marserve.messages import (
     OutOfStep,
     Profile,
     Rank,
+    SetLevel,
     Share,
     ToServer,
     pack_head,
@@ -35,6 +37,7 @@ from marserve.worker.load import Handle, LoadedModel
 from marserve.worker.rank import Follower, Leader, Peer, open_store
 from support.descriptors import more_descriptors
 from support.model_context import make_context
+from support.patience import PATIENCE_S
 
 LOAD = Load("m", "1.0", "", "h.py", None, None, 4)
 
@@ -636,3 +639,113 @@ def test_the_other_ranks_record_with_rank_0_and_send_it_what_they_have(start: Ca
     assert ended == ([], ["rank 1 has no operators: they were not asked for"])
     assert dropped == ([], [])
     assert group.call(b"a") == ["done"]
+
+
+class Loading:
+    """Rank 0 and two others while they load, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        pairs = [socket.socketpair() for _ in range(2)]
+        self.sockets = [each for pair in pairs for each in pair]
+        descriptor = create_page()
+        self.pages = [Page(descriptor) for _ in range(3)]
+        os.close(descriptor)
+        server: Any = Server()
+        peers = [Peer(number, ours) for number, (ours, _) in enumerate(pairs, 1)]
+        self.ranks: list[Leader | Follower] = [Leader(Rank(0, 3, True, 1), peers, server, self.pages[0])]
+        for number, (_, theirs) in enumerate(pairs, 1):
+            self.ranks.append(Follower(Rank(number, 3, True, 1), Peer(0, theirs), server, self.pages[number]))
+
+    def run(self, *does: Callable[[Leader | Follower], str]) -> list[str]:
+        """What each rank is told at the end of a sample; "ended" where it waits for the server to end it."""
+
+        def one(rank: Leader | Follower, do: Callable[[Leader | Follower], str]) -> str:
+            try:
+                return do(rank)
+            except Ended:
+                return "ended"
+
+        with ThreadPoolExecutor(3) as threads:
+            return list(threads.map(one, self.ranks, does))
+
+    def close(self) -> None:
+        """Close all."""
+        for sock in self.sockets:
+            sock.close()
+        for page in self.pages:
+            page.close()
+
+
+@pytest.fixture
+def loading(start: object) -> Iterator[Loading]:
+    """Three ranks, whose ends are exceptions."""
+    group = Loading()
+    yield group
+    group.close()
+
+
+def _sample(why: str) -> Callable[[Leader | Follower], str]:
+    def do(rank: Leader | Follower) -> str:
+        rank.begin_samples()
+        return rank.end_sample(why)
+
+    return do
+
+
+def test_samples_that_all_ranks_end_alike_are_the_handlers_own_affair(loading: Loading) -> None:
+    """Whether they raise or not, as often as there are samples; levels of logging are kept for later."""
+    leader = loading.ranks[0]
+    assert isinstance(leader, Leader)
+    leader.set_level("DEBUG")
+
+    def do(rank: Leader | Follower) -> str:
+        rank.begin_samples()
+        return rank.end_sample("") + rank.end_sample("ValueError") + rank.end_sample("")
+
+    assert loading.run(do, do, do) == ["", "", ""]
+    follower = loading.ranks[1]
+    assert isinstance(follower, Follower)
+    assert follower._leader.hear(0.0) == (SetLevel("DEBUG"), [])
+
+
+@pytest.mark.parametrize(
+    ("raises", "said"),
+    [
+        ((True, False, False), ["rank 1 answered it", "ended", "ended"]),
+        ((False, True, False), ["ended", "rank 0 answered it", ""]),
+        ((False, False, True), ["ended", "", "rank 0 answered it"]),
+        ((True, False, True), ["rank 1 answered it", "ended", ""]),
+    ],
+)
+def test_a_rank_that_raises_alone_says_so_and_the_others_wait_for_the_end(
+    loading: Loading, raises: tuple[bool, ...], said: list[str]
+) -> None:
+    """At least one of them says it, and none that knows nothing."""
+    assert loading.run(*(_sample("ValueError" * each) for each in raises)) == said
+
+
+def test_a_rank_that_raises_does_not_wait_for_ranks_that_hang(loading: Loading) -> None:
+    """In a collective that it never comes to; but for one that has not loaded yet it does."""
+    told, waits, has_loaded = threading.Event(), threading.Event(), threading.Event()
+
+    def raises(rank: Leader | Follower) -> str:
+        waits.set()
+        rank.begin_samples()
+        assert has_loaded.is_set()
+        try:
+            return rank.end_sample("ValueError")
+        finally:
+            told.set()
+
+    def hangs(rank: Leader | Follower) -> str:
+        rank.begin_samples()
+        assert has_loaded.is_set()
+        assert told.wait(PATIENCE_S)
+        return "hung"
+
+    def hangs_late(rank: Leader | Follower) -> str:
+        assert waits.wait(PATIENCE_S)
+        has_loaded.set()
+        return hangs(rank)
+
+    assert loading.run(hangs, raises, hangs_late) == ["hung", "rank 0 was still at it 0.2 s later", "hung"]

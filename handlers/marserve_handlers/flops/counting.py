@@ -76,7 +76,7 @@ def make_counter(model: Any, path: str) -> Counter:
 def read_document(said: Mapping[str, Any]) -> Counted:
     """What an archive says, as `as_document` wrote it."""
     cost = Cost(float(said["perBatch"]), float(said["perRequest"]))
-    if not (0 <= cost.per_batch < math.inf and 0 <= cost.per_row < math.inf and cost.of(1)):
+    if not (0 <= cost.per_batch < math.inf and 0 <= cost.per_row < math.inf and 0 < cost.of(1) < math.inf):
         raise ValueError(f"{cost} is no cost")
     return Counted(cost, str(said["dtype"]), str(said["inputs"]), [str(name) for name in said["uncounted"]])
 

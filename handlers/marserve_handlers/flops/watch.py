@@ -180,7 +180,7 @@ def open_watch(handle: Any, context: Context, peaks: dict[str, float], *, is_con
     if context.build and context.build_flops is not None:
         try:
             known = read_document(context.build_flops)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             context.load_warnings.append(f"{NOT_COUNTED}: the archive's figures cannot be read ({error!r})")
             return None
     device = "cpu"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from marserve_handlers.context import Checkpoint
-from marserve_handlers.sharding.safe_files import find_stored, map_tensors, read_part, read_tensors
+from marserve_handlers.sharding.dcp_reader import TensorReader
+from marserve_handlers.sharding.safe_files import find_stored, map_tensors, read_tensors
+from marserve_handlers.sharding.stored import read_part
 
 
 class CheckpointWeights:
@@ -19,14 +20,8 @@ class CheckpointWeights:
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Reads the headers. Raises what their readers raise."""
         self._may_map = checkpoint.may_map
-        self._pieces: Any = None
-        if checkpoint.layout:
-            # here: it imports a lot, and most checkpoints are of the other kind
-            from marserve_handlers.sharding.dcp_reader import TensorReader
-
-            self._pieces = TensorReader(checkpoint.folder, checkpoint.layout)
-        else:
-            self._stored = find_stored(checkpoint.folder)
+        self._pieces = TensorReader(checkpoint.folder, checkpoint.layout) if checkpoint.layout else None
+        self._stored = find_stored(checkpoint.folder) if self._pieces is None else {}
         self.bytes_read = 0
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -38,7 +33,7 @@ class CheckpointWeights:
     def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
         """A part of one of them, in memory of its own."""
         if self._pieces is not None:
-            tensor: torch.Tensor = self._pieces.read_part(name, part)
+            tensor = self._pieces.read_part(name, part)
         else:
             tensor = read_part(self._stored[name], name, part)
         self.bytes_read += tensor.nbytes
@@ -48,11 +43,8 @@ class CheckpointWeights:
         """All of them, mapped where they may be; pieces are put together in a file of their own, which is mapped."""
         if self._pieces is None:
             return map_tensors(self._stored) if self._may_map else read_tensors(self._stored)
-        # here: it imports a lot, and most checkpoints are of the other kind
-        from marserve_handlers.sharding.dcp_reader import fill
-
         whole = {name: in_a_file(dtype, shape) for name, (dtype, shape) in self._pieces.tensors.items()}
-        fill(whole, self._pieces)
+        self._pieces.fill(whole)
         return whole
 
 

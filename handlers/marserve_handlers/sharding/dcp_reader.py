@@ -1,8 +1,9 @@
-"""Reads checkpoints of `torch.distributed.checkpoint`: tensors alone, and exactly the bytes that belong to them.
+"""Reads checkpoints of `torch.distributed.checkpoint`: tensors alone, and the bytes of the parts that are asked for.
 
-torch's own reader unpickles `.metadata` freely, opens any path that it names, and reads ends of files again and again.
-This one opens no `.metadata`: the server has read it without its classes, and says where each piece lies. It stays
-below the folder and in its files, and reads each piece once.
+torch's own reader unpickles `.metadata` freely, opens any path that it names, reads ends of files again and again, and
+each piece whole, however little of it a rank needs. This one opens no `.metadata`: the server has read it without its
+classes, and says where each piece lies. A piece is what `torch.save` writes of a tensor, a zip file in which the
+numbers lie one behind the other, so that a part of it is a few runs of bytes. What lies otherwise is read by torch.
 """
 
 from __future__ import annotations
@@ -10,43 +11,54 @@ from __future__ import annotations
 import io
 import json
 import os
-import warnings
+import sys
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from pickle import UnpicklingError
+from typing import IO, Any, NamedTuple, cast
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
-# A larger piece goes from its file to its tensor, so that memory holds it once; a smaller one is read as a whole.
-READ_AT_ONCE = 4 << 20
+from marserve_handlers.sharding.stored import Stored, read_into
+from marserve_handlers.support.shown import shown_name
+
+# A smaller piece is read as a whole, which takes one read and not five.
+READ_AT_ONCE = 64 << 10
+_LOCAL_HEADER = 30
+# What a zip file, or what torch saved in it, may raise where it is damaged, or another one.
+_NOT_PLAIN = (
+    zipfile.BadZipFile,
+    UnpicklingError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+)
 
 
 class NotTensors(ValueError):
-    """The checkpoint holds, or asks for, something else than tensors in its own files; the text says what."""
+    """The checkpoint holds something else than tensors in its own files; the text says what."""
 
 
-class _Place(NamedTuple):
-    """Where a piece lies."""
+class _Piece(NamedTuple):
+    """A piece of a tensor: where it begins in it, its shape, and the bytes of its file that are its."""
 
+    name: str
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
     path: str
     offset: int
     length: int
 
 
 class _Window(io.RawIOBase):
-    """A part of a file as a file of its own, so that a piece goes from there to its tensor and is held once."""
+    """A part of a file as a file of its own."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._at = file, offset, length, 0
@@ -65,27 +77,28 @@ class _Window(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place in this part."""
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        return self._at
+        """Go to a place in this part. Raises OSError for one before it."""
+        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        if at < 0:
+            raise OSError("there is nothing before the beginning")
+        self._at = at
+        return at
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer, or its beginning with what is left of this part. Raises EOFError where the file ends."""
         view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
         wanted = len(view)
-        self._file.seek(self._offset + self._at)
         while view:
-            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            count = os.preadv(self._file.fileno(), [view], self._offset + self._at)
             if not count:
                 raise EOFError("the file ends inside of a tensor")
-            view = view[count:]
-        self._at += wanted
+            view, self._at = view[count:], self._at + count
         self.bytes_read += wanted
         return wanted
 
 
-class TensorReader(StorageReader):
-    """Reads the tensors of a folder for `load`; `bytes_read` counts what was read of its files.
+class TensorReader:
+    """Reads the tensors of a folder; `bytes_read` counts what was read of its files.
 
     `tensors` are the dtype and the shape of each.
     """
@@ -97,122 +110,110 @@ class TensorReader(StorageReader):
         self.tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             name: (getattr(torch, dtype), tuple(shape)) for name, (dtype, shape) in document["tensors"].items()
         }
-        self._chunks: dict[str, list[ChunkStorageMetadata]] = {name: [] for name in self.tensors}
-        self._places: dict[MetadataIndex, _Place] = {}
+        self._pieces: dict[str, list[_Piece]] = {name: [] for name in self.tensors}
         for path, parts in document["files"].items():
             for name, offset, length, begin, shape in parts:
-                self._chunks[name].append(ChunkStorageMetadata(torch.Size(begin), torch.Size(shape)))
-                self._places[MetadataIndex(name, begin)] = _Place(path, offset, length)
+                self._pieces[name].append(_Piece(name, tuple(begin), tuple(shape), path, offset, length))
         self.bytes_read = 0
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing: a reader is of one folder."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """What `load` plans by, made of the layout."""
-        described = {
-            name: TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), self._chunks[name])
-            for name, (dtype, shape) in self.tensors.items()
-        }
-        return Metadata(dict(described), storage_data=self._places, storage_meta=StorageMeta())
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Nothing: the places are known."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the planner's tensors, file by file and in the order the pieces lie. Raises NotTensors, OSError."""
-        by_file: dict[str, list[Any]] = {}
-        for item in sorted(plan.items, key=lambda item: self._places[item.storage_index].offset):
-            by_file.setdefault(self._places[item.storage_index].path, []).append(item)
-        for path, items in by_file.items():
-            with open(self._find(path), "rb", buffering=0) as file:
-                for item in items:
-                    self._read_item(item, file, planner)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Any folder will do."""
-        return True
 
     def read_part(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
         """A part of a tensor, of the pieces that have some of it. Each slice has a begin and an end.
 
-        Raises NotTensors, OSError.
+        Raises NotTensors, OSError, EOFError, and what torch raises for a piece that it is to read.
         """
-        whole = torch.empty([each.stop - each.start for each in part], dtype=self.tensors[name][0])
-        for chunk in self._chunks[name]:
+        tensor = torch.empty([each.stop - each.start for each in part], dtype=self.tensors[name][0])
+        for piece in self._pieces[name]:
             spans = [
                 (max(begin, each.start), min(begin + size, each.stop))
-                for begin, size, each in zip(chunk.offsets, chunk.sizes, part, strict=True)
+                for begin, size, each in zip(piece.begin, piece.shape, part, strict=True)
             ]
             if any(begin >= end for begin, end in spans):
                 continue
-            place = self._places[MetadataIndex(name, chunk.offsets)]
-            with open(self._find(place.path), "rb", buffering=0) as file:
-                piece = self._read_piece(name, place, file)
-            inside = tuple(slice(a - at, b - at) for (a, b), at in zip(spans, chunk.offsets, strict=True))
+            inside = tuple(slice(a - at, b - at) for (a, b), at in zip(spans, piece.begin, strict=True))
             to = tuple(slice(a - each.start, b - each.start) for (a, b), each in zip(spans, part, strict=True))
-            whole[to] = piece[inside]
-        return whole
+            with open(self._find(piece.path), "rb", buffering=0) as file:
+                self._read(piece, inside, tensor[to], file)
+        return tensor
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Fill these tensors, each of the shape of its name, file by file and in the order the pieces lie.
+
+        Another dtype is converted. Raises as `read_part`.
+        """
+        by_file: dict[str, list[_Piece]] = {}
+        for name in tensors:
+            for piece in self._pieces[name]:
+                by_file.setdefault(piece.path, []).append(piece)
+        for path, pieces in by_file.items():
+            with open(self._find(path), "rb", buffering=0) as file:
+                for piece in sorted(pieces, key=lambda piece: piece.offset):
+                    to = tuple(slice(a, a + length) for a, length in zip(piece.begin, piece.shape, strict=True))
+                    inside = tuple(slice(0, length) for length in piece.shape)
+                    self._read(piece, inside, tensors[piece.name][to], file)
 
     def _find(self, relative: str) -> str:
         path = os.path.realpath(self._folder / relative)
         if not Path(path).is_relative_to(os.path.realpath(self._folder)):
-            raise NotTensors(f"{relative} leads out of it")
+            raise NotTensors(f"{shown_name(relative)} leads out of it")
         return path
 
-    def _read_item(self, item: Any, file: IO[bytes], planner: LoadPlanner) -> None:
-        name, place = item.storage_index.fqn, self._places[item.storage_index]
-        if item.type is not LoadItemType.TENSOR:
-            raise NotTensors(f"{name} is asked for as bytes, which are not unpickled")
-        tensor = self._read_piece(name, place, file)
-        for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            tensor = tensor.narrow(dimension, begin, length)
-        target = planner.resolve_tensor(item).detach()
-        if target.size() != tensor.size():
-            raise NotTensors(f"{name} has the shape {list(tensor.size())} in {place.path}")
-        target.copy_(tensor)
-        planner.commit_tensor(item, target)
-
-    def _read_piece(self, name: str, place: _Place, file: IO[bytes]) -> torch.Tensor:
-        if not 0 <= place.offset <= place.offset + place.length <= os.fstat(file.fileno()).st_size:
-            raise NotTensors(f"{name} lies beyond the end of {place.path}")
-        window = _Window(file, place.offset, place.length)
-        piece: Any = window
-        if place.length <= READ_AT_ONCE:  # torch reads both ends of a file several times
-            piece = io.BytesIO(window.read(place.length))
+    def _read(self, piece: _Piece, inside: tuple[slice, ...], target: torch.Tensor, file: IO[bytes]) -> None:
+        """Fill a target, which is a view, with a part of a piece."""
+        if not 0 <= piece.offset <= piece.offset + piece.length <= os.fstat(file.fileno()).st_size:
+            raise NotTensors(f"{shown_name(piece.name)} lies beyond the end of {shown_name(piece.path)}")
+        window = _Window(file, piece.offset, piece.length)
         try:
-            tensor = torch.load(piece, map_location="cpu", weights_only=True)
+            stored = None if piece.length <= READ_AT_ONCE else _find_numbers(window, piece, str(file.name))
+            if stored is not None and (stored.dtype, stored.shape) == (self.tensors[piece.name][0], piece.shape):
+                self.bytes_read += read_into(file.fileno(), stored, piece.name, inside, target)
+                return
+            window.seek(0)
+            # torch reads both ends of a file several times; of a large piece that is little, and a copy would be much
+            source: Any = io.BytesIO(window.read(piece.length)) if piece.length <= READ_AT_ONCE else window
+            tensor = torch.load(source, map_location="cpu", weights_only=True)
         finally:
             self.bytes_read += window.bytes_read
         if not isinstance(tensor, torch.Tensor):
-            raise NotTensors(f"{name} is no tensor in {place.path}")
-        return tensor
+            raise NotTensors(f"{shown_name(piece.name)} is no tensor in {shown_name(piece.path)}")
+        if tuple(tensor.shape) != piece.shape:
+            raise NotTensors(f"{shown_name(piece.name)} has the shape {list(tensor.shape)} in {shown_name(piece.path)}")
+        target.copy_(tensor[inside].detach())
 
 
-def fill(state: dict[str, Any], reader: TensorReader, *, is_alone: bool = True) -> None:
-    """Fill these tensors, or shards of tensors, from a checkpoint. Raises NotTensors, OSError, RuntimeError.
+# ----------------------------------------------------------------------------------------------- in a torch.save
 
-    `is_alone`: this process alone; else all ranks of the default group call it together.
+
+def _find_numbers(window: _Window, piece: _Piece, path: str) -> Stored | None:
+    """Where in its file the numbers of a piece lie; None unless they lie one behind the other, as they are.
+
+    torch says what the tensor is: on the meta device it reads no numbers.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
-            load(state, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=is_alone)
-    except (Exception, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # torch's CheckpointException is no Exception
-        for cause, _ in getattr(error, "failures", {}).values():
-            raise cause from None
-        raise NotTensors(f"{type(error).__name__}: {error}") from error
+        with zipfile.ZipFile(window) as archive:
+            known = {info.filename: info for info in archive.infolist()}
+            (top,) = (name.removesuffix("data.pkl") for name in known if name.endswith("/data.pkl"))
+            (record,) = (info for name, info in known.items() if name.startswith(f"{top}data/"))
+            order = archive.read(f"{top}byteorder").decode() if f"{top}byteorder" in known else "little"
+        if order != sys.byteorder or record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
+            return None
+        window.seek(record.header_offset)
+        header = window.read(_LOCAL_HEADER)
+        window.seek(0)
+        tensor = torch.load(cast(Any, window), map_location="meta", weights_only=True)
+    except _NOT_PLAIN:
+        return None  # torch reads it, or says what is wrong with it
+    if not isinstance(tensor, torch.Tensor) or not _is_plain(tensor) or header[:4] != b"PK\x03\x04":
+        return None
+    begin = record.header_offset + _LOCAL_HEADER
+    begin += sum(int.from_bytes(header[at : at + 2], "little") for at in (26, 28))  # its name, and what aligns it
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    if first + tensor.nbytes > record.file_size or begin + record.file_size > piece.length:
+        return None
+    at = piece.offset + begin + first
+    return Stored(path, tensor.dtype, tuple(tensor.shape), at, at + tensor.nbytes)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers are those of its memory, in their order."""
+    is_changed = tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return tensor.layout == torch.strided and not is_changed and tensor.is_contiguous()

@@ -20,9 +20,11 @@ import torch
 from marserve_handlers.context import Checkpoint, note_warning
 from marserve_handlers.errors import ModelNotLoadable
 from marserve_handlers.runtimes.eager import build_eager
+from marserve_handlers.sharding.dcp_reader import TensorReader
 from marserve_handlers.sharding.safe_files import find_stored, map_tensors, read_tensors
 from marserve_handlers.sharding.tied import find_ties, first_saved, tie
 from marserve_handlers.support.devices.device_errors import is_out_of_memory
+from marserve_handlers.support.shown import shown_name
 
 _MOST_SHOWN = 3
 # What reading files that are not what the server saw may raise.
@@ -91,6 +93,16 @@ def build_empty(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     return model
 
 
+def empty(model: torch.nn.Module) -> None:
+    """Move the parameters of a model that was built with numbers to the meta device; tied ones stay tied."""
+    moved: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                without = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), without)
+
+
 def lost(model: torch.nn.Module) -> list[str]:
     """Names of what has no numbers and is in no state dict, so that no checkpoint gives it any."""
     saved = model.state_dict().keys()
@@ -153,11 +165,12 @@ def fill_model(model: torch.nn.Module, checkpoint: Checkpoint) -> Filled:
         described, read = _open_safetensors(checkpoint.folder, may_map=checkpoint.may_map)
     began = time.perf_counter()  # not before the reader, and what that imports, is there
     leading = first_saved(ties, described)
-    check_names(model, wanted, described, leading)
+    check_names(model, wanted, {name: each.shape for name, each in described.items()}, leading)
     tensors = read([name for name in wanted if name in described])
     for name, leader in leading.items():
         if name in tensors and not torch.equal(tensors[name], tensors[leader]):
-            raise ModelNotLoadable(f"{name} and {leader} are one tensor in the model, and two with other numbers in it")
+            both = f"{shown_name(name)} and {shown_name(leader)}"
+            raise ModelNotLoadable(f"{both} are one tensor in the model, and two with other numbers in it")
         tensors.pop(name, None)
     converted = [name for name, tensor in tensors.items() if described[name].dtype != wanted[name].dtype]
     size = sum(described[name].size for name in tensors)
@@ -187,14 +200,11 @@ def _open_safetensors(folder: str, *, may_map: bool) -> tuple[Mapping[str, Descr
 
 
 def _open_dcp(folder: str, layout: bytes, wanted: Mapping[str, torch.Tensor]) -> tuple[Mapping[str, Described], Read]:
-    # here: it imports a lot, and most checkpoints are of the other kind
-    from marserve_handlers.sharding.dcp_reader import TensorReader, fill
-
     reader = TensorReader(folder, layout)
 
     def read(names: Iterable[str]) -> dict[str, torch.Tensor]:
         state = {name: torch.empty(described[name].shape, dtype=wanted[name].dtype) for name in names}
-        fill(state, reader)
+        reader.fill(state)
         return state
 
     described = {name: Described(dtype, shape) for name, (dtype, shape) in reader.tensors.items()}
@@ -204,25 +214,25 @@ def _open_dcp(folder: str, layout: bytes, wanted: Mapping[str, torch.Tensor]) ->
 def check_names(
     model: torch.nn.Module,
     wanted: Mapping[str, torch.Tensor],
-    described: Mapping[str, Described],
+    shapes: Mapping[str, tuple[int, ...]],
     leading: Mapping[str, str],
 ) -> None:
-    """Raise ModelNotLoadable unless the checkpoint has each name of the model in its shape, and no other.
+    """Raise ModelNotLoadable unless weights of these shapes have each name of the model in its shape, and no other.
 
     Of names that are tied one is enough: `leading` has the others.
     """
-    missing = [name for name in wanted if name not in described and name not in leading]
-    extra = sorted(name for name in described if name not in wanted)
+    missing = [name for name in wanted if name not in shapes and name not in leading]
+    extra = sorted(name for name in shapes if name not in wanted)
     misshapen = [
-        f"{name} has the shape {list(described[name].shape)} in it and {list(tensor.shape)} in the model"
+        f"{shown_name(name)} has the shape {list(shapes[name])} in it and {list(tensor.shape)} in the model"
         for name, tensor in wanted.items()
-        if name in described and described[name].shape != tuple(tensor.shape)
+        if name in shapes and shapes[name] != tuple(tensor.shape)
     ]
     if not (missing or extra or misshapen):
         return
     faults = [f"it lacks {_some(missing)}"] if missing else []
     faults += [f"it holds {_some(extra)}, which the model does not have"] if extra else []
-    faults += [_some(misshapen, "; ")] if misshapen else []
+    faults += ["; ".join(_first(misshapen))] if misshapen else []
     hint = _hint(missing, extra)
     raise ModelNotLoadable(f"it does not fit {type(model).__name__}: {'; '.join(faults)}{hint}.")
 
@@ -233,7 +243,7 @@ def _hint(missing: list[str], extra: list[str]) -> str:
         for name in extra:
             prefix = name.removesuffix(missing[0])
             if prefix.endswith(".") and prefix != name and {f"{prefix}{each}" for each in missing} <= set(extra):
-                return f". The names in it begin with {prefix}: save the state dict of that part alone"
+                return f". The names in it begin with {shown_name(prefix)}: save the state dict of that part alone"
     return ""
 
 
@@ -249,7 +259,11 @@ def check_filled(model: torch.nn.Module) -> None:
         )
 
 
-def _some(names: Iterable[str], between: str = ", ") -> str:
-    known = list(names)
-    more = len(known) - _MOST_SHOWN
-    return between.join(known[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(_first([shown_name(name) for name in names]))
+
+
+def _first(texts: list[str]) -> list[str]:
+    """The first few, the last of which says how many more there are."""
+    more = len(texts) - _MOST_SHOWN
+    return texts if more <= 0 else [*texts[: _MOST_SHOWN - 1], f"{texts[_MOST_SHOWN - 1]} and {more} more"]

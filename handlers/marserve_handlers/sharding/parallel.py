@@ -28,11 +28,12 @@ from marserve_handlers.sharding.checkpoint_weights import CheckpointWeights
 from marserve_handlers.sharding.mesh import join_mesh
 from marserve_handlers.sharding.one_rank import OneRank
 from marserve_handlers.sharding.plan import EMBEDDING, LINEAR, BadPlan, Division, Module, divide
-from marserve_handlers.sharding.tied import find_ties
+from marserve_handlers.sharding.safe_files import stored_in
+from marserve_handlers.sharding.stored import read_part
+from marserve_handlers.sharding.tied import find_ties, first_saved
+from marserve_handlers.support.shown import shown_name
 
 logger = logging.getLogger(__name__)
-
-_MOST_NAMED = 5
 
 
 class Weights(Protocol):
@@ -60,22 +61,19 @@ class HeldWeights:
         return self._state[name].detach()[part].clone(memory_format=torch.contiguous_format)
 
 
-class SafetensorsWeights:
+class StoredWeights:
     """Weights in a `.safetensors` file, of which only the parts that are asked for are read."""
 
     def __init__(self, path: str) -> None:
-        from safetensors import safe_open
-
-        self._file: Any = safe_open(path, framework="pt", device="cpu")
+        self._stored = stored_in(path)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of all of them, by name."""
-        return {name: tuple(self._file.get_slice(name).get_shape()) for name in self._file.keys()}  # noqa: SIM118
+        return {name: each.shape for name, each in self._stored.items()}
 
     def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-        """A part of one of them, in memory of its own: what the file gives is mapped."""
-        found: torch.Tensor = self._file.get_slice(name)[part] if part else self._file.get_tensor(name)
-        return found.clone(memory_format=torch.contiguous_format)
+        """A part of one of them, in memory of its own."""
+        return read_part(self._stored[name], name, part)
 
 
 def load_parallel(
@@ -93,7 +91,7 @@ def load_parallel(
     path = None if weights is None else preferred_weights(weights)
     if checkpoint is not None:
         path = os.path.normpath(checkpoint.folder)
-    model, own = build_empty(model_dir, model_file, keeps_numbers=path is None)
+    model, own = open_model(model_dir, model_file, keeps_numbers=path is None)
     division = check_plan(model, plan, sizes)
     for remark in division.remarks:
         note_warning(context, remark)
@@ -101,8 +99,10 @@ def load_parallel(
         source: Weights = HeldWeights(own)
         if path is not None:
             source = open_weights(path) if checkpoint is None else CheckpointWeights(checkpoint)
-    names = places_of(model, source.shapes(), os.path.basename(path or model_file))
+        names = places_of(model, source.shapes())
     mesh = join_mesh(sizes, device)
+    with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
+        check_ties(model, source, mesh.get_local_rank(), mesh.size())
     parallelize_module(model, mesh, torch_styles(model, division), src_data_rank=None)
     for name in division.styles:
         module = model.get_submodule(name)
@@ -129,7 +129,7 @@ def load_parallel(
 # ------------------------------------------------------------------------------------------- a model without numbers
 
 
-def build_empty(
+def open_model(
     model_dir: str, model_file: str, *, keeps_numbers: bool = False
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """The model with its parameters on the meta device and its buffers as its class computes them.
@@ -137,23 +137,22 @@ def build_empty(
     The second value is what its class gave as numbers, with `keeps_numbers`, else empty. A class that needs the numbers
     of its parameters while it builds itself gets them, and the whole model is in memory for that time.
     """
+
+    def build() -> nn.Module:
+        return build_eager(model_dir, model_file)
+
     if not keeps_numbers:
         try:
-            model = meta_load.build_empty(lambda: build_eager(model_dir, model_file))
+            model = meta_load.build_empty(build)
             if not meta_load.lost(model):
                 return model, {}
         except ModelNotLoadable:
             raise
         except Exception as error:  # torch's, for numbers that are not there; or the author's, which is raised below
             logger.debug("%s is built with its numbers: %s", model_file, error)
-    model = build_eager(model_dir, model_file)
+    model = build()
     numbers = dict(model.state_dict()) if keeps_numbers else {}
-    moved: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                empty = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-                module._parameters[name] = moved.setdefault(id(parameter), empty)
+    meta_load.empty(model)
     return model, numbers
 
 
@@ -213,7 +212,7 @@ def _outside_inference_mode(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def open_weights(path: str) -> Weights:
     """The weights in the file of that path. Raises what their readers raise."""
-    return SafetensorsWeights(path) if path.endswith(".safetensors") else HeldWeights(read_all(path))
+    return StoredWeights(path) if path.endswith(".safetensors") else HeldWeights(read_all(path))
 
 
 def read_all(path: str) -> dict[str, torch.Tensor]:
@@ -224,42 +223,45 @@ def read_all(path: str) -> dict[str, torch.Tensor]:
         return load_file(path, device="cpu")
     state: Any = read_state(path)
     found = state.items() if isinstance(state, Mapping) else [("it", state)]
-    odd = [f"{name} is of type {type(value).__name__}" for name, value in found if not isinstance(value, torch.Tensor)]
+    odd = [
+        f"{shown_name(str(name))} is of type {type(value).__name__}"
+        for name, value in found
+        if not isinstance(value, torch.Tensor)
+    ]
     if odd or not isinstance(state, Mapping):
         what = odd[0] if odd else "it is of type Tensor"
         raise ValueError(f"they are no state dict, for {what}: save what model.state_dict() gives")
     return dict(state)
 
 
-def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], file: str) -> dict[str, str]:
-    """For each parameter and kept buffer the name under which the file has its numbers: its own, or a tied one's.
+def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """For each parameter and kept buffer the name under which the weights have its numbers: its own, or a tied one's.
 
     Raises ModelNotLoadable for missing and superfluous names, and for other shapes.
     """
-    state = model.state_dict().items()
-    wanted = {name: tuple(tensor.shape) for name, tensor in state if isinstance(tensor, torch.Tensor)}
-    others = {name: names for names in find_ties(model) for name in names}
-    places = {name: next((each for each in (name, *others.get(name, ())) if each in shapes), "") for name in wanted}
-    missing = [name for name, place in places.items() if not place]
-    superfluous = [name for name in shapes if name not in wanted]
-    odd = [
-        f"{name} is {list(shapes[place])} and must be {list(wanted[name])}"
-        for name, place in places.items()
-        if place and shapes[place] != wanted[name]
-    ]
-    faults = [
-        *([f"{_named(missing)} missing"] if missing else ()),
-        *([f"{_named(superfluous)} superfluous"] if superfluous else ()),
-        *odd[:_MOST_NAMED],
-    ]
-    if faults:
-        raise ModelNotLoadable(f"The weights of {file} do not fit the model: {'; '.join(faults)}.")
-    return places
+    wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    leading = first_saved(find_ties(model), shapes)
+    meta_load.check_names(model, wanted, shapes, leading)
+    return {name: leading.get(name, name) for name in wanted}
 
 
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more} {'is' if len(names) == 1 else 'are'}"
+def check_ties(model: nn.Module, source: Weights, rank: int, ranks: int) -> None:
+    """Raise ModelNotLoadable where what is one tensor in the model is two with other numbers in the weights.
+
+    Each rank compares its share of the rows.
+    """
+    shapes = source.shapes()
+    for names in find_ties(model):
+        leader, *others = [name for name in names if name in shapes] or [""]
+        for name in others:
+            shape = shapes[name]
+            length = shape[0] if shape else 1
+            rows = slice(length * rank // ranks, length * (rank + 1) // ranks)
+            part = (rows, *(slice(0, each) for each in shape[1:])) if shape else ()
+            if not torch.equal(source.read(name, part), source.read(leader, part)):
+                raise ModelNotLoadable(
+                    f"{name} and {leader} are one tensor in the model, and two with other numbers in its weights"
+                )
 
 
 def fill(model: nn.Module, source: Weights, places: Mapping[str, str], device: torch.device) -> None:
@@ -316,8 +318,8 @@ def _all_of(tensor: torch.Tensor) -> tuple[slice, ...]:
 
 def build_whole(model_dir: str, model_file: str, state: Mapping[str, torch.Tensor]) -> nn.Module:
     """The whole model on the host, upon these numbers, which are not copied where they have the model's precision."""
-    model, _ = build_empty(model_dir, model_file)
-    places = places_of(model, {name: tuple(tensor.shape) for name, tensor in state.items()}, model_file)
+    model, _ = open_model(model_dir, model_file)
+    places = places_of(model, HeldWeights(state).shapes())
     for name, place in places.items():
         parent, _, leaf = name.rpartition(".")
         module = model.get_submodule(parent)

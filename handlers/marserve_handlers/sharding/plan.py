@@ -88,17 +88,6 @@ def divided_dim(kind: str, style: str, parameter: str) -> int | None:
     return _DIVIDED.get((style.removesuffix("_rep"), kind), {}).get(parameter)
 
 
-def bytes_of_a_rank(modules: Iterable[Module], division: Division) -> int:
-    """The bytes of the parameters that each rank holds."""
-    total = 0
-    for module in modules:
-        style = division.styles.get(module.name, "replicate")
-        for name, shape in module.shapes.items():
-            is_divided = divided_dim(module.kind, style, name) is not None
-            total += prod(shape) * module.bytes_each // (division.ranks if is_divided else 1)
-    return total
-
-
 def _styles_of(modules: Sequence[Module], plan: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The styles by whole names, and what is wrong with the patterns."""
     names = [module.name for module in modules if module.name]

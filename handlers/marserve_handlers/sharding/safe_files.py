@@ -6,14 +6,15 @@ as it lasts, which would end the process; so only files that nothing else writes
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+
+from marserve_handlers.sharding.stored import Stored, read_into, whole_of
+from marserve_handlers.support.shown import shown_name
 
 INDEX_ENDING, ENDING = ".safetensors.index.json", ".safetensors"
 
@@ -29,21 +30,6 @@ _NAMES = {
 }
 
 
-class Stored(NamedTuple):
-    """One tensor of a file: its dtype and shape, and where its bytes begin and end in the file."""
-
-    path: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def can_be_mapped(self) -> bool:
-        """Whether it has bytes, and lies in its file as processors can read its dtype."""
-        return self.begin < self.end and self.begin % self.dtype.itemsize == 0
-
-
 def find_stored(folder: str) -> dict[str, Stored]:
     """Every tensor of a folder's files, those of its index if there is one. Raises OSError, ValueError, KeyError."""
     names = sorted(os.listdir(folder))
@@ -54,19 +40,27 @@ def find_stored(folder: str) -> dict[str, Stored]:
             files = sorted(set(json.load(file)["weight_map"].values()))
     stored: dict[str, Stored] = {}
     for name in files:
-        stored.update(_read_header(os.path.join(folder, os.path.basename(name))))
+        stored.update(stored_in(os.path.join(folder, os.path.basename(name))))
     return stored
 
 
-def _read_header(path: str) -> Iterator[tuple[str, Stored]]:
+def stored_in(path: str) -> dict[str, Stored]:
+    """Every tensor of one file. Raises OSError, ValueError, KeyError."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: Mapping[str, Any] = json.loads(file.read(min(length, os.fstat(file.fileno()).st_size)))
+    stored = {}
     for name, value in header.items():
         if name != "__metadata__":
             first, last = value["data_offsets"]
             dtype = getattr(torch, _NAMES[value["dtype"]])
-            yield name, Stored(path, dtype, tuple(value["shape"]), 8 + length + first, 8 + length + last)
+            size = torch.Size(value["shape"]).numel() * dtype.itemsize
+            if first < 0 or last - first != size:
+                raise ValueError(
+                    f"{name} lies at {first} to {last} in {os.path.basename(path)}, and takes {size} bytes"
+                )
+            stored[name] = Stored(path, dtype, tuple(value["shape"]), 8 + length + first, 8 + length + last)
+    return stored
 
 
 def map_tensors(stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
@@ -84,7 +78,9 @@ def map_tensors(stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
         if each.path not in maps:
             size = os.stat(each.path).st_size
             if size < each.end:
-                raise EOFError(f"{os.path.basename(each.path)} ends at {size}, inside of {name}")
+                raise EOFError(
+                    f"{shown_name(os.path.basename(each.path))} ends at {size}, inside of {shown_name(name)}"
+                )
             maps[each.path] = torch.from_file(each.path, shared=False, size=size, dtype=torch.uint8)
         tensors[name] = maps[each.path][each.begin : each.end].view(each.dtype).view(each.shape)
     return tensors | read_tensors(apart)
@@ -98,36 +94,5 @@ def read_tensors(stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
             for name, each in stored.items():
                 if each.path == path:
                     tensors[name] = torch.empty(each.shape, dtype=each.dtype)
-                    _fill(file, each.begin, tensors[name], name)
+                    read_into(file.fileno(), each, name, whole_of(each.shape), tensors[name])
     return tensors
-
-
-def read_part(stored: Stored, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-    """A part of a tensor in memory of its own; nothing else of the file is read. Each slice has a begin and an end.
-
-    Raises OSError, EOFError.
-    """
-    tensor = torch.empty([each.stop - each.start for each in part], dtype=stored.dtype)
-    # So many of the last dimensions are taken whole, or are one run of what lies behind them.
-    run = len(part)
-    while run and (run == len(part) or part[run] == slice(0, stored.shape[run])):
-        run -= 1
-    strides = [math.prod(stored.shape[each + 1 :]) for each in range(len(part))]
-    last = part[run].start * strides[run] if part else 0
-    with open(stored.path, "rb", buffering=0) as file:
-        for place in itertools.product(*(range(each.stop - each.start) for each in part[:run])):
-            outer = sum((part[each].start + at) * strides[each] for each, at in enumerate(place))
-            _fill(file, stored.begin + (outer + last) * stored.dtype.itemsize, tensor[place], name)
-    return tensor
-
-
-def _fill(file: Any, begin: int, tensor: torch.Tensor, name: str) -> None:
-    if not tensor.numel():
-        return
-    view = memoryview(cast(Any, tensor.view(-1).view(torch.uint8).numpy()))
-    file.seek(begin)
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise EOFError(f"{os.path.basename(file.name)} ends inside of {name}")
-        view = view[count:]

@@ -20,6 +20,11 @@ def shown(value: object) -> str:
     return short(repr(value))
 
 
+def shown_name(name: str) -> str:
+    """A name, cut; as Python writes it where it has characters that are not for printing, such as ends of lines."""
+    return short(name) if name.isprintable() else shown(name)
+
+
 def first_line(error: BaseException, most: int = 300) -> str:
     """What an error says in its first line, cut; its class's name if it says nothing. Libraries' further lines are
     advice for their own users.

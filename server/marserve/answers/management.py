@@ -310,6 +310,10 @@ class ModelDescription(Document, kw_only=True):
     modelName: str
     modelVersion: str
     modelUrl: Annotated[str, Meta(description="what it was registered with")]
+    copyOf: Annotated[
+        str | None,
+        Meta(description="the model that this is a copy of, to be measured; no document has it"),
+    ] = None
     runtime: Literal["python", "python3"]
     minWorkers: int
     maxWorkers: int
@@ -363,6 +367,10 @@ class ModelDescription(Document, kw_only=True):
     overlapPreprocess: Annotated[bool | None, Meta(description="where it is asked for; `warnings` say where not")] = (
         None
     )
+    allowedBatchSizes: Annotated[list[int] | None, Meta(description="the only numbers of rows of a batch")] = None
+    cpuPinning: Literal["near", "cores"] | None = None
+    threads: Annotated[dict[str, int] | None, Meta(description="of each worker, as asked for: intra, inter")] = None
+    workerProgram: Annotated[list[str] | None, Meta(description="what workers are, in another language")] = None
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
     maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
-import re
 import secrets
 import selectors
 import shutil
@@ -234,27 +232,20 @@ class Subject:
         # Batches of the model itself are compared, not what it is filled up to.
         load = msgspec.structs.replace(self.load, memory_limit_bytes=memory_bytes, allowed_batch_sizes=[])
         file.write_bytes(msgspec.msgpack.encode(load))
+        # What it puts there goes with it, even if it is killed.
+        temporary = self._scratch / "tmp"
+        temporary.mkdir()
         program = "marserve.worker.without_server.compared"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", program, str(file), str(os.getpid())],
+            [sys.executable, "-P", "-m", program, str(file), str(os.getpid()), str(temporary)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=self._environment(),
+            env={**os.environ, VARIABLE: self._lineage},
             start_new_session=True,
         )
         assert self._process.stderr is not None
         self._printing = _Printing(self._process.stderr)
-
-    def _environment(self) -> dict[str, str]:
-        """That of the process: what it puts into temporary files goes with it, even if it is killed.
-
-        What torch compiled is kept where it always is, for the next process.
-        """
-        temporary = self._scratch / "tmp"
-        temporary.mkdir()
-        environment = {"TORCHINDUCTOR_CACHE_DIR": _cache_of_torch(), **os.environ}
-        return {**environment, VARIABLE: self._lineage, "TMPDIR": str(temporary)}
 
     def _answer(self, within_s: float) -> dict[str, Any]:
         assert self._process is not None
@@ -317,15 +308,6 @@ class _Printing:
         with pipe:
             while piece := os.read(pipe.fileno(), 1 << 16):
                 self._last = (self._last + piece)[-_MOST_PRINTED:]
-
-
-def _cache_of_torch() -> str:
-    """The folder of torch's compiler in the present temporary folder, as torch names it."""
-    try:
-        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):  # this user has no name
-        user = f"uid_{os.getuid()}"
-    return os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
 
 
 def _as_document(inputs: Sequence[Input]) -> list[dict[str, str]]:

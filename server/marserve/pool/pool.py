@@ -372,6 +372,11 @@ class Pool:
             described["autoscaler"] = autoscaler
         if self.dispatcher.goal is not None:
             described["goal"] = self.dispatcher.goal.describe()
+            if self.options.length_from is not None:
+                described["goal"] |= {
+                    "lengthFrom": self.options.length_from,
+                    "paddingBudget": self.options.padding_budget,
+                }
             if self.dispatcher.asked_lengths is not None and self.dispatcher.asked_lengths.is_offered:
                 described["goal"]["lengths"] = self.dispatcher.asked_lengths.describe()
         sequences = self.dispatcher.describe_sequences()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ BATCH_MARK: Final = "marserve batch"
 COLLECTIVES: Final = ("gloo:", "nccl:", "mpi:")
 MAX_NAME: Final = 200
 MAX_SHAPES: Final = 300
+# Microseconds since 1970 are a thousandth of it; beyond it sums and differences of times are no numbers.
+MOST_US: Final = 1e18
 _KEPT: Final = frozenset(("cpu_op", "user_annotation"))
 
 
@@ -79,7 +82,7 @@ class Span:
 
 @dataclass(slots=True)
 class Trace:
-    """Operators by thread, the outermost ones with what they called; batches; collectives."""
+    """Operators by thread in order, the outermost ones with what they called; batches; collectives."""
 
     operators: dict[int | str, list[Span]]
     batches: list[Span]
@@ -89,9 +92,14 @@ class Trace:
         """The outermost operators that began within these spans, on their threads."""
         found: list[Span] = []
         for outer in spans:
-            on_thread = self.operators.get(outer.thread, ())
-            found += [each for each in on_thread if outer.begin <= each.begin < outer.end]
+            on_thread = self.operators.get(outer.thread, [])  # in order: a profile may have tens of thousands of both
+            first = bisect_left(on_thread, outer.begin, key=_begin_of)
+            found += on_thread[first : bisect_left(on_thread, outer.end, lo=first, key=_begin_of)]
         return found
+
+
+def _begin_of(span: Span) -> float:
+    return span.begin
 
 
 def read_trace(packed: bytes, most_bytes: int) -> Trace:
@@ -104,7 +112,7 @@ def read_trace(packed: bytes, most_bytes: int) -> Trace:
     batches: list[Span] = []
     collectives: list[Span] = []
     for event in events:
-        if event.ph != "X" or event.cat not in _KEPT or not event.dur >= 0:
+        if event.ph != "X" or event.cat not in _KEPT or not (0 <= event.dur < MOST_US and abs(event.ts) < MOST_US):
             continue
         span = Span(event.name[:MAX_NAME], event.tid, event.ts, event.ts + event.dur)
         if event.cat == "cpu_op":

@@ -78,7 +78,7 @@ class HttpLine(Line):
         except httptools.HttpParserError as error:
             tally.fail(Reason(None, "no HTTP"), str(error))
         else:
-            if answer.status < 400:
+            if answer.is_success:
                 tally.answer(took_s)
             else:
                 tally.fail(Reason(answer.status, reason_of(answer)), answer.text)
@@ -107,6 +107,11 @@ class Answer(NamedTuple):
     cause: str
     body: bytes
     keeps_alive: bool
+
+    @property
+    def is_success(self) -> bool:
+        """Whether a model answered; a redirect, as of a proxy that wants a login, is none."""
+        return 200 <= self.status < 300
 
     @property
     def text(self) -> str:
@@ -172,7 +177,7 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body: its beginning is kept where it may say why a request failed."""
-        if self._parser.get_status_code() >= 400 and len(self._body) < KEPT_EXAMPLE:
+        if self._parser.get_status_code() >= 300 and len(self._body) < KEPT_EXAMPLE:
             self._body += body[: KEPT_EXAMPLE - len(self._body)]
 
     def on_message_complete(self) -> None:
@@ -188,8 +193,8 @@ def reason_of(answer: Answer) -> str:
         return answer.cause
     try:
         kind = json.loads(answer.body)["type"]
-    except (ValueError, KeyError, TypeError):
-        return "no reason given"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "a redirect" if 300 <= answer.status < 400 else "no reason given"
     return str(kind)[:80]
 
 

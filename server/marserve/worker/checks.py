@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from marserve.errors import without_stop
 from marserve.messages import Check, Checked, Item, Result, pack_head
 from marserve.option_values import Sample
 from marserve.worker.device.device_memory import give_back
@@ -100,10 +101,22 @@ def _read_samples(
     return items, rows, bodies
 
 
-def compare_ranks(model: LoadedModel) -> None:
+class Place(Protocol):
+    """A rank's place among the others while they load."""
+
+    def begin_samples(self) -> None:
+        """Wait until all are there."""
+
+    def end_sample(self, why: str) -> str:
+        """How another rank has ended a sample that this one ended with an error, or without if `why` is empty."""
+
+
+def compare_ranks(model: LoadedModel, place: Place | None) -> None:
     """Have the ranks of a divided model answer its samples, and rank 0 compare that with the whole model's answers.
 
-    All ranks do this alike. Raises ModelNotLoadable if the answers differ, and for a model that was not divided.
+    All ranks do this alike, and after each sample ask the others by their `place` whether they have: a rank that has
+    raised alone makes the others wait for it. Raises ModelNotLoadable then, if the answers differ, and for a model that
+    was not divided.
     """
     load, context = model.load, model.context
     if context.one_rank is None:
@@ -114,10 +127,18 @@ def compare_ranks(model: LoadedModel) -> None:
         )
     said: list[str] = []
     items, rows, _ = _read_samples(model, load.parallel_samples, said)
+    if place is not None:
+        place.begin_samples()
     for item, row in zip(items, rows, strict=True):
         begin_unwatched(context, [item])
         index = int(item.id.removeprefix("sample-"))
-        if why := context.one_rank.run(index, functools.partial(model.handle, [row], context)):
+        why = context.one_rank.run(index, functools.partial(model.handle, [row], context))
+        if place is not None and (other := place.end_sample(why)):
+            raise ModelNotLoadable(
+                f"parallel: {item.id} raised here alone, and {other}: {without_stop(why)}. All ranks must end a sample "
+                "alike: look at what the handler does by rank."
+            )
+        if why:
             said.append(shorten(f"{item.id} was not answered by the ranks: {why}"))
     compared = context.one_rank.compare()
     if load.rank is not None and load.rank.rank == 0 and not compared:

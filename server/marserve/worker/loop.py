@@ -125,7 +125,7 @@ class WorkerLoop:
             if load.parallel is not None:
                 from marserve.worker.checks import compare_ranks  # here for a quicker start: few models are divided
 
-                compare_ranks(model)
+                compare_ranks(model, self._leader or self._follower)
             use_inter_threads(load.inter_threads)
             check_device_use(model)
             if self._leader is not None:

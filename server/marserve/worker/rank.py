@@ -102,12 +102,21 @@ class Peer:
         return self._heard.pop(0)
 
     def hear_end(self, number: int, limit_s: float | None = None) -> CallEnded | None:
-        """Wait for the rank's message that it has ended this call; None after `limit_s` seconds. Raises EOFError."""
-        while (heard := self.hear(limit_s)) is not None:
-            message, _ = heard
-            if type(message) is CallEnded and message.number == number:
-                return message
-        return None
+        """Wait for the rank's message that it has ended this call; None after `limit_s` seconds. Raises EOFError.
+
+        Of what comes before only levels of logging are kept.
+        """
+        levels = []
+        try:
+            while (heard := self.hear(limit_s)) is not None:
+                message, _ = heard
+                if type(message) is CallEnded and message.number == number:
+                    return message
+                if type(message) is SetLevel:
+                    levels.append(heard)
+            return None
+        finally:
+            self._heard[:0] = levels
 
     def hear_profile(self, number: int, limit_s: float) -> tuple[RankProfiled, list[Any]] | None:
         """The rank's part of this profile; None after `limit_s` seconds. Raises EOFError when it is gone."""
@@ -179,6 +188,34 @@ class Leader:
         if self._unsettled:
             self._unsettled = False
             self._compare(None)
+
+    def begin_samples(self) -> None:
+        """Wait until all ranks have loaded their parts, so that from now on none is late for another reason."""
+        self._number += 1
+        for peer in self._peers:
+            try:
+                peer.hear_end(self._number)
+            except EOFError:
+                await_the_end(self._server)
+        self._tell(CallEnded(self._number, False))
+
+    def end_sample(self, why: str) -> str:
+        """This rank has ended a sample of the load, with an error if there is a `why`: what is wrong with that, or "".
+
+        Does not return where another rank has raised alone, which says so itself.
+        """
+        self._number += 1
+        self._tell(CallEnded(self._number, bool(why)))
+        for peer in self._peers:
+            try:
+                ended = peer.hear_end(self._number, OUT_OF_STEP_S if why else None)
+            except EOFError:
+                await_the_end(self._server)
+            if why and (ended is None or not ended.has_raised):
+                return _otherwise(peer.rank, ended)
+            if not why and ended is not None and ended.has_raised:
+                await_the_end(self._server)
+        return ""
 
     def set_level(self, level: str) -> None:
         """Have the other ranks log from this level on, too; one that is still loading does so when it has loaded."""
@@ -312,6 +349,25 @@ class Follower:
         self._bodies: list[bytearray] = []
         self._is_once = True
         self._operators: Operators | None = None  # while a profile is made
+        self._samples = 0
+
+    def begin_samples(self) -> None:
+        """As `Leader.begin_samples`."""
+        self.end_sample("")
+
+    def end_sample(self, why: str) -> str:
+        """As `Leader.end_sample`."""
+        self._samples += 1
+        try:
+            self._leader.tell(CallEnded(self._samples, bool(why)))
+            ended = self._leader.hear_end(self._samples, OUT_OF_STEP_S if why else None)
+        except EOFError:
+            await_the_end(self._server)
+        if ended is not None and ended.has_raised == bool(why):
+            return ""
+        if not why:
+            await_the_end(self._server)
+        return _otherwise(0, ended)
 
     def follow(self, model: LoadedModel) -> NoReturn:
         """Do what rank 0 asks for, until rank 0 is gone."""
@@ -423,6 +479,11 @@ class Follower:
                 answer = self._page.answer_of(number, question, index)
                 return bool(answer)
         return answer
+
+
+def _otherwise(rank: int, ended: CallEnded | None) -> str:
+    """How another rank ended a call in which this one raised."""
+    return f"rank {rank} was still at it {OUT_OF_STEP_S:g} s later" if ended is None else f"rank {rank} answered it"
 
 
 def open_store(place: Rank, descriptor: int) -> object | None:

@@ -68,7 +68,7 @@ def test_it_is_what_the_ranks_hold() -> None:
     """The handlers count the same, with the classes of the modules."""
     pytest.importorskip("torch")
     from marserve_handlers.sharding.parallel import modules_of
-    from marserve_handlers.sharding.plan import bytes_of_a_rank, divide
+    from marserve_handlers.sharding.plan import divide
 
     plan = yaml.safe_load(divided.PLAN)["plan"]
     whole = divided.build(divided.source())
@@ -79,4 +79,4 @@ def test_it_is_what_the_ranks_hold() -> None:
         shares, problems = shares_of(tensors, plan, ranks)
 
         assert problems == ()
-        assert estimate(tensors, shares, ranks).a_rank == bytes_of_a_rank(modules, divide(modules, plan, ranks))
+        assert estimate(tensors, shares, ranks).a_rank == divided.bytes_of_a_rank(modules, divide(modules, plan, ranks))

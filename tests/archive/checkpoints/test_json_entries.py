@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marserve.archive.checkpoints.json_entries import MOST_OF_VALUE, Twice, read_object, read_small, read_texts
+from marserve.archive.checkpoints import json_entries
+from marserve.archive.checkpoints.json_entries import MOST_OF_VALUE, TooMany, Twice, read_object, read_small, read_texts
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -52,3 +53,22 @@ def test_a_value_that_no_header_has_is_not_read_to_its_end() -> None:
     """A list of millions held the interpreter for ten seconds, and took gigabytes."""
     with pytest.raises(ValueError, match=r"."):
         read_object('{"a": [' + "0," * MOST_OF_VALUE + "0]}", 0, read_small)
+
+
+def test_values_are_read_whole_whatever_their_length() -> None:
+    """Short ones are tried first; longer ones are read up to what a header can have."""
+    for length in (1, 500, 513, 5000, MOST_OF_VALUE - 10):
+        text = json.dumps({"a": ["x" * length], "b": 1})
+
+        assert read_object(text, 0, read_small) == (json.loads(text), len(text))
+
+
+def test_an_object_of_too_many_names_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as it may have are read."""
+    text = json.dumps({str(number): number for number in range(5)})
+
+    monkeypatch.setattr(json_entries, "MOST_NAMES", 5)
+    assert read_object(text, 0, read_small)[0] == json.loads(text)
+    monkeypatch.setattr(json_entries, "MOST_NAMES", 4)
+    with pytest.raises(TooMany, match="more than 4"):
+        read_object(text[:-4] + "broken", 0, read_small)

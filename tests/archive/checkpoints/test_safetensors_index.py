@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marserve.archive.checkpoints import json_entries
 from marserve.archive.checkpoints.contents import BadCheckpoint, Saved
 from marserve.archive.checkpoints.safetensors_index import parse_header, parse_index, read_safetensors
 from support.checkpoints import safetensors_bytes, with_header
@@ -188,3 +189,27 @@ def test_any_json_is_an_index_or_refused(document: object) -> None:
         except BadCheckpoint:
             continue
         assert all(file.endswith(".safetensors") for file in where.values())
+
+
+def test_names_that_are_not_for_printing_are_shown_escaped(tmp_path: Path) -> None:
+    """Those of tensors and of files; a log would take a new line for a line of its own."""
+    for name in ("one.safetensors", "two.safetensors"):
+        (tmp_path / name).write_bytes(safetensors_bytes({"a\x1b[2J": A}))
+    with pytest.raises(BadCheckpoint, match=r"it holds 'a\\x1b\[2J', which one.safetensors holds, too"):
+        read_safetensors(tmp_path)
+
+    (tmp_path / "o\nne.safetensors").write_bytes(b"")
+    with pytest.raises(BadCheckpoint, match=r"^The checkpoint cannot be used: 'o\\nne.safetensors': it names the file"):
+        read_safetensors(tmp_path)
+
+
+def test_a_header_of_too_many_tensors_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nine hundred thousand took a quarter of a minute."""
+    monkeypatch.setattr(json_entries, "MOST_NAMES", 2)
+    header = {f"t{number}": {"dtype": "U8", "shape": [1], "data_offsets": [number, number + 1]} for number in range(3)}
+    (tmp_path / "m.safetensors").write_bytes(with_header(header, bytes(3)))
+
+    with pytest.raises(BadCheckpoint, match=r"m.safetensors: it has more than 2 names, the most that are read: save"):
+        read_safetensors(tmp_path)

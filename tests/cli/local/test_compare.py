@@ -95,6 +95,16 @@ def test_an_input_that_only_one_answers_is_beyond_every_bound(tmp_path: Path, in
     assert "ZeroDivisionError" in ran.out
 
 
+def test_that_nothing_was_answered_by_both_is_a_sentence(tmp_path: Path, inputs: Path) -> None:
+    """And no count of answers that differ."""
+    fails = "def handle(data, context):\n    return [1 // 0 for row in data or []]\n"
+
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, fails), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 1
+    assert "m 1.0 beside m 1.0: 3 inputs, none answered by both." in ran.out
+
+
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
@@ -102,6 +112,11 @@ def test_an_input_that_only_one_answers_is_beyond_every_bound(tmp_path: Path, in
         ("def handle(data, context):\n    if data: import os; os._exit(7)\n", "its process ended with status 7"),
         pytest.param(
             "raise ValueError('no weights')\n", "it does not load: ValueError('no weights')", marks=pytest.mark.system
+        ),
+        pytest.param(
+            "from marserve_handlers.errors import ModelNotLoadable\nraise ModelNotLoadable('Two classes are in it.')\n",
+            "it does not load: Two classes are in it.\n",
+            marks=pytest.mark.system,
         ),
         ("print('a last word')\nimport sys\nsys.exit('stop')\n", "It printed:\na last word"),
     ],

@@ -306,6 +306,8 @@ def test_a_build_has_what_its_archive_says_of_its_parent() -> None:
         ({}, "the archive's figures cannot be read (KeyError('perBatch'))"),
         (KNOWN | {"perBatch": "many"}, "cannot be read (ValueError("),
         (KNOWN | {"perRequest": -1}, "cannot be read (ValueError("),
+        (KNOWN | {"perRequest": 10**400}, "cannot be read (OverflowError("),
+        (KNOWN | {"perBatch": 1.7e308, "perRequest": 1.7e308}, "cannot be read (ValueError("),
         (KNOWN | {"uncounted": None}, "cannot be read (TypeError("),
     ],
 )

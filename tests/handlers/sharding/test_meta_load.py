@@ -249,3 +249,20 @@ def test_the_limit_of_memory_while_a_model_is_loaded_leaves_mapped_weights_out()
     assert limit(False, 500) == 500
     assert limit(True, 500, b"{}") == 500
     assert limit(True, 0) == 0
+
+
+def test_names_that_are_not_for_printing_are_shown_escaped(tmp_path: Path) -> None:
+    """A name of a checkpoint is anyone's word, and the message stands in logs and on terminals."""
+    from safetensors.torch import save_file
+
+    names = ["a\nb", "\x1b[2Jc", "d" * 500]
+    (tmp_path / "weights").mkdir()
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "weights" / "model.safetensors")
+
+    with pytest.raises(ModelNotLoadable) as refused:
+        _fill(Tied, tmp_path / "weights")
+
+    message = str(refused.value)
+    assert message.isprintable()
+    assert r"it holds '\x1b[2Jc', 'a\nb', dddd" in message
+    assert len(message) < 500

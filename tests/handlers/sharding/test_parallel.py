@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from marserve_handlers.errors import ModelNotLoadable  # noqa: E402
 from marserve_handlers.sharding import parallel  # noqa: E402
-from marserve_handlers.sharding.plan import bytes_of_a_rank, divide, divided_dim  # noqa: E402
+from marserve_handlers.sharding.plan import divide, divided_dim  # noqa: E402
 from support import divided  # noqa: E402
 from support.checkpoints import as_workers_get_it, save_in_pieces  # noqa: E402
 
@@ -60,7 +60,7 @@ def archive_of(folder: Path, source: str, name: str = "model.py") -> str:
 def share_of(whole: Any, ranks: int) -> int:
     """The bytes of parameters that a rank is to hold."""
     modules = list(parallel.modules_of(whole))
-    return bytes_of_a_rank(modules, divide(modules, PLAN, ranks))
+    return divided.bytes_of_a_rank(modules, divide(modules, PLAN, ranks))
 
 
 def held_in(parts: Sequence[Any], whole: Any) -> int:
@@ -201,8 +201,8 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotLoadable) as refused:
         parallel.load_parallel(folder, "model.py", path, CPU, context_of(PLAN))
     assert str(refused.value) == (
-        "The weights of m.pt do not fit the model: head.bias is missing; more is superfluous; scale is [3] and must be "
-        "[32]."
+        "The weights of m.pt cannot be loaded: it does not fit Encoder: it lacks head.bias; it holds more, which the "
+        "model does not have; scale has the shape [3] in it and [32] in the model."
     )
 
 
@@ -260,6 +260,25 @@ def test_tied_weights_stay_tied_where_they_are_whole(tmp_path: Path, monkeypatch
     assert torch.equal(found[0].head.weight, whole.embed.weight)
     assert torch.equal(found[1].head.weight.to_local(), whole.embed.weight[4:])
     assert torch.equal(found[1].embed.weight, whole.embed.weight)
+
+
+def test_tied_weights_that_disagree_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in one process; by the rank whose share of the rows differs."""
+    names: dict[str, Any] = {}
+    exec(TIED, names)
+    state = {name: tensor.clone() for name, tensor in names["Tied"]().state_dict().items()}
+    folder, pair = archive_of(tmp_path, TIED, "tied.py"), {"up": "colwise", "down": "rowwise"}
+    for row, refused in ((None, []), (2, [0]), (7, [1])):
+        path = str(tmp_path / f"{row}.safetensors")
+        changed = state["head.weight"].clone()
+        if row is not None:
+            changed[row, 1] += 1
+        save_file(state | {"head.weight": changed}, path)
+        for rank in (0, 1):
+            with rank_of(2, rank, monkeypatch):
+                told = pytest.raises(ModelNotLoadable, match=r"head.weight and embed.weight are one tensor")
+                with told if rank in refused else contextlib.nullcontext():
+                    parallel.load_parallel(folder, "tied.py", path, CPU, context_of(pair))
 
 
 NUMBERS = """

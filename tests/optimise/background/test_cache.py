@@ -113,15 +113,16 @@ def test_weights_beside_the_archive_count_by_their_files(plan: Plan, tmp_path: P
     (weights / "a.safetensors").write_bytes(b"1")
     read = Checkpoint("safetensors", {})
 
-    def digest(*, is_beside: bool) -> str:
-        found = FoundCheckpoint(weights, read, may_map=False, is_beside=is_beside)
+    def digest(*, is_beside: bool, content: str = "") -> str:
+        found = FoundCheckpoint(weights, read, may_map=False, is_beside=is_beside, content=content)
         return archive_of(dataclasses.replace(plan, unpacked=dataclasses.replace(plan.unpacked, checkpoint=found)))
 
-    first = digest(is_beside=True)
+    first, fetched = digest(is_beside=True), digest(is_beside=True, content="x")
     assert digest(is_beside=False) == archive_of(plan) != first
     (weights / "a.safetensors").write_bytes(b"2")
 
     assert digest(is_beside=True) != first
+    assert digest(is_beside=True, content="x") == fetched != digest(is_beside=True, content="y")
 
 
 def test_the_machine_is_its_processor_and_its_packages(tmp_path: Path) -> None:
@@ -159,6 +160,11 @@ def test_native_code_that_was_not_built_here_is_not_used(tmp_path: Path) -> None
     for spoil in (
         lambda folder: (folder / "optimised" / "model.onnx").write_bytes(b"other"),
         lambda folder: (folder / "optimised" / "more.so").write_bytes(b"native"),
+        lambda folder: (folder / "optimised" / "more.so").symlink_to("/usr/lib/other.so"),
+        lambda folder: (
+            (folder / "optimised" / "model.onnx").rename(folder.parent / "there")
+            or (folder / "optimised" / "model.onnx").symlink_to(folder.parent / "there")
+        ),
         lambda folder: (folder / "optimised" / "model.onnx").unlink(),
         lambda folder: (folder / "result.json").write_text("{"),
         lambda folder: (folder / "result.json").write_text('{"report": {}, "files": {}, "format": 9}'),
@@ -250,3 +256,28 @@ def test_a_digest_of_files_knows_their_names(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("2")
     (tmp_path / "b").write_text("1")
     assert digest_below(tmp_path) != first
+
+
+def test_a_digest_of_files_knows_what_links_lead_to(tmp_path: Path) -> None:
+    """Weights may lie elsewhere, and a link to other ones is another archive; one that leads nowhere is none."""
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    for each in (folder, elsewhere):
+        each.mkdir()
+    weights, link = elsewhere / "1.pt", folder / "model.pt"
+    weights.write_bytes(b"1")
+    link.symlink_to(weights)
+    first = digest_below(folder)
+
+    weights.write_bytes(b"2")
+    second = digest_below(folder)
+    link.unlink()
+    link.symlink_to(elsewhere / "none")
+    third = digest_below(folder)
+    link.unlink()
+    link.symlink_to(elsewhere)
+    fourth = digest_below(folder)
+
+    assert len({first, second, third, fourth}) == 4
+    link.unlink()
+    link.symlink_to(folder)
+    assert digest_below(folder)  # a circle ends

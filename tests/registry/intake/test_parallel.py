@@ -6,7 +6,7 @@ import pytest
 
 from marserve.archive.contents.model_config import parse_model_config
 from marserve.errors import BadArchive, BadInput, NotEnoughDevices
-from marserve.model_options import say
+from marserve.model_options import ModelOptions, fold, say
 from marserve.option_values import MOST_RANKS, ParallelPlan
 from marserve.registry.intake.effective_options import effective_options
 from marserve.registry.intake.parallel import Parallel, read_parallel
@@ -128,6 +128,12 @@ def test_threads_of_torchrun_go_with_a_plan() -> None:
 
     assert read(text) == (Parallel("tp", 2, 3), [])
 
+    archive = parse_model_config(b"torchrun: {OMP_NUMBER_THREADS: 3}").said
+    asked = ModelOptions(
+        **fold({"desired": say(parallel=ParallelPlan({"tp": 2}, {"up": "colwise"})), "archive": archive})
+    )
+    assert read_parallel("m", asked, (), []) == Parallel("tp", 2, 3)
+
 
 @pytest.mark.parametrize(
     ("beside", "said"),
@@ -136,6 +142,8 @@ def test_threads_of_torchrun_go_with_a_plan() -> None:
         ("parallelLevel: 2", "parallelLevel is 2"),
         ("parallelType: pp\nparallelLevel: 3", "parallelType is pp, parallelLevel is 3"),
         ("torchrun: {nproc-per-node: 2}", "torchrun has nproc-per-node 2"),
+        ("parallelLevel: 2\ntorchrun: {OMP_NUMBER_THREADS: 3}", "parallelLevel is 2"),
+        ("torchrun: {nnodes: 1}\nparallelLevel: 4", "parallelLevel is 4"),
     ],
 )
 def test_a_plan_beside_other_words_for_ranks_is_refused(beside: str, said: str) -> None:

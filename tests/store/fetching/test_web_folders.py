@@ -224,7 +224,11 @@ def test_each_address_is_judged_also_where_it_leads(origin: RangeOrigin, tmp_pat
         address = f"{origin.url}/w/"
         with pytest.raises(AddressNotAllowed, match=r"/\.blob"):
             _fetcher(origin.pattern).fetch_below(address, Wanted(), tmp_path)
+        origin.redirects[f"/w/{INDEX}"] = f"{store.url}/index"
+        with pytest.raises(AddressNotAllowed, match="/index"):
+            _fetcher(origin.pattern).fetch_below(address, Wanted(), tmp_path)
         assert store.asked == []
+        del origin.redirects[f"/w/{INDEX}"]
 
         lease = _fetcher(origin.pattern, store.pattern).fetch_below(address, Wanted(), tmp_path)
 

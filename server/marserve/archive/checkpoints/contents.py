@@ -18,7 +18,7 @@ Kind = Literal["dcp", "safetensors"]
 # Numbers beyond it are none of a size or a place in a file.
 MOST = 1 << 62
 MOST_DIMENSIONS = 64
-MOST_TENSORS = 1_000_000
+MOST_TENSORS = 200_000
 _MOST_SHOWN = 3
 _LONGEST_SHOWN = 80
 
@@ -93,13 +93,18 @@ class BadCheckpoint(BadArchive):
 
     def __init__(self, file: str, reason: str) -> None:
         self.file, self.reason = file, reason
-        super().__init__(f"The checkpoint cannot be used: {file}: {without_stop(reason)}.")
+        super().__init__(f"The checkpoint cannot be used: {shown_file(file)}: {without_stop(reason)}.")
 
 
 def shown(name: object) -> str:
     """A name of a file in a message."""
     text = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def shown_file(name: str) -> str:
+    """A file's name where it stands as it is, unless it has characters that are not for printing."""
+    return name if name.isprintable() else shown(name)
 
 
 def first_of(names: Iterable[str]) -> str:
@@ -119,6 +124,14 @@ def read_shape(value: object) -> tuple[int, ...] | None:
     if not isinstance(value, list | tuple) or len(value) > MOST_DIMENSIONS or not all(map(is_size, value)):
         return None
     return tuple(value) if math.prod(value) < MOST else None
+
+
+def folder_inside(folder: Path, named: str) -> Path | None:
+    """The folder of that name in the unpacked archive at `folder`; None if it has none, or the name leads out of it."""
+    if os.path.isabs(named) or "\0" in named:
+        return None
+    whole, found = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / named))
+    return found if found != whole and found.is_relative_to(whole) and found.is_dir() else None
 
 
 def find_inside(folder: Path, name: str, named_in: str) -> tuple[Path, int]:

@@ -15,7 +15,11 @@ from typing import Any
 
 # Characters of a value that is neither a text nor a map of texts. A tensor with the most dimensions has 2,000.
 MOST_OF_VALUE = 1 << 16
+# Those that most have; to copy more of the text for each of them costs more than to read it.
+_OF_MOST_VALUES = 1 << 9
 
+#: Names of one object: the largest models have half as many tensors.
+MOST_NAMES = 200_000
 _SPACE = re.compile(r"[ \t\n\r]*")
 #: Reads the value of a name from a place in the text on: the value, and where it ends.
 Reader = Callable[[str, str, int], tuple[Any, int]]
@@ -25,8 +29,12 @@ class Twice(ValueError):
     """A name stands in one object twice, which readers understand differently; the text is the name."""
 
 
+class TooMany(ValueError):
+    """An object has more names than it may; the text is `more than` that."""
+
+
 def read_object(text: str, at: int, read: Reader) -> tuple[dict[str, Any], int]:
-    """The object that begins at this place, and where it ends. Raises ValueError, RecursionError, Twice."""
+    """The object that begins at this place, and where it ends. Raises ValueError, RecursionError, Twice, TooMany."""
     entries: dict[str, Any] = {}
     at = _after(text, at, "{")
     if text[at : at + 1] == "}":
@@ -35,6 +43,8 @@ def read_object(text: str, at: int, read: Reader) -> tuple[dict[str, Any], int]:
         name, at = read_text("", text, at)
         if name in entries:
             raise Twice(name)
+        if len(entries) == MOST_NAMES:
+            raise TooMany(f"more than {MOST_NAMES}")
         at = _after(text, _skip(text, at), ":")
         entries[name], at = read(name, text, at)
         at = _skip(text, at)
@@ -62,7 +72,12 @@ def _text_or_none(name: str, text: str, at: int) -> tuple[str | None, int]:
 
 def read_small(_: str, text: str, at: int) -> tuple[Any, int]:
     """Any value that is not long. Raises as `read_object`."""
-    value, end = _DECODER.raw_decode(text[at : at + MOST_OF_VALUE])
+    try:
+        value, end = _DECODER.raw_decode(text[at : at + _OF_MOST_VALUES])
+    except Twice:
+        raise
+    except ValueError:
+        value, end = _DECODER.raw_decode(text[at : at + MOST_OF_VALUE])
     return value, at + end
 
 

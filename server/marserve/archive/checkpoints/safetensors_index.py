@@ -25,8 +25,17 @@ from marserve.archive.checkpoints.contents import (
     is_size,
     read_shape,
     shown,
+    shown_file,
 )
-from marserve.archive.checkpoints.json_entries import Reader, Twice, read_object, read_small, read_texts, skip_to_end
+from marserve.archive.checkpoints.json_entries import (
+    Reader,
+    TooMany,
+    Twice,
+    read_object,
+    read_small,
+    read_texts,
+    skip_to_end,
+)
 from marserve.files.regular import TooLarge, open_regular, read_regular
 
 ENDING = ".safetensors"
@@ -81,7 +90,7 @@ def read_safetensors(folder: Path) -> Checkpoint:
             inside, parts[name] = read_header(file, size, name)
         if twice := inside.keys() & tensors.keys():
             one = min(twice)
-            raise BadCheckpoint(name, f"it holds {shown(one)}, which {home[one]} holds, too: {_IN_PIECES}")
+            raise BadCheckpoint(name, f"it holds {shown(one)}, which {shown_file(home[one])} holds, too: {_IN_PIECES}")
         tensors.update(inside)
         home.update(dict.fromkeys(inside, name))
         if len(tensors) > MOST_TENSORS:
@@ -100,10 +109,10 @@ def _compare(index: str, where: Mapping[str, str], home: Mapping[str, str]) -> N
     """Raise BadCheckpoint unless the index says of each tensor in which file it is."""
     for name, file in where.items():
         if home.get(name) != file:
-            raise BadCheckpoint(index, f"it says that {shown(name)} is in {file}, and it is not")
+            raise BadCheckpoint(index, f"it says that {shown(name)} is in {shown_file(file)}, and it is not")
     if extra := home.keys() - where.keys():
         file = home[min(extra)]
-        raise BadCheckpoint(index, f"it does not name {first_of(extra)}, which {file} holds")
+        raise BadCheckpoint(index, f"it does not name {first_of(extra)}, which {shown_file(file)} holds")
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -192,6 +201,8 @@ def _read_json(data: bytes, name: str, own: str, read_own: Reader) -> dict[str, 
         skip_to_end(text, end)
     except Twice as error:
         raise BadCheckpoint(name, f"it names {shown(str(error))} twice in one object") from None
+    except TooMany as error:
+        raise BadCheckpoint(name, f"it has {error} names, the most that are read: save small tensors joined") from None
     except (ValueError, RecursionError):
         raise BadCheckpoint(name, f"it holds no JSON object that can be read, of short values and {own}") from None
     return document

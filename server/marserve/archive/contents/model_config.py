@@ -104,6 +104,20 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
     return ModelConfig(Said(said), document, warnings)
 
 
+def unused_workers(said: Said, has_idle_timeout: bool) -> str:
+    """Why the numbers of workers of a configuration are not used; empty where they are, or where it has none."""
+    least, most = said.get("min_workers") or 0, said.get("max_workers") or 0
+    if not (least or most) or (least and most >= least) or (not least and has_idle_timeout):
+        return ""
+    if least and most:
+        return (
+            f"minWorkers {least} and maxWorkers {most} of the model's configuration are not used: maxWorkers must not "
+            "be below minWorkers"
+        )
+    there, missing = (f"minWorkers {least}", "maxWorkers") if least else (f"maxWorkers {most}", "minWorkers")
+    return f"{there} of the model's configuration is not used: it needs {missing} beside it"
+
+
 def _unused(name: str, defect: str, *, line: int = 0, is_wrong: bool = False) -> ModelConfig:
     defect += f" in line {line}" if line else ""
     remark = Remark(f"{name} is not used: {defect}", line=line, is_wrong=is_wrong)
@@ -143,9 +157,12 @@ def _read_keys(document: dict[Any, Any], warnings: list[Remark]) -> dict[str, An
 
 
 def _apply_torchrun(document: dict[Any, Any], said: dict[str, Any]) -> None:
-    """`nproc-per-node` sets the parallel level; of it and `parallelLevel` the later one in the file wins (7.1)."""
+    """`nproc-per-node` sets the parallel level; of it and `parallelLevel` the later one in the file wins (7.1).
+
+    Without it there is one process, except beside `parallel`, which says how many there are.
+    """
     torchrun = said.get("torchrun")
-    if torchrun is None:
+    if torchrun is None or ("parallel" in said and "nproc-per-node" not in torchrun):
         return
     names = list(document)
     is_later = "parallelLevel" not in names or names.index("torchrun") > names.index("parallelLevel")

@@ -309,7 +309,7 @@ def _ms(seconds: float) -> str:
 
 def _short(text: str) -> str:
     """An answer's message, else what it is, in a line."""
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         text = str(json.loads(text)["message"])
     line = " ".join(without_stop(text).split())
     return line if len(line) <= _SHOWN_EXAMPLE else f"{line[:_SHOWN_EXAMPLE]}…"

@@ -98,6 +98,7 @@ def profile(
             f"{folder}/: {', '.join(files)}",
         )
         if not any(each.requests for _, each, _ in made):
+            output.note(f"  `marserve bench {model} --inputs FOLDER`, run beside this command, sends requests.")
             raise typer.Exit(FAILED_STATUS)
 
 
@@ -119,7 +120,7 @@ class _Making:
         self.trace = b""
         self._path = f"{model_path(model, version)}/profile"
         self._wish, self._limit_s = wish, limit_s
-        self._failure: CommandFailed | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -151,7 +152,7 @@ class _Making:
         return Step(text, got, int(wanted) if wanted else None, waits_for)
 
     def finish(self) -> None:
-        """Wait for it. Raises CommandFailed as the server says."""
+        """Wait for it. Raises CommandFailed as the server says, and whatever else ended it."""
         while self._thread.is_alive():
             self._thread.join(0.1)
         if self._failure is not None:
@@ -173,7 +174,7 @@ class _Making:
                     if answer.status_code >= 400:
                         raise refused(answer)
                     self.trace = answer.content
-        except CommandFailed as failure:
+        except Exception as failure:
             self._failure = failure
 
 
@@ -220,6 +221,9 @@ def _write(folder: Path, made: Sequence[tuple[str, ModelProfile, bytes]]) -> lis
 def _described(address: str, profile: ModelProfile) -> list[str | Table]:
     name = f"{profile.modelName} {profile.modelVersion}" + (f" at {address}" if address else "")
     lines: list[str | Table] = [f"{name}: {got_of(profile)}"]
+    remarks = [f"note: {remark}" for remark in profile.remarks or ()]
+    if not profile.requests:
+        return [*lines, *remarks]
     lines.append(
         table(
             ["part", "ms", "share"],
@@ -236,4 +240,4 @@ def _described(address: str, profile: ModelProfile) -> list[str | Table]:
         lines.append(f"No operators: {profile.noOperators}.")
     if profile.noPython:
         lines.append(f"No samples of Python: {profile.noPython}.")
-    return [*lines, *(f"note: {remark}" for remark in profile.remarks or ())]
+    return [*lines, *remarks]

@@ -128,13 +128,13 @@ def key_of(order: Order, archive: str, machine: Mapping[str, Any]) -> str:
 def archive_of(plan: Plan) -> str:
     """The SHA-256 of a version's archive, or of the files of one that is a folder; with that of a checkpoint beside it.
 
-    Blocks for files.
+    Blocks for files, except those of a checkpoint that was fetched, whose name says what they are.
     """
     origin, weights = plan.unpacked.origin, plan.unpacked.checkpoint
     own = origin.sha256 if origin is not None and origin.sha256 else digest_below(Path(plan.load.model_dir))
     if weights is None or not weights.is_beside:
         return own
-    return hashlib.sha256(f"{own} {digest_below(weights.folder)}".encode()).hexdigest()
+    return hashlib.sha256(f"{own} {weights.content or digest_below(weights.folder)}".encode()).hexdigest()
 
 
 def machine_of(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
@@ -172,12 +172,15 @@ def digest_below(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each file's path and digest. A link counts as one, with what it leads to; no folder behind one is entered."""
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if name not in _NOT_HASHED]
-        for name in files:
-            path = Path(parent, name)
-            if path.is_file() and not path.is_symlink():
-                yield path.relative_to(folder).as_posix(), digest_of(path)
+        for path in (Path(parent, name) for name in (*names, *files)):
+            said = digest_of(path) if path.is_file() else ""
+            if path.is_symlink():
+                said = f"link to {os.path.realpath(path)} {said}"
+            if said:
+                yield path.relative_to(folder).as_posix(), said
 
 
 def write_found(folder: Path, report: dict[str, Any], *, may_change: bool) -> None:

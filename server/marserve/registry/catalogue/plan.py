@@ -26,7 +26,7 @@ class FoundCheckpoint:
 
     `may_map`: only this server writes there, so that workers may map the files: overwriting a mapped file ends its
     worker. `is_beside`: the folder is no part of the archive. With a `lease` it was fetched, and is not deleted before
-    that is released.
+    that is released; `content` is then a word for exactly what was fetched.
     """
 
     folder: Path
@@ -34,6 +34,7 @@ class FoundCheckpoint:
     may_map: bool
     is_beside: bool
     lease: Lease | None = None
+    content: str = ""
 
     def release(self) -> None:
         """End the lease. May be called twice."""

@@ -71,7 +71,8 @@ def read_parallel(
 def _check_alone(model: str, asked: ModelOptions) -> None:
     """Raise BadArchive where other keys say how many ranks there are, too."""
     from_torchrun = asked.torchrun is not None and "nproc-per-node" in asked.torchrun
-    says_level = asked.parallel_level and asked.torchrun is None
+    # An archive's torchrun implies the level 1 where another layer says parallel.
+    says_level = asked.parallel_level > (0 if asked.torchrun is None else 1) and not from_torchrun
     others = {
         f"parallelType is {asked.parallel_type}": asked.parallel_type is not None,
         f"parallelLevel is {asked.parallel_level}": says_level,

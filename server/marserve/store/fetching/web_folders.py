@@ -110,11 +110,14 @@ class WebFolder:
         refused = 0
         for head, most_bytes in self._wanted.heads.items():
             try:
+                self._allowed.check(self._target_of(head))
+            except AddressNotAllowed:
+                absent[head], refused = "allowed_urls does not let it be asked for", refused + 1
+                continue
+            try:
                 with self._source_of(head) as source, naming(head):
                     entry, data = self._read(source, most_bytes)
                     _with_size(entry)
-            except AddressNotAllowed:
-                absent[head], refused = "allowed_urls lets nobody ask for it", refused + 1
             except (Missing, Denied) as error:
                 absent[head] = str(error).removeprefix(f"{head}: ")
             else:
