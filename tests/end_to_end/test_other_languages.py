@@ -78,9 +78,9 @@ def test_the_worker_of_marserve_passes_every_check(tmp_path: Path) -> None:
     ("right", "wrong", "check_name"),
     [
         ('["results", number,', '["results", number + 1,', "it answers alone and in batches"),
-        ("writeBigUInt64LE(++finished.count)", "writeBigUInt64LE(0n)", "it writes on its page"),
-        ('head.write("mW")', 'head.write("mX")', "it says hello"),
-        ('else if (kind === "stop")', 'else if (kind === "never")', "it ends when it is told"),
+        ("uint64(++finished)", "uint64(0)", "it writes on its page"),
+        ('Buffer.from("mW', 'Buffer.from("mX', "it says hello"),
+        ("stop: () =>", "never: () =>", "it ends when it is told"),
     ],
 )
 def test_a_worker_with_a_fault_does_not_pass(

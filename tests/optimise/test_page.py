@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from marserve.optimise.page import LEAST_ERROR, points_of, write_page, write_picture
+from marserve.optimise.page import LEAST_ERROR, WIDTH, points_of, write_page, write_picture
 
 
 def build(
@@ -104,6 +104,16 @@ def test_each_build_is_a_row_and_each_measured_one_a_point() -> None:
     assert '<td class="bad">alone: scores has a mean error of 0.2</td>' in page
     assert '<td class="bad">openvino is not installed</td>' in page
     assert "3.00 [2.70 to 3.30]" in page
+
+
+def test_a_noisy_interval_is_said_to_be_one_and_leaves_the_picture_its_scale() -> None:
+    """Its line ends at the picture's edge."""
+    noisy = {"rows": 1, "threads": 1, "middle": 5.74, "low": 2.81, "high": 477.16}
+    page = write_page(report(build("onnx", ratios=[noisy]), build("bf16", ratio=2.0)), 0.03)
+
+    assert "too noisy to say (2.81 to 477)" in page
+    ends = [float(value or 0) for name, value in parsed(page).attributes if name in ("x1", "x2", "cx")]
+    assert 0 <= min(ends) < max(ends) <= WIDTH
 
 
 def test_hostile_names_and_reasons_are_text() -> None:

@@ -120,7 +120,7 @@ def describe_ratios(ratios: Mapping[int, Ratio], threads: int | None = None) -> 
     """The ratios by batch size, as reports have them; with so many threads, where those are said."""
     said = {} if threads is None else {"threads": threads}
     return [
-        {"rows": rows, **said, "middle": ratio.middle, "low": ratio.low, "high": ratio.high}
+        {"rows": rows, **said, "middle": ratio.middle, "low": ratio.low, "high": ratio.high, "isNoisy": ratio.is_noisy}
         for rows, ratio in ratios.items()
     ]
 

@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
+from marserve.optimise.ratio import Ratio
+
 WIDTH, HEIGHT, MARGIN = 640, 320, 56
 # What has no error at all is drawn here: the axis is logarithmic.
 LEAST_ERROR: Final = 1e-8
+# The ends of the picture's axis: an interval that other work on the machine made wide is cut off there.
+LEAST_RATIO: Final = 1 / 16
+MOST_RATIO: Final = 64.0
 _NOTHING: Final = "No build was both compared and measured."
 _STYLE: Final = """
 :root {
@@ -118,13 +123,13 @@ def points_of(builds: Sequence[Mapping[str, Any]], rows: int, threads: int) -> l
 
 def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float) -> str:
     """Error over ratio, both logarithmic: what lies to the right is faster, what lies below is closer."""
-    low = min(0.5, *(point.low for point in points))
-    high = max(2.0, *(point.high for point in points))
+    low = max(LEAST_RATIO, min(0.5, *(point.low for point in points)))
+    high = min(MOST_RATIO, max(2.0, *(point.high for point in points)))
     least = min(LEAST_ERROR, *(point.error for point in points))
     most = max(max_error * 2, *(point.error for point in points))
 
     def x(ratio: float) -> float:
-        return MARGIN + (WIDTH - 2 * MARGIN) * _share(ratio, low, high)
+        return MARGIN + (WIDTH - 2 * MARGIN) * _share(min(high, max(low, ratio)), low, high)
 
     def y(error: float) -> float:
         return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * _share(error, least, most)
@@ -176,7 +181,7 @@ def _table(builds: Sequence[Mapping[str, Any]], batch_size: int, threads: int, w
         agreement = build["agreement"]
         cells = [
             *(
-                f"{ratios[column]['middle']:.2f} [{ratios[column]['low']:.2f} to {ratios[column]['high']:.2f}]"
+                str(Ratio(ratios[column]["middle"], ratios[column]["low"], ratios[column]["high"]))
                 if column in ratios
                 else "–"
                 for column in columns

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 
 PAIRS = 9
+NOISY = 4.0
+"""An interval whose ends are further apart than this, as a ratio of the two, says nothing."""
+TOO_NOISY = "too noisy to say"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,33 @@ class Ratio:
         """Whether the whole interval says so."""
         return self.high < 1.0
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the interval is so wide that its middle says nothing."""
+        return self.high > NOISY * self.low
+
+    @property
+    def in_words(self) -> str:
+        """How many times as fast, in words."""
+        return str(self) if self.is_noisy else f"{self} times as fast"
+
     def __str__(self) -> str:
-        return f"{self.middle:.2f} [{self.low:.2f} to {self.high:.2f}]"
+        if self.is_noisy:
+            return f"{TOO_NOISY} ({_shown(self.low)} to {_shown(self.high)})"
+        return f"{_shown(self.middle)} [{_shown(self.low)} to {_shown(self.high)}]"
+
+
+def _shown(ratio: float) -> str:
+    """Three digits or so: other work on the machine may make a ratio as large as it likes."""
+    return (
+        f"{ratio:.2f}"
+        if ratio < 10
+        else f"{ratio:.1f}"
+        if ratio < 100
+        else f"{ratio:.0f}"
+        if ratio < 1000
+        else "≥ 1000"
+    )
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:

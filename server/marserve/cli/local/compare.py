@@ -114,7 +114,7 @@ def _lines(report: Report, names: tuple[str, str]) -> list[str | Table]:
         )
     for rows_of_batch, ratio in report.ratios.items():
         what = "one row" if rows_of_batch == 1 else f"{rows_of_batch} rows"
-        lines.append(f"{what} at a time: {ratio} times as fast.")
+        lines.append(f"{what} at a time: {ratio.in_words}.")
     lines += [f"note: {note}" for note in report.verdict.notes]
     lines += [f"beyond its bound: {fault}" for fault in report.verdict.faults]
     lines.append("Within all bounds." if report.verdict.has_passed else "Not within its bounds.")

@@ -68,7 +68,7 @@ def export(
             raise CommandFailed(error.message) from error
         report = made.report
         errors = [each.mean_error for run in report.runs.values() for each in run.outputs.values()]
-        ratios = [f"{ratio} times as fast at {rows}" for rows, ratio in report.ratios.items()]
+        ratios = [f"{ratio.in_words} at {rows}" for rows, ratio in report.ratios.items()]
         document = {
             "archive": str(made.archive),
             "modelVersion": made.version,

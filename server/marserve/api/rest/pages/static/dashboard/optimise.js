@@ -63,6 +63,7 @@ function Table({ report, serves }) {
 
 function ratioOf(row, rows, threads) {
   const found = row.ratios.find((each) => each.rows === rows && each.threads === threads);
+  if (found && found.high > 4 * found.low) return html`<span class="muted">too noisy to say</span>`;
   return found ? html`${found.middle.toFixed(2)} <span class="muted">${found.low.toFixed(2)}–${found.high.toFixed(2)}</span>` : DASH;
 }
 
