@@ -248,8 +248,8 @@ $(STAMPS)/browser: $(STAMPS)/test
 	@touch $@
 
 $(STAMPS)/long: $(STAMPS)/test
-	@echo "Installing what draws requests from the API description ..."
-	@$(PIP) --group long
+	@echo "Installing what the long suites need: libraries that optimise models, py-spy, what draws requests ..."
+	@$(PIP) --no-build-isolation --editable ./client --editable ".[optimise]" --group long
 	@touch $@
 
 # torch is there already, and nothing of the group asks for another one.

@@ -157,6 +157,7 @@ def _through_the_server(plan: Plan, chosen: Chosen) -> list[Figure]:
             )
             for name, archive in (("parent", chosen.parent), ("build", build))
         }
+        _must_serve(servers["build"], chosen.report.winner)
         subjects = [stack.enter_context(Subject(archive, trusted=[archive.name])) for archive in (chosen.parent, build)]
         for subject in subjects:
             subject.loaded()
@@ -187,6 +188,15 @@ def _through_the_server(plan: Plan, chosen: Chosen) -> list[Figure]:
         Figure(f"{chosen.title}, times as fast through the server", "x", served, "in one process", alone,
                goal=None if least is None else Goal("at least", OF_ONE_PROCESS, "compared"), digits=2),
     ]  # fmt: skip
+
+
+def _must_serve(server: Marserve, build: str) -> None:
+    """Raises CannotMeasure where the workers compute on something else: the parent would be measured twice."""
+    described = server.describe()
+    on = {worker.get("computesOn", "") for worker in described["workers"]}
+    if on != {build}:
+        why = "; ".join(map(str, described.get("warnings", []))) or "describe does not say why"
+        raise CannotMeasure(f"optimised: the server computes on {', '.join(sorted(on))} and not on {build}: {why}")
 
 
 def _served(plan: Plan, chosen: Chosen) -> Path:

@@ -234,9 +234,12 @@ class Marserve(Server):
 
     def worker_pids(self) -> list[int]:
         """The process ids of the workers that have loaded the model, from describe."""
-        _, body = self.manage("GET", f"/models/{self._model}")
-        described = json.loads(body)
-        return [worker["pid"] for worker in described[0]["workers"] if worker["status"] == "READY"]
+        return [worker["pid"] for worker in self.describe()["workers"] if worker["status"] == "READY"]
+
+    def describe(self) -> dict[str, Any]:
+        """What the management API says of the model."""
+        described: list[dict[str, Any]] = json.loads(self.manage("GET", f"/models/{self._model}")[1])
+        return described[0]
 
     def wait_for_workers(self, count: int) -> None:
         """Wait until `count` workers have loaded the model. Raises CannotMeasure."""

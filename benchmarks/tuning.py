@@ -2,8 +2,9 @@
 
     python benchmarks/run.py --only tuning
 
-A world is a machine and a model whose batches cost what no straight line says, each off by some percent. The search
-asks it for a few batches and measurements; the exhaustive search tries every setting at seven rates.
+A world is a machine of four processors and a model whose batches cost what no straight line says, each off by some
+percent. More threads make the part of a batch shorter that is computed, and take processors from other workers. The
+search asks it for a few batches and measurements; the exhaustive search tries every setting at seven rates.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from figures import Figure
 from figures import Goal as Bound
 
 from marserve.tuning.search import Sample, search
-from marserve.tuning.settings import Goal, Layout, Setting, space
+from marserve.tuning.settings import Goal, Layout, Setting, layouts, space
 from marserve.tuning.simulated import Simulated, highest_rate
 
 if TYPE_CHECKING:
     from plan import Plan
 
-WORKERS = (1, 2, 4)
+CORES = 4
+COUNTS = (1, 2, 4)  # of workers, and of threads of each
 WORLDS = 20
 
 
 @dataclass
 class World:
     """What batches cost here: a part for the batch, one for each item with a step every few items, and the others'
-    share of the processors. Each batch is off by some percent. `asked` counts requests.
+    share of the processors. Some of it is shorter with more threads. Each batch is off by some percent. `asked` counts
+    requests.
     """
 
     seed: int
@@ -45,13 +48,19 @@ class World:
         self._step = dice.choice((1, 1, 4, 8))
         self._crowding = dice.uniform(0.1, 0.8)
         self._spread = dice.uniform(0.02, 0.12)
+        self._parallel = dice.uniform(0.0, 0.95)
+        self._overhead = dice.uniform(0.0, 0.1)
         self.goal = Goal(0.99, dice.uniform(3, 12) * (self._fixed + self._item))
         self._dice = random.Random(self.seed + 1000)
 
     def cost(self, layout: Layout, size: int) -> float:
         """What a batch costs on average."""
         padded = math.ceil(size / self._step) * self._step
-        return (self._fixed + self._item * padded**self._bend) * (1 + self._crowding * (layout.workers - 1))
+        threads = max(1, layout.threads)
+        part = 1 - self._parallel + self._parallel / threads + self._overhead * (threads - 1)
+        busy = layout.workers * (1 + self._parallel * (threads - 1))  # processors' worth of work at a time
+        crowded = max(1.0, busy / CORES) * (1 + self._crowding * (min(CORES, busy) - 1) / (CORES - 1))
+        return (self._fixed + self._item * padded**self._bend * part) * crowded
 
     def _noisy(self, layout: Layout, size: int) -> float:
         return self.cost(layout, size) * math.exp(self._dice.gauss(0, self._spread))
@@ -90,7 +99,7 @@ class Outcome:
 def play(seed: int, settings: Sequence[Setting] = (), requests: int = 2000, steps: int = 6) -> Outcome:
     """Search a world, and try all of its settings, each at some rates with so many requests."""
     world = World(seed)
-    settings = settings or space([Layout(workers) for workers in WORKERS])
+    settings = settings or space(layouts("", COUNTS, COUNTS, cores=CORES))
     found = search(settings, world.goal, world)
 
     def truly(setting: Setting) -> float:

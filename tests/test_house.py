@@ -330,11 +330,16 @@ def has_keyword(call: ast.Call, name: str, value: object) -> bool:
 def test_no_module_can_unpickle() -> None:
     """Neither server nor built-in handlers take what runs code out of data; `pickletools` only reads.
 
-    One file opens pickles, of archives that the operator trusts.
+    One file opens pickles, of archives that the operator trusts. Another gives a model that a worker has loaded to a
+    process of the worker's own, by a pipe.
     """
-    found = [f"{relative(file)}: {name}" for file in files_with(UNSAFE_WORDS) for name in unsafe_names(file)]
+    names = ((file, name.partition(".")[0]) for file in files_with(UNSAFE_WORDS) for name in unsafe_names(file))
+    found = sorted({f"{relative(file)}: {name}" for file, name in names})
 
-    assert found == ["handlers/marserve_handlers/ready/trusted_pickle.py: joblib"]
+    assert found == [
+        "handlers/marserve_handlers/flops/apart.py: pickle",
+        "handlers/marserve_handlers/ready/trusted_pickle.py: joblib",
+    ]
 
 
 def test_every_load_is_restricted_to_weights() -> None:
@@ -439,6 +444,19 @@ def test_every_direct_dependency_is_pinned() -> None:
     pinned = {canonical(line.split("==")[0]) for line in lines if "==" in line and not line.startswith("#")}
 
     assert not names - pinned
+
+
+def test_the_long_suite_installs_what_its_tests_skip_without() -> None:
+    """Builds of OpenVINO, NNCF and torchao, and py-spy, are run by no other target."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+
+    recipe = re.search(r"^\$\(STAMPS\)/long:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+
+    assert recipe
+    assert re.search(r"\[(\w+,)*optimise(,\w+)*\]", recipe[1])
+    assert "--group long" in recipe[1]
+    assert {re.split(r"[>=]", line)[0] for line in groups["long"]} >= {"py-spy", "schemathesis"}
 
 
 def canonical(name: str) -> str:

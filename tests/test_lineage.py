@@ -6,12 +6,14 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
-from marserve.lineage import VARIABLE, end_families, find_families
+from marserve.lineage import VARIABLE, end_families, family, find_families
 from marserve.shared_page import Page, create_page
 from support.descriptors import more_descriptors
 
@@ -129,3 +131,43 @@ def test_a_fork_without_a_new_program_is_told_by_its_page() -> None:
             os.close(descriptor)
             process.kill()
             process.communicate()
+
+
+def test_a_family_is_all_that_was_started_with_what_it_used() -> None:
+    """Children of children too; what a child used that has ended is its parent's."""
+    inner = [sys.executable, "-c", "import time; time.sleep(60)"]
+    outer = f"import subprocess, time; subprocess.Popen({inner!r}).wait()"
+    with subprocess.Popen([sys.executable, "-c", outer]) as child:
+        try:
+            until = time.monotonic() + 10
+            while len(found := family(child.pid)) < 2 and time.monotonic() < until:
+                time.sleep(0.02)
+        finally:
+            for each in psutil.Process(child.pid).children(recursive=True):
+                each.kill()
+            child.kill()
+
+    assert len(found) == 2
+    assert all(seconds >= 0 for seconds in found.values())
+    assert os.getpid() not in found
+    assert child.pid in family(os.getpid()) or not psutil.pid_exists(child.pid)
+
+
+_LEAVES = """
+import subprocess
+from marserve.lineage import adopt_orphans, end_family, family
+import os
+adopt_orphans()
+shell = "env -i setsid sleep 600 & exit 0"
+subprocess.run(["sh", "-c", shell], check=True)
+before = len(family(os.getpid()))
+end_family()
+print(before, len(family(os.getpid())))
+"""
+
+
+def test_what_left_its_session_without_an_environment_ends_with_its_family() -> None:
+    """No lineage names it, and its parent has ended."""
+    ran = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ran.stdout.split() == ["2", "1"]

@@ -483,6 +483,15 @@ class LabelTaken(VersionConflict):
         )
 
 
+class CopyRefused(VersionConflict):
+    """A copy that is to be measured needs a name that no other model has."""
+
+    def __init__(self, model: str, name: str) -> None:
+        self.args = (
+            f"{name} is a model, and no copy of one: a copy of {model} needs a model_name that nothing else has.",
+        )
+
+
 class LabelNotFound(ClientError):
     """The model has no such label."""
 

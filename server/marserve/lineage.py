@@ -3,7 +3,8 @@
 A worker's processes end with its process group. A process that left the group (`setsid`, a daemon) is found by what it
 has inherited: the variable `_MARSERVE_LINEAGE` of its environment (`SERVER/TEMPLATE/WORKER`, each a random word), and,
 forked without a new program, the mapping of its worker's page. Neither needs further rights. A process that was started
-with an empty environment, or runs as another user, is not found.
+with an empty environment, or runs as another user, is not found. Below a process that adopts orphans all are found, by
+whose children they are (`family`).
 
 Linux only: elsewhere nothing is found. Blocks for some milliseconds, so not for the event loop.
 """
@@ -16,6 +17,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -26,6 +28,10 @@ _ROUNDS = 10
 _READ_BYTES = 65536
 _PR_SET_CHILD_SUBREAPER = 36
 _END_TIMEOUT_S = 1.0
+# One that waits for a disk does not end at once.
+_MOST_KILLS = 100
+_BETWEEN_KILLS_S = 0.02
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def adopt_orphans() -> None:
@@ -115,3 +121,81 @@ def _kill(pid: int, lineages: Mapping[str, int]) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def end_family() -> None:
+    """Kill all that this process started, also what left its session and took no environment along."""
+    _kill_below(os.getpid())
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def end_with_family(root: int) -> None:
+    """Kill another process and all below it, also what left its session. Blocks, for seconds at most.
+
+    The process is stopped first, so that it starts nothing more; it keeps its orphans until it is killed itself.
+    """
+    send_all({root}, signal.SIGSTOP)
+    _kill_below(root)
+    send_all({root}, signal.SIGKILL)
+
+
+def _kill_below(root: int) -> None:
+    for _ in range(_MOST_KILLS):
+        living = {pid for pid in set(family(root)) - {root} if not _has_ended(pid)}
+        if not living:
+            return
+        send_all(living, signal.SIGKILL)
+        time.sleep(_BETWEEN_KILLS_S)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether only its status is left, for which its parent has not asked."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"Z"
+    except OSError:
+        return True
+
+
+def send_all(pids: Collection[int], number: signal.Signals) -> None:
+    """Send a signal to those of these processes that are there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def family(root: int) -> dict[int, float]:
+    """Each process below `root`, and `root`, with the seconds of processor time that it used.
+
+    A process counts what its ended children used, once it has waited for them. Empty where the system has no `/proc`.
+    """
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return {}
+    for name in names:
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b") ")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(name)] = int(fields[1])
+        used[int(name)] = sum(map(int, fields[11:15])) / _TICKS
+    members = {root: True}
+    return {pid: seconds for pid, seconds in used.items() if _is_below(pid, parents, members)}
+
+
+def _is_below(pid: int, parents: dict[int, int], known: dict[int, bool]) -> bool:
+    chain = []
+    while pid not in known and pid in parents:
+        chain.append(pid)
+        pid = parents[pid]
+    found = known.get(pid, False)
+    known.update(dict.fromkeys(chain, found))
+    return found

@@ -258,6 +258,10 @@ DeclarationText = Annotated[bytes, msgspec.Meta(max_length=MAX_DECLARATION_BYTES
 # How many warnings for describe a worker's handler may give.
 MAX_WARNINGS = 20
 Sentence = Annotated[str, msgspec.Meta(max_length=4096)]
+# How a warning begins that says why FLOPs are not counted, and how many batches are watched before they are. Both are
+# those of `marserve_handlers.flops`, which the server does not import.
+FLOPS_NOT_COUNTED = "FLOPs are not counted"
+FLOPS_WATCHED_BATCHES = 8
 Message = Annotated[str, msgspec.Meta(max_length=1 << 21)]
 Traceback = Annotated[str, msgspec.Meta(max_length=1 << 17)]
 # A worker adds up the measurements of one batch, and sends at most so many values at a time.

@@ -18,7 +18,7 @@ from marserve.errors import BadName
 _BIDIRECTIONAL: Final = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _SPECIAL: Final = f"\x7f-\x9f\u2028\u2029\ud800-\udfff{_BIDIRECTIONAL}"
 # Words that stand where a version may stand in paths of management. Other such words have routes of older servers.
-RESERVED_VERSIONS: Final = frozenset(("all", "check", "logs", "stats"))
+RESERVED_VERSIONS: Final = frozenset(("all", "check", "logs", "optimise", "profile", "stats"))
 _UNFIT: Final = re.compile(f"[\x00-\x1f{_SPECIAL}]")
 _UNFIT_RUN: Final = re.compile(f"[\x00-\x1f{_SPECIAL}]+")
 # JSON escapes the first 32 characters itself; those that stand in a document are its layout.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from marserve.api.errors import error_headers, error_status, error_type
+from marserve.cli import remote
 from marserve.cli.output import CommandFailed
 from marserve.cli.remote import Inference, Listener, Management, Probe, find_address, model_path
 from marserve.cli.server.start_behind import command_for
@@ -107,6 +109,51 @@ def test_an_answer_that_takes_too_long_is_told() -> None:
     slow = Listener("http://127.0.0.1:1", httpx.MockTransport(too_slow))
     with slow as server, pytest.raises(CommandFailed, match=r"did not answer GET /x within 2\.5 s"):
         server.ask("GET", "/x", timeout_s=2.5)
+
+
+def test_an_answer_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed bytes count as what they are unpacked to."""
+    monkeypatch.setattr(remote, "MOST_ANSWER", 10_000)
+    packed = gzip.compress(bytes(20_000))
+    for content, headers in ((bytes(20_000), {}), (packed, {"content-encoding": "gzip"})):
+        answer = httpx.Response(200, headers=headers, content=content)
+        server = Management("http://s", httpx.MockTransport(lambda _, answer=answer: answer))
+        with server, pytest.raises(CommandFailed, match="The answer of http://s has more than 10000 bytes"):
+            server.ask("GET", "/models")
+
+
+def test_an_answer_that_was_packed_is_unpacked_once() -> None:
+    """With its other headers."""
+    headers = {"content-encoding": "gzip", "x-request-id": "7"}
+    answer = httpx.Response(200, headers=headers, content=gzip.compress(b'{"a": 1}'))
+    with Management("http://s", httpx.MockTransport(lambda _: answer)) as server:
+        assert server.order("GET", "/models") == {"a": 1}
+        again = server.ask("GET", "/models")
+
+    assert (again.headers["x-request-id"], again.headers["content-length"]) == ("7", "8")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" * 100_000, "GET /models/m, with status 200, is no JSON"),
+        (b"<html>login</html>", "GET /models/m, with status 200, is no JSON"),
+        (b"[]", "GET /models/m describes no version"),
+        (b"7", "GET /models/m describes no model: Expected `array`, got `int`"),
+        (b"[{}]", "GET /models/m describes no model: Object missing required field `modelName`"),
+    ],
+)
+def test_an_answer_that_is_none_of_marserve_is_told(content: bytes, words: str) -> None:
+    """As of a proxy that wants a login, or of another server."""
+    answer = httpx.Response(200, content=content)
+    with Management("http://s", httpx.MockTransport(lambda _: answer)) as server:
+        with pytest.raises(CommandFailed) as told:
+            server.describe("m", None)
+        with pytest.raises(CommandFailed, match="The answer of http://s to GET /models"):
+            list(server.model_names())
+
+    assert told.value.message.startswith(f"The answer of http://s to {words}")
+    assert told.value.next_step == "Is it marserve that listens there?"
 
 
 def test_a_refusal_is_told_in_the_servers_words(apis: FakeApis) -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -272,8 +273,10 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
 
 
 @pytest.mark.timeout(1200)
-def test_of_two_hundred_faults_at_least_nineteen_of_twenty_are_named_right(faults: Faults) -> None:
-    """Drawn in any order; each is the cause of most of a request's time."""
+def test_of_two_hundred_faults_at_least_nineteen_of_twenty_are_named_right(
+    faults: Faults, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drawn in any order; each is the cause of most of a request's time. How many were named right is printed."""
     kinds: list[Callable[[], str]] = [
         faults.slow_mate,
         faults.handler,
@@ -300,4 +303,7 @@ def test_of_two_hundred_faults_at_least_nineteen_of_twenty_are_named_right(fault
             wrong[kind.__name__, found["cause"]] += 1
             whys.append(f"{kind.__name__}: {found['cause']}, {found['why']}; also {found['also']}")
 
+    named = len(drawn) - sum(wrong.values())
+    with capsys.disabled():
+        sys.stdout.write(f"\n{named} of {len(drawn)} faults named right ({named / len(drawn):.1%}); wrong: {whys}\n")
     assert sum(wrong.values()) <= len(drawn) // 20, (wrong, whys)

@@ -84,6 +84,19 @@ class Handler:
             dist.all_reduce(share)
         return ["done"] * len(data)
 """
+COUNTED = """
+import torch
+from marserve_handlers.base import BaseHandler
+
+class Handler(BaseHandler):
+    def initialize(self, context):
+        self.context = context
+        self.device = torch.device("cpu")
+        self.model = torch.nn.Linear(16, 16).eval()
+
+    def preprocess(self, data):
+        return torch.ones(len(data), 16)
+"""
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
@@ -208,6 +221,7 @@ def test_the_ranks_of_a_group_are_told_apart(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long  # whose target installs it
 def test_py_spy_sees_the_handlers_python(tmp_path: Path) -> None:
     """Or there is a reason why it may not."""
     with serving(tmp_path, MIXED) as server:
@@ -218,6 +232,48 @@ def test_py_spy_sees_the_handlers_python(tmp_path: Path) -> None:
         pytest.skip(made["noPython"])
     names = {name.partition(" ")[0] for stack in made["pythonStacks"] for name in stack["names"]}
     assert {"handle", "timed"} <= names
+
+
+@pytest.mark.timeout(400)  # a process of low priority loads torch, on a machine that may be busy
+def test_a_profile_shows_the_batches_alone_while_flops_are_counted(tmp_path: Path) -> None:
+    """Nothing is counted as long as it runs; a count that had begun is another process's, and comes without a call."""
+
+    def flops() -> dict[str, Any]:
+        [described] = server.client.get(f"{server.management}/models/m").json()
+        found: dict[str, Any] = described["flops"]
+        return found
+
+    with serving(tmp_path, COUNTED, config="peakFlops: 1.0e+12\n") as server:
+        before = flops()
+        first = profile(server, "m", requests=30)
+        meanwhile = flops()
+        for _ in range(10):
+            assert server.predict("m", "x").status_code == 200
+        second = profile(server, "m", requests=30)
+        for _ in poll(300, "the count is there"):
+            if (after := flops())["state"] == "counted":
+                break
+
+    assert before == {"state": "waiting for batches"}
+    assert meanwhile == {"state": "counting"}
+    assert after["perRequest"] == 2 * 16 * 16
+    for made in (first, second):
+        names = {each["name"] for each in made["operators"]}
+        assert "aten::addmm" in names
+        of_linear = {
+            "linear",
+            "addmm",
+            "expand",
+            "as_strided",
+            "transpose",
+            "t",
+            "resolve_conj",
+            "resolve_neg",
+            "copy_",
+        }
+        of_input = {"ones", "fill_", "empty", "to"}
+        assert {name.removeprefix("aten::") for name in names} <= of_linear | of_input
+        assert made["batches"] == 30
 
 
 def test_what_ends_meanwhile_ends_the_profile(tmp_path: Path) -> None:

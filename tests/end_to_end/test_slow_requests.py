@@ -114,6 +114,20 @@ def test_a_slow_handler_is_named_with_what_its_author_named(server: Server) -> N
     assert (found["bytes_in"], found["bytes_out"], found["worker"]) == (14, 2, "W-9000-m_1.0")
 
 
+def test_quick_requests_of_a_server_at_rest_were_held_by_nothing(server: Server) -> None:
+    """Nothing stood still, and no list of them says so."""
+    for number in range(40):
+        server.predict("m", b"{}", **{"X-Request-Id": f"quick-{number}"})
+    explained(server, "quick-39")
+
+    listed = server.client.get(f"{server.management}/requests?order=newest&limit=40").json()["requests"]
+    quick = [each for each in listed if each["wall_ms"] < 5]
+
+    # Others may compute on this machine, and are named then, but not all the time.
+    assert any(each["cause"] == "handler" and "nothing held it" in each["why"] for each in quick), listed
+    assert not [each for each in quick if each["cause"] == "loop_stalled"]
+
+
 def test_a_request_that_waited_is_told_for_whom(server: Server) -> None:
     """The only worker ran another one."""
     first = ask(server, "before", sleep=0.5)

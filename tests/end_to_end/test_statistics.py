@@ -64,7 +64,7 @@ def test_what_a_model_did_is_told_by_windows_and_by_top(tmp_path: Path) -> None:
         make_archive(server.store / "reserved.mar", HANDLER, version="stats")
         refused = server.register("reserved.mar", initial_workers=0)
         assert refused.status_code == 400
-        assert "'stats' is one of all, check, logs, stats" in refused.json()["message"]
+        assert "'stats' is one of all, check, logs, optimise, profile, stats" in refused.json()["message"]
 
 
 @pytest.mark.system
@@ -79,5 +79,5 @@ def test_a_server_started_as_torchserve_has_versions_of_such_names(tmp_path: Pat
         assert server.client.get(f"{server.management}/stats").status_code in (404, 405)
         for _ in poll(10, "the warning in a log, which a thread writes"):
             written = "\n".join(path.read_text() for path in (tmp_path / "logs").glob("*.log"))
-            if "'stats' is one of all, check, logs, stats" in written:
+            if "'stats' is one of all, check, logs, optimise, profile, stats" in written:
                 break

@@ -20,6 +20,7 @@ import pytest
 from marserve.api.grpc.schema import INFERENCE, Schema
 from marserve.telemetry.timeline import STAGES
 from support.collector import Collector, Received
+from support.file_server import file_server, whole
 from support.server import Server, make_archive, poll
 from support.workflow_archives import write_war
 
@@ -255,12 +256,33 @@ def test_a_models_load_is_a_trace_of_its_own(traced: tuple[Server, Collector]) -
     assert load.ended > load.began
 
 
-def test_nodes_of_a_workflow_and_calls_of_handlers_are_children(tmp_path: Path) -> None:
-    """Each with its stages, and with what they call below them; a download is a trace of its own."""
+def test_a_download_is_a_trace_of_its_own(tmp_path: Path) -> None:
+    """With its address, without what is secret of it, how it ended and how much came; a failed one, too."""
     with (
+        file_server() as files,
         Collector() as collector,
-        start(tmp_path, collector, allowed_urls="http://.*", allow_private_addresses="true") as server,
+        start(tmp_path, collector, allowed_urls=f"{files.url}/.*") as server,
     ):
+        archive = (server.store / "m.mar").read_bytes()
+        url = files.on("/far.mar?sig=secret", whole(archive))
+        began = time.time()
+        answer = server.register(url, model_name="far")
+        assert answer.status_code == 200, answer.text
+        assert server.register(f"{files.url}/nosuch.mar", model_name="gone").status_code == 400
+        ended = time.time()
+        spans = collector.wait_for(lambda spans: sum(each.name == "download" for each in spans) == 2)
+    done, failed = (each for each in spans if each.name == "download")
+    assert done.parent_id == ""
+    assert done.attributes["marserve.what"].startswith(f"download of {files.url}/far.mar")
+    assert done.attributes["marserve.what"].endswith(f": done, {len(archive)} bytes")
+    assert "secret" not in done.attributes["marserve.what"]
+    assert began - 1 < done.began < done.ended < ended + 1
+    assert f"{files.url}/nosuch.mar: failed" in failed.attributes["marserve.what"]
+
+
+def test_nodes_of_a_workflow_and_calls_of_handlers_are_children(tmp_path: Path) -> None:
+    """Each with its stages, and with what they call below them."""
+    with Collector() as collector, start(tmp_path, collector) as server:
         write_war(server.store / "w.war", WORKFLOW, FUNCTIONS)
         assert server.register("m.mar").status_code == 200
         assert server.register("outer.mar").status_code == 200

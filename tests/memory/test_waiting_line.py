@@ -23,6 +23,7 @@ from marserve.memory.needs import MIB
 from marserve.memory.waiting_line import WaitingLine
 from marserve.pool.options import PoolOptions
 from marserve.pool.reservation import Reservations
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 pytestmark = pytest.mark.anyio
@@ -247,6 +248,17 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_line, "LOOK_S", 0.005)
     monkeypatch.setattr(eviction, "LEAST_LOAD_S", 60.0)  # a busy machine makes no load longer than another
+
+
+async def test_an_eviction_is_noted_for_explanations_and_traces() -> None:
+    """With whose it was."""
+    house, happenings = House(1), Happenings()
+    seldom = await house.add_loaded("seldom", 60_000)
+    seldom.metrics.happenings = happenings
+
+    house.add("new").ask()
+
+    assert [(each.kind, each.model, each.version) for each in happenings] == [("eviction", "seldom", "1.0")]
 
 
 async def test_who_is_asked_for_least_makes_room_and_whoever_waits_begins_when_it_is_gone() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marserve.messages import Answer
+from marserve.messages import FLOPS_WATCHED_BATCHES, Answer
 from support.processes import until
 from support.running_pool import RunningPool
 
@@ -39,13 +39,12 @@ def counting(folder: Path, source: str, peak: float = 1e9, **options: Any) -> Ru
 
 
 async def ask_until_counted(running: RunningPool) -> None:
-    """One request after the other, until the worker has told what it counted."""
-
-    async def ask() -> None:
-        while running.metrics.flops is None:
-            assert isinstance(await running.ask(b"x"), Answer)
-
-    await asyncio.wait_for(ask(), 60)
+    """As many requests as are watched and one more; the worker tells what it counted without a further one."""
+    for number in range(FLOPS_WATCHED_BATCHES + 1):
+        assert running.pool.described["flops"] == {"state": "waiting for batches"}, number
+        assert isinstance(await running.ask(b"x"), Answer)
+    assert running.pool.described["flops"]["state"] in ("counting", "counted")
+    await until(lambda: running.metrics.flops is not None, "it is counted", timeout_s=100)
 
 
 @pytest.mark.torch
@@ -67,6 +66,7 @@ async def test_a_served_model_is_counted_exactly_and_its_utilisation_is_of_the_l
         assert flops.inputs == "argument 1 float32 [n, 64]"
         assert batches == requests == metrics.requests
         assert share == pytest.approx(requests * MLP_ROW / seconds / 1e9, rel=0.2)
+        assert running.pool.described["flops"]["state"] == "counted"
         assert running.pool.described["flops"]["perRequest"] == MLP_ROW
 
 
@@ -81,7 +81,24 @@ async def test_a_handler_without_a_model_has_no_figure_and_says_why(tmp_path: Pa
             "FLOPs are not counted: the handler holds no module of torch and no session of ONNX Runtime"
         ]
         assert running.metrics.read_gauges().flops_utilisation is None
-        assert "flops" not in running.pool.described
+        assert running.pool.described["flops"] == {"state": "not counted"}
+
+
+@pytest.mark.torch
+@pytest.mark.system
+async def test_why_a_model_is_not_counted_comes_without_a_further_request(tmp_path: Path) -> None:
+    """The sentence reaches describe as soon as it is known."""
+    source = MLP.replace(
+        "self.model = ", "class Inside(torch.nn.Sequential): pass\n        self.model = Inside("
+    ).replace(".eval()", ").eval()")
+    async with counting(tmp_path, source) as running:
+        await running.start()
+        for _ in range(FLOPS_WATCHED_BATCHES + 1):
+            assert isinstance(await running.ask(b"x"), Answer)
+        await until(lambda: running.pool.warnings, "the reason")
+
+        assert running.pool.warnings[0].startswith("FLOPs are not counted: the model cannot be given to the process")
+        assert running.pool.described["flops"] == {"state": "not counted"}
 
 
 @pytest.mark.system

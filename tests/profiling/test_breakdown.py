@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from marserve.answers.profiles import ModelProfile
 from marserve.messages import Profiled, ProfiledBatch
 from marserve.profiling.analysis import Measured, analyse
+from marserve.profiling.trace import merge
 
 BOUND = 1 << 20
 
@@ -212,3 +214,39 @@ def test_odd_events_change_nothing() -> None:
     )
 
     assert parts(profile([batch(1, ran=80)], trace))["python"] == 80
+
+
+def test_times_that_are_no_numbers_once_they_are_added_are_left_out() -> None:
+    """A worker may have written anything."""
+    far = op("far", 0, 1) | {"ts": 1e308, "dur": 1.7e308}
+    trace = packed(
+        mark("marserve batch 1: a", 0, 103), op("aten::mm", 1, 60), far, mark("marserve batch 1: b", -1e305, 1)
+    )
+
+    made = profile([batch(1, ran=75)], trace)
+
+    assert [each.name for each in made.operators] == ["aten::mm"]
+    assert parts(made)["operators"] == 60
+
+
+def test_many_small_batches_are_read_in_the_time_of_few() -> None:
+    """Without a look at each operator for each batch, which took minutes."""
+    many = 4000
+    events = [mark(f"marserve batch {at + 1}: a", at * 10, 10) for at in range(many)]
+    events += [op("aten::mm", at * 10 + within, 1) for at in range(many) for within in range(8)]
+    batches = [batch(at + 1, ran=8, took=10) for at in range(many)]
+    began = time.process_time()
+
+    made = analyse(Measured(Profiled(1, 0.0, 60.0, batches, [0], many, 1, 1, True, 0.0), [packed(*events)], 1 << 24))
+
+    assert parts(made)["operators"] == many * 8
+    assert time.process_time() - began < 5
+
+
+def test_a_single_trace_is_given_as_the_worker_packed_it() -> None:
+    """To pack it anew would take longer than to read it; one that cannot be read is none."""
+    trace = packed(op("aten::mm", 0, 5))
+
+    assert merge([trace], BOUND) == trace
+    for bad in (b"no gzip", zipped(b'{"traceEvents": 3}'), zipped(b"[]"), zipped(b'{"traceEvents": [')[:-9]):
+        assert merge([bad], BOUND) == b""

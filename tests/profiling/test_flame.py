@@ -50,3 +50,10 @@ def test_the_lines_of_py_spy_become_stacks() -> None:
         (["main (a.py:1)", "f (b c.py:2)"], 30),
         (["main (a.py:1)"], 3),
     ]
+
+
+def test_values_without_a_share_are_left_out_of_the_picture() -> None:
+    """As a server of another make may send them."""
+    drawn = draw([ProfileStack(["a"], float("inf")), ProfileStack(["b"], float("nan"))], "operators", "ms")
+
+    assert "<rect" not in drawn

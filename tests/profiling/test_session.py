@@ -91,6 +91,23 @@ async def test_a_profile_is_read_by_a_process_of_its_own_and_kept_with_its_trace
     assert len(json.loads(gzip.decompress(profiles.trace("m", "1.0")))["traceEvents"]) == 4
 
 
+async def test_the_state_says_for_how_long_a_trace_is_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile is still being made then; of a measuring worker it says how far that is."""
+    profiles = profiles_of(FakeRegistry(TRACE))
+    seen: list[Any] = []
+
+    async def analysed(measured: Any) -> Any:
+        seen.append(profiles.state("m", None))
+        return session.Analysed(a_profile(pythonStacks=None), b"")
+
+    monkeypatch.setattr(session, "_analyse", analysed)
+    await profiles.make("m", None, WISH)
+
+    assert (seen[0].isRunning, seen[0].seconds, seen[0].requests) == (True, 0.2, 1)
+    assert 0 <= seen[0].readingSeconds < 10
+    assert (profiles.state("m", None).isRunning, profiles.state("m", None).readingSeconds) == (False, None)
+
+
 async def test_there_is_no_trace_without_a_profile_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each refusal says what is missing."""
     profiles = profiles_of(FakeRegistry(reason="this model does not use torch"))

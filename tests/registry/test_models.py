@@ -933,12 +933,14 @@ async def test_a_model_that_is_there_gets_no_version_of_such_a_name(house: House
     assert [each["modelVersion"] for each in house.registry.describe_all("m")] == ["1.0"]
 
 
-@pytest.mark.parametrize("word", ["all", "check", "logs", "stats"])
+@pytest.mark.parametrize("word", ["all", "check", "logs", "optimise", "profile", "stats"])
 async def test_no_version_is_newly_called_as_a_word_of_the_api(house: House, word: str) -> None:
     """`/models/m/stats` is not about a version of that name."""
     house.put("m", word)
 
-    with pytest.raises(BadName, match=f"'{word}' is one of all, check, logs, stats.*choose another version name"):
+    with pytest.raises(
+        BadName, match=f"'{word}' is one of all, check, logs, optimise, profile, stats.*choose another version name"
+    ):
         await house.registry.register(RegisterParameters(f"m-{word}.mar"))
 
     assert (house.registry.list_models().models, house.folders()) == ([], [])

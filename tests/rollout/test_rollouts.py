@@ -18,6 +18,7 @@ from marserve.rollout import rollouts as rollouts_module
 from marserve.rollout.course import read_rollout
 from marserve.rollout.records import Records
 from marserve.rollout.rollouts import Rollouts
+from marserve.telemetry.happenings import Happenings
 from support.fake_pool import Behaviour
 from support.management_house import House
 
@@ -40,6 +41,22 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not is_so():
             await asyncio.sleep(0.001)
+
+
+async def test_a_roll_back_is_noted_for_explanations_and_traces(house: House) -> None:
+    """With the version that gives its requests back, and who gets them."""
+    happenings = Happenings()
+    rollouts = Rollouts(house.registry, None)
+    rollouts.begin("m", read_rollout({"version": "2.0", "url": "m-2.0.mar"}))
+    await until(lambda: rollouts.describe("m")["state"] == "running")
+    house.pools.of("m", "2.0").metrics.happenings = happenings
+
+    rollouts.order("m", "abort")
+
+    (noted,) = happenings
+    assert (noted.kind, noted.model, noted.version) == ("rollback", "m", "2.0")
+    assert noted.text == "version 2.0 gives its requests back to 1.0"
+    await rollouts.stop()
 
 
 async def test_a_version_that_loads_too_late_for_its_roll_out_does_not_stay(

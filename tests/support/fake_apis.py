@@ -34,7 +34,12 @@ class FakeApis:
     asked: list[Asked] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, list[tuple[int, bytes, str]]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waits: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _lock: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait_for(self, route: str, other: str, times: int) -> None:
+        """Answer `METHOD /path` only when that other route has been asked for so often."""
+        self._waits[route] = (other, times)
 
     def answer(self, route: str, document: Any, status: int = 200, content_type: str = "application/json") -> None:
         """Answer `METHOD /path` with this from now on, after answers put there before were each given once."""
@@ -49,6 +54,11 @@ class FakeApis:
         """The next answer for this request."""
         with self._lock:
             self.asked.append(asked)
+            self._lock.notify_all()
+            if wait := self._waits.get(f"{asked.method} {asked.path}"):
+                self._lock.wait_for(
+                    lambda: sum(f"{each.method} {each.path}" == wait[0] for each in self.asked) >= wait[1], 10
+                )
             answers = self._answers.get(f"{asked.method} {asked.path}")
             if not answers:
                 error = {"code": 404, "type": "ModelNotFoundException", "message": f"Model not found: {asked.path}"}

@@ -122,6 +122,14 @@ def while_the_loop_was_busy(world: World) -> Timeline:
     return timeline
 
 
+def of_a_server_at_rest(world: World) -> Timeline:
+    """All is quick, and most of it is the way to the worker and back."""
+    timeline = world.run(["quick"], 100.0, handler_s=0.0003)[0]
+    assert timeline.last is not None
+    timeline.body_at = timeline.began + 0.00005
+    return timeline
+
+
 def with_a_large_body(world: World) -> Timeline:
     """It is 64 MiB, and comes fast."""
     timeline = world.run(["slow"], 100.0, handler_s=0.01, bytes_in=64 << 20)[0]
@@ -232,6 +240,7 @@ FAULTS: dict[Callable[[World], Timeline], Cause] = {
     after_an_eviction: "eviction",
     while_the_loop_stood: "loop_stalled",
     while_the_loop_was_busy: "loop_stalled",
+    of_a_server_at_rest: "handler",
     with_a_large_body: "large_body",
     of_a_slow_client: "slow_client",
     of_a_client_that_takes_slowly: "slow_client",
@@ -255,6 +264,55 @@ def test_the_cause_of_most_of_the_time_is_named(make: Callable[[World], Timeline
 def test_every_cause_is_tried() -> None:
     """None is a word that nothing ever says."""
     assert set(FAULTS.values()) == set(CAUSES)
+
+
+def test_of_a_quick_request_it_is_said_that_nothing_held_it() -> None:
+    """No loop stood still: the server's own work was little, though it was most of it."""
+    world = World()
+    found = explain(of_a_server_at_rest(world), Evidence(world.known, []))
+
+    assert found.why == "2.9 ms: nothing held it, and 1.6 ms of this is the server's own work"
+    assert found.also == []
+
+
+def test_a_quick_request_that_was_held_as_well_is_not_said_to_have_been_held_by_nothing() -> None:
+    """What held it stands beside."""
+    world = World()
+    found = explain(world.run(["quick"], 100.0, handler_s=0.0001, queued_s=0.001)[0], Evidence(world.known, []))
+
+    assert found.cause == "handler"
+    assert found.why == "2.7 ms: the work on it, and 1.6 ms of this is the server's own work"
+    assert found.also == ["1.0 ms: it waited for a worker, or for others to fill its batch"]
+
+
+def test_the_servers_work_stands_beside_a_larger_cause() -> None:
+    """If it is a tenth of the whole."""
+    world = World()
+    found = explain(world.run(["quick"], 100.0, handler_s=0.003)[0], Evidence(world.known, []))
+
+    assert (found.cause, found.why) == ("handler", "4.0 ms: the handler ran it")
+    assert found.also == ["1.6 ms: the server's own work"]
+
+
+@pytest.mark.parametrize(("more_s", "cause"), [(0.003, "handler"), (0.004, "loop_stalled")])
+def test_the_loop_was_busy_only_if_the_servers_work_took_long(more_s: float, cause: Cause) -> None:
+    """Five milliseconds and more."""
+    world = World()
+    timeline = world.run(["a"], 100.0, handler_s=0.0001)[0]
+    assert timeline.last is not None
+    timeline.last.landed_at += more_s
+    timeline.written_at += more_s
+
+    assert world.explain(timeline)[0] == cause
+
+
+def test_a_request_that_came_in_two_pieces_has_no_slow_client() -> None:
+    """Both came at once; it is one only from five milliseconds on."""
+    world = World()
+    timeline = world.run(["a"], 100.0, handler_s=0.0001)[0]
+    timeline.body_at, timeline.head_at, timeline.began = timeline.began, timeline.began - 0.004, timeline.began - 0.004
+
+    assert world.explain(timeline)[0] == "handler"
 
 
 def test_the_request_that_it_waited_for_is_named() -> None:
@@ -321,4 +379,12 @@ def test_a_request_that_nothing_is_known_of_is_explained_all_the_same() -> None:
     refused = Timeline("a", 1.0)
     refused.end(1.0, 503, 0, "queue_full")
 
-    assert explain(refused, Evidence([], [])).cause == "handler"
+    assert explain(refused, Evidence([], []))[:2] == ("handler", "0.0 ms: nothing held it")
+
+
+def test_a_request_that_was_refused_was_held_by_nothing() -> None:
+    """It took what the server needs to say so."""
+    refused = Timeline("a", 1.0)
+    refused.end(1.0004, 503, 0, "queue_full")
+
+    assert explain(refused, Evidence([], [])).why == "0.4 ms: nothing held it, and this is the server's own work"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from marserve.tuning.bench import Plan, cut, measure
-from marserve.tuning.load import Limit, Shape, Target
+from marserve.tuning.http_line import HttpTarget
+from marserve.tuning.load import Limit, Shape
 from marserve.tuning.payloads import Payload
 from support.fake_apis import FakeApis, fake_apis
 
@@ -21,8 +22,8 @@ def apis() -> Iterator[FakeApis]:
         yield running
 
 
-def _target(apis: FakeApis, version: str) -> Target:
-    return Target(f"/predictions/m/{version}", "127.0.0.1", int(apis.url.rsplit(":", 1)[1]))
+def _target(apis: FakeApis, version: str) -> HttpTarget:
+    return HttpTarget(f"/predictions/m/{version}", "127.0.0.1", int(apis.url.rsplit(":", 1)[1]))
 
 
 def test_turns_are_nine_pairs_at_least_and_forty_at_most() -> None:

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
+from marserve.tuning.http_line import HttpTarget
 from marserve.tuning.load import (
     MOST_UNANSWERED,
     Limit,
-    Line,
     Reason,
     Shape,
     Tally,
-    Target,
     due_times,
     run,
 )
@@ -41,8 +40,8 @@ def apis() -> Iterator[FakeApis]:
         yield running
 
 
-def _target(port: int) -> Target:
-    return Target(PATH, "127.0.0.1", port, headers=(("authorization", "Bearer k"),))
+def _target(port: int) -> HttpTarget:
+    return HttpTarget(PATH, "127.0.0.1", port, headers=(("authorization", "Bearer k"),))
 
 
 def _port(apis: FakeApis) -> int:
@@ -53,7 +52,7 @@ def _load(port: int, shape: Shape, limit: Limit, timeout_s: float = 10.0) -> Tal
     tally = Tally()
 
     async def work() -> None:
-        async with Line(_target(port), BODIES, timeout_s) as line:
+        async with _target(port).line(BODIES, timeout_s) as line:
             await line.load(shape, limit, tally)
 
     run(work)
@@ -124,6 +123,25 @@ def test_a_rate_of_nothing_is_refused_before_anything_waits_for_it() -> None:
     """Else a load would wait for ever for a request that is never due."""
     with pytest.raises(ValueError, match="a rate of 0 requests a second"):
         due_times(Shape(rate=0.0), Limit(5))
+
+
+def test_a_redirect_is_no_answer_of_a_model(apis: FakeApis) -> None:
+    """As of a proxy that wants a login, which is faster than any model."""
+    apis.answer(f"POST {PATH}", {"7": 0.98}, 302)
+
+    tally = _load(_port(apis), Shape(1), Limit(requests=3))
+
+    assert (tally.answered, tally.failures) == (1, 2)
+    assert [(reason.status, reason.text) for reason in tally.failed] == [(302, "a redirect")]
+
+
+def test_a_failure_that_is_deep_json_has_no_reason(apis: FakeApis) -> None:
+    """It is counted as any other."""
+    apis.answer(f"POST {PATH}", b"[" * 1500, 500)
+
+    tally = _load(_port(apis), Shape(1), Limit(requests=3))
+
+    assert [(reason.status, reason.text) for reason in tally.failed] == [(500, "no reason given")]
 
 
 def test_failures_are_counted_by_status_and_reason_with_one_example(apis: FakeApis) -> None:
@@ -221,7 +239,7 @@ def test_ctrl_c_leaves_what_was_seen(apis: FakeApis) -> None:
     apis.take = interrupting  # type: ignore[method-assign]
 
     async def work() -> None:
-        async with Line(_target(_port(apis)), BODIES, 10.0) as line:
+        async with _target(_port(apis)).line(BODIES, 10.0) as line:
             await line.load(Shape(), Limit(100_000), tally)
 
     with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from marserve.tuning.patch import patch, patched, values_of
+from marserve.tuning.patch import declaration, patch, patched, values_of
 from marserve.tuning.settings import Layout, Setting
 
 BEFORE = """# How it is served.
@@ -28,6 +28,41 @@ def test_lines_are_changed_and_nothing_else() -> None:
         "  minWorkers: 5\nmaxWorkers: 2\nmaxBatchDelay: 10\n"
     )
     assert yaml.safe_load(after)["handler"] == yaml.safe_load(BEFORE)["handler"]
+
+
+THREADS = values_of(Setting(Layout(2, "1.0", 3), 16, 0.01), {"intra": 8, "inter": 2})
+
+
+def test_threads_are_a_map_of_which_the_other_part_stays() -> None:
+    """Written in braces or in lines of their own, they are replaced whole; what stands behind a key stays."""
+    for before in ("threads: {intra: 8, inter: 2} # all", "threads: # all\n  intra: 8\n\n  inter: 2"):
+        after = patched(f"batchSize: 1\n{before}\nonCrash: fail\n", THREADS)
+
+        assert after.startswith("batchSize: 16\nthreads: {intra: 3, inter: 2} # all\nonCrash: fail\n")
+        assert yaml.safe_load(after)["threads"] == {"intra": 3, "inter": 2}
+
+
+def test_a_documents_lines_are_read_as_they_are_meant() -> None:
+    """Also names that look like numbers."""
+    for model, version in (("digits", "1.0"), ("1.0", "2"), ("true", "yes"), ("a: b", '"')):
+        read = yaml.safe_load(declaration(model, version, THREADS, "7"))
+
+        assert read == {
+            "models": {
+                model: {
+                    "versions": {
+                        version: {
+                            "minWorkers": 2,
+                            "maxWorkers": 2,
+                            "batchSize": 16,
+                            "maxBatchDelay": 10,
+                            "threads": {"intra": 3, "inter": 2},
+                        }
+                    },
+                    "default": "7",
+                }
+            }
+        }
 
 
 def test_an_empty_file_and_the_end_of_a_document_are_kept() -> None:

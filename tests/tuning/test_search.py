@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from marserve.tuning.search import LEAST_REQUESTS, MEASURED, Row, Sample, choose, learn, measure, rank, search
-from marserve.tuning.settings import Goal, Layout, Setting, space
+from marserve.tuning.search import LEAST_REQUESTS, MEASURED, Found, Row, Sample, choose, learn, measure, rank, search
+from marserve.tuning.settings import FOUND, Goal, Layout, Setting, space
+from marserve.tuning.simulated import Batching
 
 
 @dataclass
@@ -25,6 +27,11 @@ class Machine:
         """No noise."""
         self.probed.append((layout, size))
         return [(0.004 + 0.001 * size) * max(1.0, layout.workers / self.processors)] * batches
+
+    def seen_costs(self, layout: Layout) -> Sequence[tuple[int, int, float]]:
+        """As `batch_s`, for two lengths."""
+        self.probed.append((layout, 0))
+        return [(length, size, 0.004 + 0.0001 * length * size) for length in (10, 100) for size in (1, 8)]
 
     def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
         """The goal is kept up to 100 a second for each worker, or never with a slow batch size."""
@@ -169,3 +176,63 @@ def test_among_equals_the_smaller_batch_is_ranked_first() -> None:
 
     assert choose(rows) == []
     assert [row.setting.delay_s for row in ranked] == [0.0]
+
+
+def test_each_build_is_probed_and_measured_in_one_go() -> None:
+    """A copy with other threads is loaded for each, so that going to and fro would take minutes."""
+    machine = Machine(processors=4)
+    threads = [Layout(workers, "1", threads) for workers in (1, 2) for threads in (1, 2)]
+
+    search(space(threads, batch_sizes=(1, 4, 8), delays_s=(0.0,)), GOAL, machine, present=Setting(threads[0], 1, 0.0))
+
+    for layouts in ([layout for layout, _ in machine.probed], [setting.layout for setting, *_ in machine.measured]):
+        builds = [layout.build for layout in layouts]
+        changes = sum(before != after for before, after in itertools.pairwise(builds))
+        assert changes == len(set(builds)) - 1
+    assert {layout.threads for layout, _ in machine.probed} == {1, 2}
+
+
+def test_what_a_version_has_learned_is_looked_at_once_for_all_paddings() -> None:
+    """Costs do not depend on them, and each is a copy that would be loaded."""
+    machine = Machine()
+    layouts = [Layout(workers, "1", 1, padding) for workers in (1, 2) for padding in (0.1, 0.25, 0.5)]
+    settings = space(layouts, batch_sizes=(8,), delays_s=(FOUND,))
+
+    costs = learn(settings, machine, Batching(goal_s=0.1, length_from="body_bytes"), Setting(layouts[1], 8, FOUND))
+
+    assert machine.probed == [(Layout(workers, "1", 1, 0.25), 0) for workers in (1, 2)]
+    assert set(costs) == set(layouts)
+    assert costs[layouts[0]].cost(8, 100) == pytest.approx(0.084)
+
+
+def test_a_measurement_that_time_cut_off_says_nothing_and_is_counted_as_left_out() -> None:
+    """Else a setting would be told to keep the goal at no rate, which nobody has seen."""
+
+    @dataclass
+    class Hasty(Machine):
+        def measure(self, setting: Setting, rate: float | None, requests: int) -> Sample:
+            super().measure(setting, rate, requests)
+            if len(self.measured) == 2:
+                self.time = 0
+                return Sample(rate or 0.0)  # too few answers for the percentile
+            return Sample(rate or 0.0, 1.0)
+
+    found = search(SETTINGS, GOAL, Hasty(slow=frozenset({1})), present=Setting(Layout(1), 1, 0.0))
+
+    assert found.present is not None
+    assert found.present.measured is None
+    assert found.notes == [f"Time was up: {MEASURED + 1} of the best settings were not measured."]
+
+
+def test_of_rates_that_the_steps_do_not_tell_apart_the_foreseen_one_is_the_best() -> None:
+    """A rate that was measured as such, and one that is surely higher, need no help."""
+
+    def row(size: int, foreseen: float, measured: float, rate: float | None) -> Row:
+        return Row(Setting(Layout(1), size, 0.0), foreseen, measured, [(rate, Sample(measured, 0.01))])
+
+    near = Found([row(1, 800, 622, 622), row(2, 700, 647, 647)], {})
+    apart = Found([row(1, 800, 590, 590), row(2, 700, 647, 647)], {})
+    exact = Found([row(1, 800, 622, None), row(2, 700, 647, None)], {})
+
+    assert [found.best.setting.batch_size for found in (near, apart, exact) if found.best] == [1, 2, 2]
+    assert Found([], {}).best is None

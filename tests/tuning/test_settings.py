@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.tuning.settings import Goal, Layout, Setting, read_goal, space
+from marserve.tuning.settings import Goal, Layout, Setting, layouts, read_goal, space
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,21 @@ def test_batches_of_one_have_one_delay() -> None:
     ]
     assert found[0] == Setting(Layout(1), 1, 0.0)
     assert (str(read_goal("p99=50ms")), str(read_goal("rate"))) == ("p99=50ms", "rate")
+
+
+def test_threads_of_all_workers_are_no_more_than_the_processors_but_for_what_was_named() -> None:
+    """A number that is too large beside any other stays with the smallest; what serves now is always among them."""
+    fitting = layouts("1", [1, 2, 4], [1, 2, 4], cores=4)
+    named = layouts("1", [1, 8], [2], cores=4)
+    now = layouts("1", [1, 3], [1, 5], cores=4, always=[Layout(3, "1", 5)])
+
+    assert [(each.workers, each.threads) for each in fitting] == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)]
+    assert [(each.workers, each.threads) for each in named] == [(1, 2), (8, 2)]
+    assert Layout(3, "1", 5) in now
+
+
+def test_a_setting_reads_as_people_say_it() -> None:
+    """Threads where they are tuned, in the right number."""
+    assert str(Setting(Layout(1, "1.0"), 8, 0.0)) == "1.0, 1 worker, batches of 8, 0 ms"
+    assert str(Setting(Layout(2, "", 1), 8, 0.002)) == "2 workers of 1 thread, batches of 8, 2 ms"
+    assert str(Layout(1, "2", 4)) == "2, 1 worker of 4 threads"

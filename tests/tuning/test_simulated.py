@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from marserve.tuning.settings import Goal, Layout, Setting
-from marserve.tuning.simulated import Simulated, highest_rate
+from marserve.messages import Part, Request
+from marserve.tuning.settings import FOUND, Goal, Layout, Setting
+from marserve.tuning.simulated import Batching, Simulated, highest_rate
 
 
 def _cost(size: int) -> float:
@@ -21,7 +22,7 @@ def test_a_request_alone_takes_what_its_batch_costs() -> None:
 
 def test_the_policy_of_torchserve_waits_for_its_delay() -> None:
     """As the real dispatcher does: this is it."""
-    ran = Simulated(Setting(Layout(1), 8, 0.1), _cost, "fixed").run([0.0])
+    ran = Simulated(Setting(Layout(1), 8, 0.1), _cost, Batching("fixed")).run([0.0])
 
     assert ran.latencies == pytest.approx([0.105])
 
@@ -46,3 +47,23 @@ def test_the_same_seed_gives_the_same_rate() -> None:
     setting, goal = Setting(Layout(1), 4, 0.0), Goal(0.99, 0.02)
 
     assert highest_rate(setting, _cost, goal) == highest_rate(setting, _cost, goal)
+
+
+def test_batches_of_about_one_length_are_formed_as_the_server_forms_them() -> None:
+    """Where a batch costs what its longest item does, a version that allows less padding can do more."""
+    short, long = (Request("r", [Part("body", b"x" * length)], []) for length in (10, 400))
+    batching = Batching(goal_s=0.5, length_from="body_bytes", requests=(short, long))
+    seen: list[tuple[int, int]] = []
+
+    def cost(size: int, longest: int) -> float:
+        seen.append((size, longest))
+        return 0.002 + 0.0001 * size * longest
+
+    rates = [
+        highest_rate(Setting(Layout(1, padding=padding), 16, FOUND), cost, Goal(0.95, 1.0), batching=batching)
+        for padding in (0.1, 0.9)
+    ]
+
+    assert rates[0] > 1.2 * rates[1] > 0
+    assert {longest for _, longest in seen} >= {10, 400}
+    assert max(size for size, _ in seen) > 1

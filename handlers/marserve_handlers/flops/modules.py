@@ -16,10 +16,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from marserve_handlers.flops.cost import NotCounted
 from marserve_handlers.optimising.call_arrays import Call
+from marserve_handlers.optimising.capture import Capture
 from marserve_handlers.support.shown import first_line_with_kind
 
 # Namespaces of operators that are counted, or take next to nothing; what others do is not known.
 _KNOWN = frozenset(("aten", "prim", "prims", "profiler", "inductor"))
+
+_HOOKS_OF_WEIGHTS = (
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
 
 
 class _Foreign(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -36,23 +44,23 @@ class _Foreign(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CountedModule:
-    """A module on `meta`. `path` is the file of a TorchScript model. Raises NotCounted where it cannot be there."""
+    """A module on `meta`, or the TorchScript model of the file `path`. Raises NotCounted where it cannot be there."""
 
     def __init__(self, model: Any, path: str = "") -> None:
         model = getattr(model, "_orig_mod", model)  # of torch.compile's
-        self.dtype = _dtype_of(model)
         self.uncounted: set[str] = set()
         try:
-            if isinstance(model, torch.jit.ScriptModule):
+            if model is None or isinstance(model, torch.jit.ScriptModule):
                 if not path.endswith(".pt"):
                     raise NotCounted("its TorchScript was not loaded from the archive's file")
                 self._model = torch.jit.load(path, map_location="meta")  # type: ignore[no-untyped-call]
             else:
-                self._model = _on_meta(model)
+                self._model = on_meta(model)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, OSError) as error:
             raise NotCounted(
                 f"the model cannot be copied to torch's device meta ({first_line_with_kind(error)})"
             ) from None
+        self.dtype = _dtype_of(self._model)
 
     def count(self, call: Call, rows: int) -> int:
         """FLOPs of the same call with so many rows. Raises NotCounted where the model cannot be run without numbers."""
@@ -76,7 +84,7 @@ def _resized(leaf: Any, now: int, rows: int) -> Any:
     return torch.empty(shape, dtype=leaf.dtype, device="meta")
 
 
-def _on_meta(model: Any) -> Any:
+def on_meta(model: Any) -> Any:
     """A copy whose tensors are all on `meta`: `copy` finds these as already copied."""
     done: dict[int, Any] = {}
     for module in model.modules():
@@ -87,6 +95,30 @@ def _on_meta(model: Any) -> Any:
             elif isinstance(each, torch.Tensor):
                 done[id(each)] = each.detach().to("meta")
     return copy.deepcopy(model, done)
+
+
+def packable_copy(model: Any) -> Any:
+    """A copy on `meta` that another process can be given. Raises NotCounted where there cannot be one.
+
+    Weights that are computed anew at each call (`torch.nn.utils.parametrizations`) become plain ones, since their
+    classes have no module; what computes them takes next to nothing. Left out are hooks that only loading and saving
+    call, which torch makes inside functions, and that of whoever watches the model.
+    """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile's
+    try:
+        copied = on_meta(model)
+        for module in list(copied.modules()):
+            for hooks in _HOOKS_OF_WEIGHTS:
+                getattr(module, hooks, {}).clear()
+            for name in list(getattr(module, "parametrizations", None) or ()):
+                torch.nn.utils.parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError, ValueError) as error:
+        raise NotCounted(f"the model cannot be copied to torch's device meta ({first_line_with_kind(error)})") from None
+    for number, hook in list(copied._forward_pre_hooks.items()):
+        if getattr(hook, "__module__", "") == Capture.__module__:
+            del copied._forward_pre_hooks[number]
+            copied._forward_pre_hooks_with_kwargs.pop(number, None)
+    return copied
 
 
 def _dtype_of(model: Any) -> str:

@@ -8,6 +8,8 @@ onnx_export  a model of torch as an ONNX file
 traps        what exporters bake or refuse, with the author's file and line
 tracing      a trace beside its class, at several batch sizes
 sample_calls calls with what a build gave, in one file
+native_package  a model compiled by AOTInductor, in one file with native code
+telemetry_off   keeps OpenVINO and NNCF from reporting to their maker
 machine      what a build depends on: instructions, versions
 batches      the batches in which captured rows are run: alone, in twos, in full batches, beside a loud mate
 """

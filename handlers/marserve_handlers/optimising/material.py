@@ -42,6 +42,10 @@ class Material:
         """What the model gives for the first call."""
         return run_model(self.model, self.calls[0])
 
+    def outputs(self) -> list[list[np.ndarray[Any, Any]]]:
+        """What the model gives for each call, as arrays in order."""
+        return [[as_numpy(leaf) for leaf in leaves_of(run_model(self.model, call)).values()] for call in self.calls]
+
     def feeds(self) -> list[dict[str, np.ndarray[Any, Any]]]:
         """The leaves of each call as arrays by name."""
         return [{name: as_numpy(leaf) for name, leaf in call.leaves.items()} for call in self.calls]

@@ -27,24 +27,35 @@ from marserve_handlers.support.shown import first_line
 MODEL, FACTS = "model.pt2", ".json"
 # Without a check of its own a package of batches of two runs three; without the other a batch of one is refused.
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
-CONFIG = {"freezing": True, "aot_inductor.check_lowerbound": False}
+CONFIG = {"aot_inductor.check_lowerbound": False}
 
 
 def write_package(material: Material, program: Any, folder: Path) -> None:
     """Compile an exported program into `folder`, and try which batches it takes.
 
+    One with frozen weights was seen to take none, for it laid out pictures anew: it is then compiled without.
     Raises CannotBuild where it cannot be compiled, or takes neither one row nor two.
     """
     path = folder / MODEL
+    _compile(program, path, is_frozen=True)
     try:
-        # Not under no_grad: it was seen to lay out pictures anew then, and the package to refuse them.
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=CONFIG)
-    except Exception as error:
-        raise CannotBuild(f"AOTInductor does not compile it: {first_line(error)}") from None
-    package = open_package(path)
-    least, most = rows_of(package, material.calls[0], material.most_rows)
+        least, most = rows_of(open_package(path), material.calls[0], material.most_rows)
+    except CannotBuild:
+        _compile(program, path, is_frozen=False)
+        least, most = rows_of(open_package(path), material.calls[0], material.most_rows)
     facts = {"torch": torch.__version__, "cpu": cpu_flags(), "least_rows": least, "most_rows": most}
     facts_of(path).write_text(json.dumps(facts))
+
+
+def _compile(program: Any, path: Path, *, is_frozen: bool) -> None:
+    """Compile it. Where gradients may be asked for torch freezes nothing, without a word, and INT8 is no faster."""
+    try:
+        with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_frozen):
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs={**CONFIG, "freezing": is_frozen}
+            )
+    except Exception as error:
+        raise CannotBuild(f"AOTInductor does not compile it: {first_line(error)}") from None
 
 
 def rows_of(run: Any, call: Call, wanted: int) -> tuple[int, int]:

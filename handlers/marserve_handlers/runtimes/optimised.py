@@ -34,7 +34,8 @@ CHECK_SHARE = 0.1
 MAX_ERROR = 1e-3
 PAIRS = 9
 MEASURE_S = 0.5
-# Of what a proof says: so many ratios, none larger.
+# Of what a proof says: so many bytes, so many ratios, none larger.
+MOST_PROOF = 1 << 20
 MOST_RATIOS, MOST_RATIO = 8, 1e6
 
 
@@ -46,7 +47,7 @@ def load_optimised(folder: str, parent: Callable[[], Any], threads: int, context
     """The model to serve: the build of the folder, whose name the context then has, or the parent."""
     name = ""
     try:
-        proof = json.loads(Path(folder, PROOF).read_text())
+        proof = _read_proof(Path(folder, PROOF))
         name = str(proof["build"])
         is_trusted = getattr(context, "is_trusted", False) is True or bool(getattr(context, "build_folder", ""))
         if name in NATIVE and not is_trusted:
@@ -71,11 +72,23 @@ def load_optimised(folder: str, parent: Callable[[], Any], threads: int, context
     return parent()
 
 
+def _read_proof(path: Path) -> dict[str, Any]:
+    """What the archive says of its build. Raises OSError, ValueError, RecursionError."""
+    with path.open("rb") as file:
+        text = file.read(MOST_PROOF + 1)
+    if len(text) > MOST_PROOF:
+        raise ValueError(f"{PROOF} has more than {MOST_PROOF} bytes")
+    proof = json.loads(text)
+    if not isinstance(proof, dict):
+        raise ValueError(f"{PROOF} is no JSON object")
+    return proof
+
+
 def _recorded_ratios(proof: Mapping[str, Any]) -> dict[str, float]:
     """The ratios of the proof, by rows of a batch; none where it has none that are numbers."""
     try:
         found = {str(int(rows)): float(ratio[0]) for rows, ratio in proof["ratios"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError):
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
         return {}
     return {rows: ratio for rows, ratio in list(found.items())[:MOST_RATIOS] if 0 < ratio < MOST_RATIO}
 

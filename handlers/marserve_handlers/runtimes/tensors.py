@@ -17,7 +17,8 @@ import torch.utils.dlpack
 
 from marserve_handlers.context import note_warning
 from marserve_handlers.errors import ModelNotLoadable
-from marserve_handlers.support.devices.compilation import find_missing_compiler
+from marserve_handlers.optimising.telemetry_off import switch_telemetry_off
+from marserve_handlers.support.devices.compilation import PT2Backend, find_missing_compiler
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.support.devices.devices import choose_device
 from marserve_handlers.support.shown import first_line_with_kind
@@ -130,6 +131,8 @@ def compile_model(model: T, options: Mapping[str, Any], device_type: str, contex
     if missing:
         _runs_eagerly(context, missing)
         return model
+    if options.get("backend") == PT2Backend.OPENVINO.value:
+        switch_telemetry_off()  # torch imports OpenVINO for it
     try:
         compiled: T = torch.compile(model, **options)  # type: ignore[call-overload]
     except Exception as error:

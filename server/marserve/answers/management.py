@@ -262,11 +262,17 @@ class LastMinute(Document):
 class CountedFlops(Document):
     """Floating-point operations of a model's batches (`peakFlops`)."""
 
-    perBatch: Annotated[float, Meta(description="for each batch, whatever its size")]
-    perRequest: Annotated[float, Meta(description="for each request of it")]
-    inputs: Annotated[str, Meta(description="what the model was called with when they were counted")]
-    dtype: Annotated[str, Meta(description="of the model's weights")]
-    peakPerSecond: Annotated[float, Meta(description="what a worker's device could do: as given, else as measured")]
+    state: Annotated[
+        Literal["waiting for batches", "counting", "counted", "not counted"],
+        Meta(description="figures come with `counted`; why it is `not counted` stands in `warnings`"),
+    ]
+    perBatch: Annotated[float | None, Meta(description="for each batch, whatever its size")] = None
+    perRequest: Annotated[float | None, Meta(description="for each request of it")] = None
+    inputs: Annotated[str | None, Meta(description="what the model was called with when they were counted")] = None
+    dtype: Annotated[str | None, Meta(description="of the model's weights")] = None
+    peakPerSecond: Annotated[
+        float | None, Meta(description="what a worker's device could do: as given, else as measured")
+    ] = None
 
 
 class BuildRatio(Document):
@@ -304,6 +310,10 @@ class ModelDescription(Document, kw_only=True):
     modelName: str
     modelVersion: str
     modelUrl: Annotated[str, Meta(description="what it was registered with")]
+    copyOf: Annotated[
+        str | None,
+        Meta(description="the model that this is a copy of, to be measured; no document has it"),
+    ] = None
     runtime: Literal["python", "python3"]
     minWorkers: int
     maxWorkers: int
@@ -357,6 +367,10 @@ class ModelDescription(Document, kw_only=True):
     overlapPreprocess: Annotated[bool | None, Meta(description="where it is asked for; `warnings` say where not")] = (
         None
     )
+    allowedBatchSizes: Annotated[list[int] | None, Meta(description="the only numbers of rows of a batch")] = None
+    cpuPinning: Literal["near", "cores"] | None = None
+    threads: Annotated[dict[str, int] | None, Meta(description="of each worker, as asked for: intra, inter")] = None
+    workerProgram: Annotated[list[str] | None, Meta(description="what workers are, in another language")] = None
     maxRequestsPerWorker: int | None = None
     maxWorkerAge: Annotated[float | None, Meta(description="seconds")] = None
     maxWorkerGrowth: Annotated[int | None, Meta(description="bytes")] = None

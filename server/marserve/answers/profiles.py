@@ -95,4 +95,7 @@ class ProfileState(Document):
     isRunning: bool
     seconds: Annotated[float | None, Meta(description="for how long one is being made")] = None
     requests: Annotated[int | None, Meta(description="that it has so far")] = None
+    readingSeconds: Annotated[
+        float | None, Meta(description="for how long a process has been reading what was recorded; none before")
+    ] = None
     last: ModelProfile | None = None

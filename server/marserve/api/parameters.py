@@ -19,9 +19,9 @@ from starlette.requests import Request
 from marserve.api.decoding import SHORT_BYTES
 from marserve.errors import BadInput, without_stop
 from marserve.files.nearest import did_you_mean
-from marserve.model_options import Said, said_in
+from marserve.model_options import Said, read_value, said_in
 from marserve.option_values import Unusable
-from marserve.registry.intake.registration import RegisterParameters
+from marserve.registry.intake.registration import MOST_WORKERS, CopyParameters, RegisterParameters
 
 NO_KMS = (
     "s3_sse_kms=true asks for a download from S3 with a signature, and this url is no address of S3; name "
@@ -32,6 +32,7 @@ _NOT_GIVEN = {"max_batch_delay": (-100, -10000)}
 
 # Far more than any call's parameters take; a body over `SHORT_BYTES` is read in a thread.
 MOST_BODY_BYTES: Final = 256 * 1024
+MOST_THREADS: Final = 1024
 # How many unknown names are listed.
 MOST_WARNINGS: Final = 20
 
@@ -65,7 +66,7 @@ PAGE_PARAMETERS = {
     "limit": Parameter("most entries in the answer, 1 to 100; 100 if not given", INTEGER),
     "next_page_token": Parameter("`nextPageToken` of the page before", INTEGER),
 }
-REGISTER_PARAMETERS = {
+_ARCHIVE_PARAMETERS = {
     "url": Parameter("the archive's name in the model store, or its address"),
     "model_name": Parameter("in place of the manifest's name"),
     "handler": Parameter("in place of the manifest's handler"),
@@ -76,8 +77,16 @@ REGISTER_PARAMETERS = {
     **SIGNED,
     **DRY_RUN,
 }
+COPY_OF: Final = "copy_of"
+_OF_COPIES = {
+    COPY_OF: Parameter("in place of url: a copy of this model, to be measured; no snapshot or document has it"),
+    "model_version": Parameter("of a copy: the version that is copied; the default one if not given"),
+    "threads": Parameter("of a copy: threads of each worker, in place of the version's", INTEGER),
+    "padding_budget": Parameter("of a copy: in place of the version's paddingBudget", {"type": "number"}),
+}
+REGISTER_PARAMETERS = {**_ARCHIVE_PARAMETERS, **_OF_COPIES}
 SWAP_PARAMETERS = {
-    **REGISTER_PARAMETERS,
+    **_ARCHIVE_PARAMETERS,
     "version": Parameter("whose place is taken; if not given, that of the archive's own name, else the default"),
     "order": Parameter("as the setting swap_order if not given", {"enum": ["load_first", "unload_first"]}),
     "keep_old": Parameter("leave the other version registered", {**FLAG, "default": False}),
@@ -235,6 +244,10 @@ class JsonParameters:
             raise BadInput(f"{name} must be a whole number of at most {_LARGEST}.")
         return value
 
+    def whole(self, name: str) -> int | None:
+        """As `integer`."""
+        return self.integer(name)
+
     def flag(self, name: str, default: bool) -> bool:
         """The value as true or false; the words `"true"` and `"false"` count too."""
         value = self._values.get(name)
@@ -311,6 +324,44 @@ def read_registration(parameters: Parameters) -> RegisterParameters:
         synchronous=synchronous,
         warnings=tuple(parameters.warnings),
     )
+
+
+def read_copy(parameters: Parameters) -> CopyParameters:
+    """The parameters of a copy. Raises BadInput for one that is missing, cannot be used, or is no copy's."""
+    model, name = parameters.text(COPY_OF), parameters.text("model_name")
+    if not model or not name:
+        raise BadInput(f"A copy needs {COPY_OF}, the model, and model_name, its own name.")
+    taken = {*_OF_COPIES, "model_name", "initial_workers", "synchronous"}
+    if others := [each for each in parameters.names if each in REGISTER_PARAMETERS and each not in taken]:
+        raise BadInput(f"{others[0]} is not of a copy, which is as the version that it copies; leave it out.")
+    return CopyParameters(
+        model,
+        parameters.text("model_version") or None,
+        name,
+        _within(parameters, "initial_workers", 1, MOST_WORKERS) or 1,
+        _within(parameters, "threads", 1, MOST_THREADS),
+        _read_key(parameters, "padding_budget", "paddingBudget"),
+        parameters.flag("synchronous", True),
+    )
+
+
+def _within(parameters: Parameters, name: str, least: int, most: int) -> int | None:
+    number = parameters.whole(name)
+    if number is not None and not least <= number <= most:
+        raise BadInput(f"{name} is {number}; it must be a whole number from {least} to {most}.")
+    return number
+
+
+def _read_key(parameters: Parameters, name: str, key: str) -> Any:
+    """The value of a parameter that is read as this key of a model's configuration."""
+    word = parameters.text(name)
+    if word is None:
+        return None
+    try:
+        return read_value(key, float(word))
+    except ValueError as error:
+        why = str(error) if isinstance(error, Unusable) else "a number"
+        raise BadInput(f"{name} is {_shown(word)}; it must be {without_stop(why)}.") from None
 
 
 def read_options(parameters: Parameters, *names: str) -> Said:

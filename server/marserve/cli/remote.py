@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
+import msgspec
 import typer
 
 from marserve.cli.credentials import TOKEN_VARIABLE, Credentials, local_trust
@@ -29,6 +32,7 @@ from marserve.errors import (
     BadSettings,
     DependencyFailed,
     NotInStore,
+    without_stop,
 )
 from marserve.settings.table import Settings
 
@@ -50,6 +54,10 @@ ConfigFile = Annotated[
 QUICK_S = 10.0
 """The time limit of a quick request, in seconds."""
 
+MOST_ANSWER = 1 << 30
+"""Most bytes of an answer that is read whole: no server has one, and what listens there may never end."""
+
+_OF_TRANSFER = frozenset(("content-encoding", "content-length", "transfer-encoding"))
 _LOOK_S = 1.0
 """How long a look whether a server is at another address may take, in seconds."""
 
@@ -117,10 +125,18 @@ class Listener:
     def ask(self, method: str, path: str, *, timeout_s: float | None = QUICK_S, **more: Any) -> httpx.Response:
         """Send one request and return the whole answer, whatever its status. `timeout_s` None: no limit.
 
-        `more` are further arguments of httpx's `request`. Raises CommandFailed if there is no answer.
+        `more` are further arguments of httpx's `request`. Raises CommandFailed if there is no answer, or one that has
+        more than `MOST_ANSWER` bytes.
         """
         try:
-            return self._client.request(method, path, timeout=httpx.Timeout(timeout_s, connect=QUICK_S), **more)
+            timeout, began = httpx.Timeout(timeout_s, connect=QUICK_S), time.monotonic()
+            with self._client.stream(method, path, timeout=timeout, **more) as answer:
+                body = self._read(answer)
+            # Without the headers that say how the body came: it is unpacked.
+            headers = [(name, value) for name, value in answer.headers.multi_items() if name not in _OF_TRANSFER]
+            whole = httpx.Response(answer.status_code, headers=headers, content=body, request=answer.request)
+            whole.elapsed = timedelta(seconds=time.monotonic() - began)
+            return whole
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise self._unreachable(error) from error
         except httpx.TimeoutException as error:
@@ -133,6 +149,18 @@ class Listener:
                 f"The connection to {self.address} broke during {method} {path} ({_reason(error)}).",
                 "Is it marserve that listens there, and http or https as configured?",
             ) from error
+
+    def _read(self, answer: httpx.Response) -> bytes:
+        """The whole body, unpacked. Raises CommandFailed for one that may never end."""
+        body = bytearray()
+        for piece in answer.iter_bytes():
+            body += piece
+            if len(body) > MOST_ANSWER:
+                raise CommandFailed(
+                    f"The answer of {self.address} has more than {MOST_ANSWER} bytes.",
+                    "Is it marserve that listens there?",
+                )
+        return bytes(body)
 
     def _unreachable(self, error: httpx.HTTPError) -> CommandFailed:
         where = f"say where it is with {self.flag}; `marserve run` shows its address"
@@ -222,22 +250,38 @@ class Management(Listener):
         answer = self.ask(method, path, timeout_s=timeout_s, params=parameters, **body)
         if answer.status_code >= 400:
             raise refused(answer)
-        return _json(answer)
+        document = _json(answer)
+        if document is None:
+            raise self._is_another(f"{method} {path}, with status {answer.status_code}, is no JSON")
+        return document
+
+    def _is_another(self, what: str) -> CommandFailed:
+        return CommandFailed(f"The answer of {self.address} to {what}.", "Is it marserve that listens there?")
 
     def model_names(self) -> Iterator[str]:
         """The names of all registered models, in order."""
         token: str | None = None
         while True:
-            page = self.order("GET", "/models", {"limit": 100, **({"next_page_token": token} if token else {})})
-            for model in page["models"]:
-                yield model["modelName"]
-            token = page.get("nextPageToken")
+            said = self.order("GET", "/models", {"limit": 100, **({"next_page_token": token} if token else {})})
+            try:
+                page = msgspec.convert(said, _Page)
+            except msgspec.ValidationError as error:
+                raise self._is_another(f"GET /models is no list of models: {without_stop(str(error))}") from None
+            for model in page.models:
+                yield model.modelName
+            token = page.nextPageToken
             if token is None:
                 return
 
     def describe(self, model: str, version: str | None = "all") -> list[dict[str, Any]]:
         """The server's description of all versions of a model, of one, or (None) of the default version."""
-        return list(self.order("GET", model_path(model, version)))
+        said = self.order("GET", path := model_path(model, version))
+        try:
+            if not msgspec.convert(said, list[_Described]):
+                raise self._is_another(f"GET {path} describes no version")
+        except msgspec.ValidationError as error:
+            raise self._is_another(f"GET {path} describes no model: {without_stop(str(error))}") from None
+        return list(said)
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Every version of every model; models that are unregistered meanwhile are left out."""
@@ -249,6 +293,22 @@ class Management(Listener):
                 if failure.detail.get("code") != 404:
                     raise
         return found
+
+
+class _Named(msgspec.Struct):
+    modelName: str
+
+
+class _Page(msgspec.Struct):
+    models: list[_Named]
+    nextPageToken: str | None = None
+
+
+class _Described(_Named):
+    """What all commands read of a description; what else is there is for the one that asks."""
+
+    modelVersion: str
+    workers: list[dict[str, Any]]
 
 
 def _address_of_run(tried: str) -> str | None:
@@ -364,7 +424,7 @@ _AFTER = {
 def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

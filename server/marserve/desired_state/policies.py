@@ -23,7 +23,7 @@ from marserve.errors import (
 )
 from marserve.model_options import Said, written
 from marserve.registry.catalogue.traffic import Traffic
-from marserve.registry.intake.registration import Registered, RegisterParameters, Scaled
+from marserve.registry.intake.registration import CopyParameters, Registered, RegisterParameters, Scaled
 from marserve.registry.models import Registry
 from marserve.registry.observing.shadow_spec import ShadowSpec
 from marserve.store.addresses.pinned_digest import split_digest
@@ -92,12 +92,18 @@ class Changes:
         described = self._registry.describe(model, name)
         return Registered(model, name, described["minWorkers"], "done")
 
+    async def copy(self, wish: CopyParameters) -> Registered:
+        """See `Registry.copy`. Taken whoever decides: a copy is of no document, as are the calls that change it."""
+        return await self._registry.copy(wish)
+
     async def scale(
         self, model: str, version: str | None, *, min_workers: int, max_workers: int, synchronous: bool
     ) -> Scaled:
         """See `Registry.scale`."""
-        self.vet("scale a model")
-        if self._reconciler is None:
+        is_copy = self._registry.is_copy(model)
+        if not is_copy:
+            self.vet("scale a model")
+        if self._reconciler is None or is_copy:
             return await self._registry.scale(
                 model, version, min_workers=min_workers, max_workers=max_workers, synchronous=synchronous
             )
@@ -110,8 +116,10 @@ class Changes:
         self, model: str, version: str | None, *, batch_size: int | None, max_batch_delay_s: float | None
     ) -> str:
         """See `Registry.tune`."""
-        self.vet("change batches")
-        if self._reconciler is not None:
+        is_copy = self._registry.is_copy(model)
+        if not is_copy:
+            self.vet("change batches")
+        if self._reconciler is not None and not is_copy:
             given = written(Said({"batch_size": batch_size, "max_batch_delay_s": max_batch_delay_s}))
             await self._configure(model, version, given, "tuned")
         # With the values in force it changes nothing and returns the sentence.
@@ -119,10 +127,12 @@ class Changes:
 
     async def unregister(self, model: str, version: str | None = None, *, force: bool = False) -> None:
         """See `Registry.unregister`."""
-        self.vet("unregister a model")
+        is_copy = self._registry.is_copy(model)
+        if not is_copy:
+            self.vet("unregister a model")
         if not force:
             self._registry.check_is_no_node(model, version)
-        if self._reconciler is None:
+        if self._reconciler is None or is_copy:
             await self._registry.unregister(model, version, force=force)
             return
         name = self._registry.name_of(model, version)

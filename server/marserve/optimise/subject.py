@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import msgspec
 
 from marserve.archive.reading.reader import Limits
 from marserve.errors import MarserveError
+from marserve.lineage import VARIABLE, end_families, end_with_family
 from marserve.optimise.inputs import Input
 from marserve.optimise.recording import Recording, read_recording
 from marserve.optimise.taken import Taken
@@ -32,6 +35,10 @@ from marserve.store.sources.local import LocalStore
 
 LOAD_S: Final = 600.0
 _MOST_PRINTED: Final = 4_000
+# How long what was printed is waited for: a process that goes on never ends it.
+_PRINTED_WITHIN_S: Final = 0.2
+# Of one answer, which has a few hundred for each of 100,000 inputs.
+_MOST_ANSWER: Final = 256 << 20
 # How long the process may take beyond what an order allows, to end its last call.
 GRACE_S = 60.0
 
@@ -100,7 +107,10 @@ class Subject:
         self.archive, self.threads = archive, threads
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._printing: _Printing | None = None
+        above = os.environ.get(VARIABLE)
+        self._lineage = f"{above}/{secrets.token_hex(8)}" if above else secrets.token_hex(8)
+        self._rest = bytearray()
         self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
         try:
             self.taken = taken or Taken.of(take_in(archive, self._scratch, threads, trusted))
@@ -204,11 +214,13 @@ class Subject:
         """End the process with all that it started, and delete what was unpacked. May be called twice."""
         process = self._process
         if process is not None:
-            try:
+            if process.poll() is None:
+                end_with_family(process.pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                process.kill()
+            process.kill()
             process.wait()
+            end_families({self._lineage: 0})
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(OSError):  # an order that nobody read
@@ -220,15 +232,20 @@ class Subject:
         # Batches of the model itself are compared, not what it is filled up to.
         load = msgspec.structs.replace(self.load, memory_limit_bytes=memory_bytes, allowed_batch_sizes=[])
         file.write_bytes(msgspec.msgpack.encode(load))
+        # What it puts there goes with it, even if it is killed.
+        temporary = self._scratch / "tmp"
+        temporary.mkdir()
         program = "marserve.worker.without_server.compared"
-        with open(self._scratch / "printed", "wb") as printed:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", program, str(file), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=printed,
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", program, str(file), str(os.getpid()), str(temporary)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, VARIABLE: self._lineage},
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self._printing = _Printing(self._process.stderr)
 
     def _answer(self, within_s: float) -> dict[str, Any]:
         assert self._process is not None
@@ -236,17 +253,24 @@ class Subject:
         within_s *= self._patience
         until = time.monotonic() + within_s
         descriptor = self._process.stdout.fileno()
+        chunk = bytes(self._rest)
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
-            while b"\n" not in self._rest:
+            while b"\n" not in chunk:
                 if not selector.select(max(0.0, until - time.monotonic())):
                     raise SubjectFailed(f"{self.name} did not answer within {within_s:g} s.")
                 chunk = os.read(descriptor, 1 << 16)
                 if not chunk:
                     raise self._died()
                 self._rest += chunk
-        line, _, self._rest = self._rest.partition(b"\n")
-        said: dict[str, Any] = msgspec.json.decode(line)
+                if len(self._rest) > _MOST_ANSWER:
+                    raise SubjectFailed(f"{self.name}: its answer has more than {_MOST_ANSWER} bytes.")
+        line, _, rest = self._rest.partition(b"\n")
+        self._rest = bytearray(rest)
+        try:
+            said = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the author's code found the descriptor
+            raise SubjectFailed(f"{self.name}: its process wrote what is no answer.{self._printed()}") from None
         if "fault" in said:
             raise SubjectFailed(f"{self.name}: {said['fault']}.{self._printed()}")
         return said
@@ -262,14 +286,28 @@ class Subject:
 
     def _printed(self) -> str:
         """The last lines that the process printed, on lines of their own; empty for none."""
-        try:
-            with open(self._scratch / "printed", "rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - _MOST_PRINTED))
-                text = file.read().decode("utf-8", "replace").strip()
-        except OSError:
-            return ""
+        text = "" if self._printing is None else self._printing.last.decode("utf-8", "replace").strip()
         return f"\nIt printed:\n{text}" if text else ""
+
+
+class _Printing:
+    """Reads what a process prints, however much that is, and keeps the end of it."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._last = b""
+        self._thread = threading.Thread(target=self._read, args=(pipe,), name="printed", daemon=True)
+        self._thread.start()
+
+    @property
+    def last(self) -> bytes:
+        """The last bytes, also of a process that has just ended."""
+        self._thread.join(_PRINTED_WITHIN_S)
+        return self._last
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while piece := os.read(pipe.fileno(), 1 << 16):
+                self._last = (self._last + piece)[-_MOST_PRINTED:]
 
 
 def _as_document(inputs: Sequence[Input]) -> list[dict[str, str]]:

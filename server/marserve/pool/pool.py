@@ -26,7 +26,19 @@ from marserve.errors import (
     NoMemoryNow,
     NotEnoughMemory,
 )
-from marserve.messages import Answer, Called, Checked, Load, Metrics, Part, Receiver, Request, Returned
+from marserve.messages import (
+    FLOPS_NOT_COUNTED,
+    FLOPS_WATCHED_BATCHES,
+    Answer,
+    Called,
+    Checked,
+    Load,
+    Metrics,
+    Part,
+    Receiver,
+    Request,
+    Returned,
+)
 from marserve.option_values import Tolerance
 from marserve.pool.changes import Changes
 from marserve.pool.checks.certifier import Certifier
@@ -360,22 +372,36 @@ class Pool:
             described["autoscaler"] = autoscaler
         if self.dispatcher.goal is not None:
             described["goal"] = self.dispatcher.goal.describe()
+            if self.options.length_from is not None:
+                described["goal"] |= {
+                    "lengthFrom": self.options.length_from,
+                    "paddingBudget": self.options.padding_budget,
+                }
             if self.dispatcher.asked_lengths is not None and self.dispatcher.asked_lengths.is_offered:
                 described["goal"]["lengths"] = self.dispatcher.asked_lengths.describe()
         sequences = self.dispatcher.describe_sequences()
         if sequences is not None:
             described["sequences"] = sequences
+        if self.options.peak_flops is not None:
+            described["flops"] = self._describe_flops()
+        described |= self.reservations.described
+        described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
+        return described
+
+    def _describe_flops(self) -> dict[str, Any]:
         if (flops := self.metrics.flops) is not None:
-            described["flops"] = {
+            return {
+                "state": "counted",
                 "perBatch": flops.per_batch,
                 "perRequest": flops.per_request,
                 "inputs": flops.inputs,
                 "dtype": flops.dtype,
                 "peakPerSecond": flops.peak,
             }
-        described |= self.reservations.described
-        described["batching"] = self.certifier.describe([life.warm_up_s for life in self._lives_with_warm_up()])
-        return described
+        if any(warning.startswith(FLOPS_NOT_COUNTED) for warning in self.warnings):
+            return {"state": "not counted"}
+        batches = sum(self.metrics.batch_sizes.buckets)
+        return {"state": "counting" if batches > FLOPS_WATCHED_BATCHES else "waiting for batches"}
 
     @property
     def declaration(self) -> Mapping[str, Any] | None:

@@ -1,6 +1,6 @@
 """`python -m marserve.profiling.analysis`: what a worker measured in, a `ModelProfile` and one trace out.
 
-Reading a trace takes up to a second, in which the server's own process could do nothing else. It runs at the lowest
+Reading a trace takes up to a second, in which the server's own process could do nothing else. It runs at a low
 priority, and within limits: a worker may have written anything.
 """
 
@@ -20,6 +20,9 @@ from marserve.profiling.flame import operator_stacks, python_stacks
 from marserve.profiling.ranks import describe_ranks
 from marserve.profiling.trace import BadTrace, Trace, merge, read_trace
 
+NICENESS = (
+    10  # not the lowest: of busy processors a process of 19 gets a fiftieth, and this one has a client that waits
+)
 MOST_MEMORY = 4 << 30
 # How much a trace may be when it is unpacked, for each byte of `max_bytes`: a file has a fifth of what memory holds.
 UNPACKED = 2
@@ -96,7 +99,7 @@ def main() -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     with contextlib.suppress(OSError):
-        os.nice(19)
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     measured = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Measured)
     written = Analysed(analyse(measured), merge(measured.traces, most_unpacked(measured)))
     sys.stdout.buffer.write(msgspec.msgpack.encode(written))

@@ -77,7 +77,7 @@ def draw(stacks: Sequence[ProfileStack], title: str, unit: str) -> str:
     while waiting:
         name, box, left, level = waiting.pop()
         width = box.value / root.value * WIDTH
-        if width < LEAST_WIDTH:
+        if not width >= LEAST_WIDTH:  # also where values are so large that their share is no number
             continue
         boxes.append(_drawn(name, box.value, box.value / root.value, left, width, height - (level + 1) * ROW, unit))
         at = left

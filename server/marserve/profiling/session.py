@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -20,8 +21,8 @@ import msgspec
 from marserve.answers.profiles import ModelProfile, ProfileState, ProfileWorker
 from marserve.errors import CannotProfile, ProfileUnknown, without_stop
 from marserve.pool.checks.profiles import ProfileWish, TakenProfile
-from marserve.profiling.analysis import Analysed, Measured
-from marserve.profiling.py_spy import NICENESS, PySpy
+from marserve.profiling.analysis import NICENESS, Analysed, Measured
+from marserve.profiling.py_spy import PySpy
 from marserve.registry.models import Registry
 
 __all__ = ["ProfileWish", "Profiles"]
@@ -38,12 +39,19 @@ class _Kept(NamedTuple):
     trace: bytes
 
 
+class _Reading(NamedTuple):
+    since: float
+    seconds: float
+    requests: int
+
+
 class Profiles:
     """The profiles of a server's versions. All calls belong to the event loop's thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._reading: dict[tuple[str, str], _Reading] = {}
 
     async def make(self, model: str, version: str | None, wish: ProfileWish) -> ModelProfile:
         """Profile one worker of a version (or label, or the default version), and keep the profile.
@@ -60,10 +68,11 @@ class Profiles:
 
         try:
             name, taken = await self._registry.profile(model, version, wish, begun)
-            if beginning:
-                await beginning[0]
-            stacks, why_none = await spy.end() if beginning else ("", "the worker is on another machine")
-            analysed = await _analyse(Measured(taken.profiled, list(taken.traces), wish.max_bytes, stacks))
+            with self._noting_reading((model, name), taken):
+                if beginning:
+                    await beginning[0]
+                stacks, why_none = await spy.end() if beginning else ("", "the worker is on another machine")
+                analysed = await _analyse(Measured(taken.profiled, list(taken.traces), wish.max_bytes, stacks))
         finally:
             if beginning:
                 await asyncio.wait(beginning)
@@ -79,9 +88,25 @@ class Profiles:
         name, progress = self._registry.profile_progress(model, version)
         kept = self._kept.get((model, name))
         last = None if kept is None else kept.profile
-        if progress is None:
+        if progress is not None:
+            return ProfileState(True, round(progress[0], 1), progress[1], last=last)
+        reading = self._reading.get((model, name))
+        if reading is None:
             return ProfileState(False, last=last)
-        return ProfileState(True, round(progress[0], 1), progress[1], last)
+        read_s = round(time.monotonic() - reading.since, 1)
+        return ProfileState(True, round(reading.seconds, 1), reading.requests, read_s, last)
+
+    @contextlib.contextmanager
+    def _noting_reading(self, key: tuple[str, str], taken: TakenProfile) -> Iterator[None]:
+        profiled = taken.profiled
+        requests = sum(each.requests for each in profiled.batches)
+        reading = _Reading(time.monotonic(), max(0.0, profiled.ended - profiled.began), requests)
+        self._reading[key] = reading
+        try:
+            yield
+        finally:
+            if self._reading.get(key) is reading:  # a second profile may have been made meanwhile
+                del self._reading[key]
 
     def trace(self, model: str, version: str | None) -> bytes:
         """The last profile's trace, packed by gzip. Raises ProfileUnknown without one, and as `state`."""

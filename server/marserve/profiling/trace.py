@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,25 @@ BATCH_MARK: Final = "marserve batch"
 COLLECTIVES: Final = ("gloo:", "nccl:", "mpi:")
 MAX_NAME: Final = 200
 MAX_SHAPES: Final = 300
+# Microseconds since 1970 are a thousandth of it; beyond it sums and differences of times are no numbers.
+MOST_US: Final = 1e18
 _KEPT: Final = frozenset(("cpu_op", "user_annotation"))
 
 
 class BadTrace(ValueError):
     """A trace cannot be read; the message says why."""
+
+
+_NONE: Final = msgspec.Raw(b"null")
+
+
+class _Args(msgspec.Struct, gc=False):
+    """Of an event's arguments what is shown: decoding the others would take twice as long."""
+
+    shapes: Any = msgspec.field(default=None, name="Input Dims")
+
+
+_ARGS: Final = msgspec.json.Decoder(_Args)
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -30,11 +45,17 @@ class _Event(msgspec.Struct, gc=False):
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str = 0
-    args: Any = None
+    args: msgspec.Raw = _NONE
 
 
 class _Document(msgspec.Struct):
     traceEvents: list[_Event]
+
+
+class _Whole(msgspec.Struct):
+    """A document of which nothing but its form matters."""
+
+    traceEvents: list[msgspec.Raw]
 
 
 @dataclass(slots=True)
@@ -61,7 +82,7 @@ class Span:
 
 @dataclass(slots=True)
 class Trace:
-    """Operators by thread, the outermost ones with what they called; batches; collectives."""
+    """Operators by thread in order, the outermost ones with what they called; batches; collectives."""
 
     operators: dict[int | str, list[Span]]
     batches: list[Span]
@@ -71,9 +92,14 @@ class Trace:
         """The outermost operators that began within these spans, on their threads."""
         found: list[Span] = []
         for outer in spans:
-            on_thread = self.operators.get(outer.thread, ())
-            found += [each for each in on_thread if outer.begin <= each.begin < outer.end]
+            on_thread = self.operators.get(outer.thread, [])  # in order: a profile may have tens of thousands of both
+            first = bisect_left(on_thread, outer.begin, key=_begin_of)
+            found += on_thread[first : bisect_left(on_thread, outer.end, lo=first, key=_begin_of)]
         return found
+
+
+def _begin_of(span: Span) -> float:
+    return span.begin
 
 
 def read_trace(packed: bytes, most_bytes: int) -> Trace:
@@ -86,10 +112,11 @@ def read_trace(packed: bytes, most_bytes: int) -> Trace:
     batches: list[Span] = []
     collectives: list[Span] = []
     for event in events:
-        if event.ph != "X" or event.cat not in _KEPT or not event.dur >= 0:
+        if event.ph != "X" or event.cat not in _KEPT or not (0 <= event.dur < MOST_US and abs(event.ts) < MOST_US):
             continue
-        span = Span(event.name[:MAX_NAME], event.tid, event.ts, event.ts + event.dur, _shapes_of(event.args))
+        span = Span(event.name[:MAX_NAME], event.tid, event.ts, event.ts + event.dur)
         if event.cat == "cpu_op":
+            span.shapes = _shapes_of(event.args)
             operators[event.tid].append(span)
         elif span.name.startswith(BATCH_MARK):
             batches.append(span)
@@ -110,7 +137,12 @@ def _unpack(packed: bytes, most_bytes: int) -> bytes:
 
 
 def merge(packed: Sequence[bytes], most_bytes: int) -> bytes:
-    """These traces as one that a viewer opens, packed by gzip; those that cannot be read are left out."""
+    """These traces as one that a viewer opens, packed by gzip; those that cannot be read are left out.
+
+    A single one stays as it is: to read and pack it takes longer than all else.
+    """
+    if len(packed) == 1 and _is_packed_json(packed[0], most_bytes):
+        return packed[0]
     merged: dict[str, Any] = {}
     for each in packed:
         try:
@@ -124,6 +156,13 @@ def merge(packed: Sequence[bytes], most_bytes: int) -> bytes:
         else:
             merged["traceEvents"] += document["traceEvents"]
     return gzip.compress(msgspec.json.encode(merged), 6) if merged else b""
+
+
+def _is_packed_json(packed: bytes, most_bytes: int) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(_unpack(packed, most_bytes), type=_Whole), _Whole)
+    except (BadTrace, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def nest(spans: list[Span]) -> list[Span]:
@@ -143,9 +182,12 @@ def nest(spans: list[Span]) -> list[Span]:
     return outermost
 
 
-def _shapes_of(args: Any) -> str:
+def _shapes_of(args: msgspec.Raw) -> str:
     """The shapes of an operator's inputs: `[8, 8] [8, 8]`; empty where none were recorded."""
-    given = args.get("Input Dims") if isinstance(args, dict) else None
+    try:
+        given = _ARGS.decode(args).shapes
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
     if not isinstance(given, list):
         return ""
     return " ".join(str(each) for each in given[:16] if each)[:MAX_SHAPES]

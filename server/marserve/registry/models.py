@@ -22,7 +22,7 @@ from msgspec import to_builtins
 from marserve.answers.management import VersionActivity
 from marserve.answers.pages import OfferedModel, OfferedName, OfferedNames, OfferedVersion
 from marserve.environments.environments import Environments
-from marserve.errors import Draining, LoadFailed, ModelNotFound, NodeInUse, VersionNotFound
+from marserve.errors import CopyRefused, Draining, LoadFailed, ModelNotFound, NodeInUse, VersionNotFound
 from marserve.messages import Answer, Part, Request
 from marserve.model_options import IN_FORCE, Said, said_of
 from marserve.pool.changes import Changes as StateChanges
@@ -39,6 +39,7 @@ from marserve.registry.catalogue.snapshot import SnapshotVersion, archive_name
 from marserve.registry.catalogue.traffic_control import TrafficControl
 from marserve.registry.catalogue.versions import PoolFactory, Version, Versions
 from marserve.registry.changes.actual import ActualModel, ActualState, ActualVersion
+from marserve.registry.changes.copying import copy_parameters
 from marserve.registry.changes.dry_run import Rehearsal
 from marserve.registry.changes.hooks import Hooks
 from marserve.registry.changes.kept_versions import Keeping
@@ -52,6 +53,7 @@ from marserve.registry.changes.under_way import Changes
 from marserve.registry.data_plane import DataPlane
 from marserve.registry.intake.intake import Intake
 from marserve.registry.intake.registration import (
+    CopyParameters,
     ModelPage,
     Registered,
     RegisterParameters,
@@ -177,6 +179,24 @@ class Registry:
     async def register_unpacked(self, parameters: RegisterParameters, unpacked: Unpacked) -> Registered:
         """As `register`, for an archive that the caller has unpacked; a folder that is not private is not deleted."""
         return await self._changes.carry_through(self._registering.register(parameters, unpacked))
+
+    async def copy(self, wish: CopyParameters) -> Registered:
+        """Register a version once more, under another model's name, to be measured: neither snapshots nor documents
+        have it, and no client's request that names the model goes there.
+
+        Raises ModelNotFound, VersionNotFound, CopyRefused if the name is that of a model which is no copy, and what
+        `register` raises.
+        """
+        original = self._versions.find(wish.model, wish.version)
+        entry = self._versions.models.get(wish.name)
+        if entry is not None and not self.is_copy(wish.name):
+            raise CopyRefused(wish.model, wish.name)
+        return await self.register(copy_parameters(wish, original, self._as_snapshot(original)))
+
+    def is_copy(self, model: str) -> bool:
+        """Whether a model is a copy of another one; False for an unknown model."""
+        entry = self._versions.models.get(model)
+        return entry is not None and all(each.facts.copy_of is not None for each in entry.versions.values())
 
     async def swap(self, wish: SwapParameters, unpacked: Unpacked | None = None) -> Swapped:
         """Replace a version that serves by that of an archive; returns when the old version has ended.
@@ -559,7 +579,7 @@ class Registry:
         versions = {
             version.name: look_at(version, self._options)
             for version in entry.versions.values()
-            if version.facts.workflow is None
+            if version.facts.is_operators
         }
         if not versions:
             return None
@@ -636,7 +656,7 @@ class Registry:
 
     def snapshot(self) -> list[SnapshotVersion]:
         """Every version as a later start would restore it. Nodes of workflows are left out."""
-        listed = [self._as_snapshot(version) for version in self._versions.all() if version.facts.workflow is None]
+        listed = [self._as_snapshot(version) for version in self._versions.all() if version.facts.is_operators]
         names = {(version.model, version.version) for version in listed}
         return [*listed, *(version for key, version in self._starting.unrestored.items() if key not in names)]
 
@@ -656,7 +676,7 @@ class Registry:
         )
 
     def _note_change(self, version: Version) -> None:
-        if version.facts.workflow is None:
+        if version.facts.is_operators:
             self._on_change()
 
     # ------------------------------------------------------------------------------------------- health

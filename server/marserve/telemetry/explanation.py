@@ -2,7 +2,9 @@
 
 Each second of a request goes to one cause. What is known for certain comes first (a stalled loop, collections, waiting
 for a processor, printing, a worker that was loading); the rest of a stage goes to what the stage stands for. The
-largest share is the cause, and shares of a tenth and more are named beside it.
+largest share is the cause, and shares of a tenth and more are named beside it. The server's own work is a stalled loop
+only if it took long; else it belongs to the work itself, whose cause is `handler`, and the sentence says that nothing
+held it.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ Cause = Literal[
 ]
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 
-# The stages in which the server's own loop does the work, those of the worker beside its author's code, and those in
-# which a body is passed on.
-BY_SERVER: Final[tuple[Stage, ...]] = ("header", "body", "admit", "send", "return", "write")
+# The stages in which a request is read, those in which the server's own loop does the work, those of the worker beside
+# its author's code, and those in which a body is passed on.
+READING: Final[tuple[Stage, ...]] = ("header", "body")
+BY_SERVER: Final[tuple[Stage, ...]] = (*READING, "admit", "send", "return", "write")
 BY_WORKER: Final[tuple[Stage, ...]] = ("decode", "encode")
 WAITING: Final[tuple[Stage, ...]] = ("queue",)
 PASSED_ON: Final[tuple[Stage, ...]] = ("admit", "send", "decode")
@@ -45,12 +48,16 @@ PASSED_ON: Final[tuple[Stage, ...]] = ("admit", "send", "decode")
 LARGE_BYTES: Final = 256 * 1024
 # A body that comes more slowly than this, in bytes a second, is held up by its client or the network.
 SLOW_BYTES_PER_S: Final = 4 << 20
+# From so long on a client that sends its request is slow, and the server's loop busy: less is what both always take.
+LEAST_HELD_S: Final = 0.005
 # A batch that took so many times what batches of its version take is one with a slow request in it.
 UNUSUAL: Final = 2.0
 # What is usual is known from more than so many batches.
 LEAST_BATCHES: Final = 3
 # Shares from this part of the whole on are named beside the cause.
 NAMED_SHARE: Final = 0.1
+# What the stages of the server are if they were short.
+OWN_WORK: Final = "the server's own work"
 # So many of the requests that a request made are explained with it, the longest ones.
 MOST_PARTS_EXPLAINED: Final = 3
 
@@ -142,18 +149,22 @@ class _Case:
         self._weigh_queue()
         self._weigh_parts()
         self._weigh_handler()
-        self._weigh_rest()
+        own_s = self._weigh_rest()
         shares = {cause: share for cause, share in self.shares.items() if share > 0.0}
-        if not shares:
-            shares = {"handler": 0.0}
+        handler_s = shares.get("handler", 0.0)
+        least_s = NAMED_SHARE * (sum(shares.values()) + own_s)
         ranked = sorted(shares, key=lambda cause: -shares[cause])
-        whole = sum(shares.values()) or 1.0
-        also = [self._sentence(cause) for cause in ranked[1:] if shares[cause] / whole >= NAMED_SHARE]
+        shares["handler"] = handler_s + own_s
+        if not ranked or own_s > self.shares[ranked[0]]:
+            also = [self._sentence(cause) for cause in ranked if cause != "handler" and shares[cause] >= least_s]
+            return Explanation("handler", _of_the_work(handler_s, own_s, is_held=bool(also)), also, shares)
+        also = [self._sentence(cause) for cause in ranked[1:] if self.shares[cause] >= least_s]
+        if own_s and own_s >= least_s:
+            also.append(f"{_ms(own_s)}: {OWN_WORK}")
         return Explanation(ranked[0], self._sentence(ranked[0]), also, shares)
 
     def _sentence(self, cause: Cause) -> str:
-        share = self.shares[cause]
-        return f"{_ms(share)}: {self.words.get(cause, cause)}"
+        return f"{_ms(self.shares[cause])}: {self.words.get(cause, cause)}"
 
     def _give(self, cause: Cause, stage: Stage, seconds: float, words: str) -> None:
         """Let a cause have so much of a stage's time, at most all that is left of it."""
@@ -198,8 +209,8 @@ class _Case:
         of, stages = self.of, self.stages
         words = f"the client took its stream so slowly that the worker had to wait, {_bytes(of.bytes_out)} in all"
         self._give("slow_client", "handle", of.held_s, words)
-        read_s = stages["header"] + stages["body"]
-        if read_s:
+        read_s = sum(stages[stage] for stage in READING)
+        if read_s >= LEAST_HELD_S or of.bytes_in >= LARGE_BYTES:
             is_slow = of.bytes_in < LARGE_BYTES or of.bytes_in / read_s < SLOW_BYTES_PER_S
             cause: Cause = "slow_client" if is_slow else "large_body"
             words = (
@@ -207,8 +218,8 @@ class _Case:
                 if is_slow
                 else f"reading a body of {_bytes(of.bytes_in)}"
             )
-            self._give(cause, "header", stages["header"], words)
-            self._give(cause, "body", stages["body"], words)
+            for stage in READING:
+                self._give(cause, stage, stages[stage], words)
         if of.bytes_in >= LARGE_BYTES:
             for stage in PASSED_ON:
                 self._give("large_body", stage, stages[stage], f"passing on and decoding {_bytes(of.bytes_in)}")
@@ -260,7 +271,7 @@ class _Case:
             if overlap_s > longest_s:
                 longest_s, longest = overlap_s, batch
         if longest is None:
-            return "it waited for a worker"
+            return "it waited for a worker, or for others to fill its batch"
         ran = next(iter(self.evidence.members(longest)), None)
         named = "" if ran is None else f", request {ran.id} among them" if longest.size > 1 else f", request {ran.id}"
         return (
@@ -317,15 +328,32 @@ class _Case:
             words = "the handler ran it"
         self._give("handler", "handle", stages["handle"], words)
 
-    def _weigh_rest(self) -> None:
-        """What is left: the server's own work, which takes long only if its loop is busy; decode and encode."""
+    def _weigh_rest(self) -> float:
+        """What is left: decode and encode, and the server's own work, which takes long only if its loop is busy.
+
+        Returns how long that took, if it was not long.
+        """
         stages = self.stages
         for stage in BY_WORKER:
             self._give("handler", stage, stages[stage], "the worker read the input and wrote the answer")
+        reading_s = sum(stages[stage] for stage in READING)
+        own_s = sum(stages[stage] for stage in BY_SERVER)
+        if own_s - reading_s < LEAST_HELD_S:
+            return own_s
+        words = "the server's loop was busy with it or with other requests, or others had the processor"
         for stage in BY_SERVER:
-            self._give(
-                "loop_stalled", stage, stages[stage], "the server's own work on it, or on other requests meanwhile"
-            )
+            self._give("loop_stalled", stage, stages[stage], words)
+        return 0.0
+
+
+def _of_the_work(handler_s: float, own_s: float, *, is_held: bool) -> str:
+    """A sentence about a request of which the server's own work is the largest share, though it was little."""
+    what = "the work on it" if is_held else "nothing held it"
+    if not own_s:
+        return f"{_ms(0.0)}: {what}"
+    if not handler_s:
+        return f"{_ms(own_s)}: {what}, and this is {OWN_WORK}"
+    return f"{_ms(handler_s + own_s)}: {what}, and {_ms(own_s)} of this is {OWN_WORK}"
 
 
 def _with_parts(timelines: Iterable[Timeline]) -> Iterator[Timeline]:

@@ -106,7 +106,7 @@ def measure(
         measured.baseline = Tally()
 
     async def work() -> None:
-        async with Line(target, payloads, plan.timeout_s) as line:
+        async with target.line(payloads, plan.timeout_s) as line:
             on_step("Warming up", 0, 0)
             if not await _warm_up(line, plan, measured.warm_up):
                 return
@@ -114,7 +114,7 @@ def measure(
                 on_step("Measuring", 0, 0)
                 await line.load(plan.shape, plan.limit, measured.tally)
                 return
-            async with Line(baseline, payloads, plan.timeout_s) as other:
+            async with baseline.line(payloads, plan.timeout_s) as other:
                 if await _warm_up(other, plan, measured.warm_up_of_baseline):
                     await _take_turns(line, other, plan, turns, measured, on_step)
 

@@ -1,4 +1,4 @@
-"""A `model-config.yaml` with other values of a few keys, and the difference as a patch. Pure.
+"""A `model-config.yaml` with other values of a few keys, and the difference as a patch; or a document's lines. Pure.
 
 Lines are changed and nothing else: comments, order and all other keys stay.
 """
@@ -6,36 +6,73 @@ Lines are changed and nothing else: comments, order and all other keys stay.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from typing import Final
 
-from marserve.tuning.settings import Setting
+import yaml
+
+from marserve.tuning.settings import FOUND, KEPT, Setting
 
 FILE: Final = "model-config.yaml"
+# A key in the first column: its quote, its name, the colon, its value, and what is behind it.
+_KEY = re.compile(r"([\"']?)(\w+)\1(\s*:\s*)(\{[^}]*\}|[^#\s]*)(\s*(?:#.*)?)$").match
 
 
-def values_of(setting: Setting) -> dict[str, int]:
-    """The keys that a setting is written with."""
-    return {
+Value = float | Mapping[str, int]
+
+
+def values_of(setting: Setting, threads: Mapping[str, int] | None = None) -> dict[str, Value]:
+    """The keys that a setting is written with. `threads` is what the key has now, of which a part may stay."""
+    values: dict[str, Value] = {
         "minWorkers": setting.layout.workers,
         "maxWorkers": setting.layout.workers,
         "batchSize": setting.batch_size,
-        "maxBatchDelay": round(1000 * setting.delay_s),
     }
+    if setting.delay_s != FOUND:
+        values["maxBatchDelay"] = round(1000 * setting.delay_s)
+    if setting.layout.padding != KEPT:
+        values["paddingBudget"] = setting.layout.padding
+    if setting.layout.threads:
+        values["threads"] = {**(threads or {}), "intra": setting.layout.threads}
+    return values
 
 
-def patched(text: str, values: Mapping[str, int]) -> str:
+def patched(text: str, values: Mapping[str, Value]) -> str:
     """The text with these values: in the place of a key's own, else at the end. Keys inside of others are not meant."""
     lines, left = text.splitlines(), dict(values)
-    for number, line in enumerate(lines):
-        found = re.match(r"([\"']?)(\w+)\1(\s*:\s*)[^#\s]*(\s*(?:#.*)?)$", line)
+    changed: list[str] = []
+    skips = False
+    for line in lines:
+        if skips and (not line.strip() or line[0] in " \t"):
+            continue  # the lines of a map whose key got another value
+        skips = False
+        found = _KEY(line)
         if found is not None and found[2] in left:
-            lines[number] = f"{found[1]}{found[2]}{found[1]}{found[3].rstrip()} {left.pop(found[2])}{found[4]}"
-    end = 1 if lines and lines[-1].strip() == "..." else 0  # what ends a document of YAML stays at its end
-    place = len(lines) - end
-    lines[place:place] = [f"{key}: {value}" for key, value in left.items()]
-    return "\n".join(lines) + "\n"
+            value = left.pop(found[2])
+            skips = not found[4] and not isinstance(value, int | float)
+            behind = f" {found[5]}" if found[5].startswith("#") else found[5]
+            line = f"{found[1]}{found[2]}{found[1]}{found[3].rstrip()} {_written(value)}{behind}"
+        changed.append(line)
+    end = 1 if changed and changed[-1].strip() == "..." else 0  # what ends a document of YAML stays at its end
+    place = len(changed) - end
+    changed[place:place] = [f"{key}: {_written(value)}" for key, value in left.items()]
+    return "\n".join(changed) + "\n"
+
+
+def declaration(model: str, version: str, values: Mapping[str, Value], default: str | None = None) -> str:
+    """These values of a version as a document of a desired state has them; `default` is to be the default version."""
+    name = model if re.fullmatch("[A-Za-z][\\w-]*", model) and yaml.safe_load(model) == model else json.dumps(model)
+    lines = ["models:", f"  {name}:", "    versions:", f"      {json.dumps(version)}:"]
+    lines += [f"        {key}: {_written(value)}" for key, value in values.items()]
+    return "\n".join([*lines, *([f"    default: {json.dumps(default)}"] if default else [])])
+
+
+def _written(value: Value) -> str:
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    return f"{{{', '.join(f'{name}: {each}' for name, each in value.items())}}}"
 
 
 def patch(before: str, after: str, name: str = FILE) -> str:

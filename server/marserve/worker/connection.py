@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from socket import socket
 from typing import Any
@@ -20,6 +21,7 @@ class Connection:
         self._decoder = decoder or wire.worker_decoder()
         self._sock.setblocking(True)
         self._kept: list[tuple[Any, list[Any]]] = []
+        self._sending = threading.Lock()  # beside the serving thread, the one that counts FLOPs sends
 
     def keep(self, message: Any, bodies: list[Any]) -> None:
         """Have `receive` return this message next: it came while the handler ran."""
@@ -47,6 +49,8 @@ class Connection:
         return self._decoder.feed(data)
 
     def send(self, message: ToServer | ToRank, bodies: Sequence[bytes | bytearray | memoryview] = ()) -> None:
-        """Write one message whole."""
-        for buffer in wire.encode(message, bodies):
-            self._sock.sendall(buffer)
+        """Write one message whole. Any thread may."""
+        buffers = wire.encode(message, bodies)
+        with self._sending:
+            for buffer in buffers:
+                self._sock.sendall(buffer)

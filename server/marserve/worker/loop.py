@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
 from marserve.messages import (
+    FLOPS_NOT_COUNTED,
     AskHealth,
     AskLengths,
     Batch,
@@ -29,6 +30,7 @@ from marserve.messages import (
     Rank,
     SetLevel,
     Stop,
+    Warned,
 )
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
@@ -171,8 +173,11 @@ class WorkerLoop:
         if load.warm_up and (load.rank is None or load.rank.rank == 0):
             alone = model if concurrent is None else concurrent.one_by_one()
             warm_up_s, problems, failure = served.warm_up(alone, load.warm_up)
-        if load.peak_flops is not None and self._leader is None and self._follower is None:
-            self._watch_flops(model, load.peak_flops)
+        if load.peak_flops is not None:
+            if self._leader is None and self._follower is None:
+                self._watch_flops(model, load.peak_flops)
+            else:
+                model.context.load_warnings.append(f"{FLOPS_NOT_COUNTED}: each rank has a part of the model")
         served.say_loaded(seconds, warm_up_s, problems, failure)
         if self._follower is not None:
             self._follower.follow(model)
@@ -186,13 +191,21 @@ class WorkerLoop:
         try:
             from marserve_handlers.flops.watch import Outcome, open_watch  # here: few models ask for it, and for numpy
         except ImportError as error:
-            model.context.load_warnings.append(f"FLOPs are not counted: {error}")
+            model.context.load_warnings.append(f"{FLOPS_NOT_COUNTED}: {error}")
             return
 
+        # Both are called by a thread of the watch's: the server need not wait for the next batch.
         def tell(outcome: Outcome) -> None:
             per_batch, per_request = outcome.cost.per_batch, outcome.cost.per_row
-            self._connection.send(Counted(per_batch, per_request, outcome.peak, outcome.dtype, outcome.inputs[:1000]))
+            counted = Counted(per_batch, per_request, outcome.peak, outcome.dtype, outcome.inputs[:1000])
+            with contextlib.suppress(OSError):  # the server is gone, or ends the worker
+                self._connection.send(counted)
+
+        def warn(sentence: str) -> None:
+            with contextlib.suppress(OSError):
+                self._connection.send(Warned([sentence]))
 
         watch = open_watch(model.handle, model.context, peaks, is_concurrent=model.load.is_concurrent)
         if watch is not None:
-            watch.tell = tell
+            watch.tell, watch.warn = tell, warn
+            self._served.flops_watch = watch

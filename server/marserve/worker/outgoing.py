@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
-from marserve.errors import Thrown
+from marserve.errors import Thrown, without_stop
 from marserve.messages import MAX_METRIC_VALUES, MAX_WARNINGS, CheckpointRead, Metric, NotLoaded, Raised
 from marserve_handlers.declared.answer import JsonAnswer
-from marserve_handlers.errors import BAD_INPUT, HANDLER, PREDICTION, describe_failure
+from marserve_handlers.errors import BAD_INPUT, HANDLER, PREDICTION, ModelNotLoadable, describe_failure
 from marserve_handlers.support.devices.device_errors import is_out_of_memory, words_of_loss
 from marserve_handlers.support.distributions import advice_for
 
@@ -76,6 +76,12 @@ def shown(error: BaseException) -> str:
         return exact(repr(error))
     except BaseException:
         return f"{name_of(error)}, which cannot be shown"
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """A clause about a load that failed, without a full stop: marserve's own sentence, else the exception as it is."""
+    own = isinstance(error, ModelNotLoadable)
+    return f"it does not load: {without_stop(words_of(error)) if own else shown(error)}"
 
 
 def has_run_out(error: BaseException) -> bool:

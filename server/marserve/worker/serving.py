@@ -94,6 +94,7 @@ from marserve_handlers.support.line_owner import about
 
 if TYPE_CHECKING:
     from marserve.worker.profile import Measured
+    from marserve_handlers.flops.watch import Watch
 
 HAS_EXPIRED = Result(504, "", [], EXPIRED)
 WAS_CANCELLED = Result(499, "", [], CANCELLED)
@@ -127,6 +128,8 @@ class ServedModel:
             model.context.send_call = self._send_call
         self._health = HealthCall(model)
         self._measured: Measured | None = None  # while a profile is made
+        self.flops_watch: Watch | None = None
+        """What has the model's operations counted; a profile holds it, so that it shows the batches alone."""
         self._sent_warnings = MAX_WARNINGS  # until `Loaded` is sent no warnings are sent by themselves
 
     # ------------------------------------------------------------------------------------------- at the start
@@ -544,6 +547,8 @@ class ServedModel:
         from marserve.worker.profile import Measured  # here for a quicker start: most workers are never profiled
 
         self.end_profile(EndProfile(0, drop=True))
+        if self.flops_watch is not None:
+            self.flops_watch.hold()
         if self._leader is not None:
             self._leader.begin_profile(order)
         measured = self._measured = Measured(order, self._model)
@@ -623,6 +628,8 @@ class ServedModel:
         self._measured = None
         del self.__dict__["serve_batch"]
         self._model = self._model.calling(measured.inner)
+        if self.flops_watch is not None:
+            self.flops_watch.release()
 
     # ------------------------------------------------------------------------------------------- health
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import psutil
 import pytest
 
 from support.command_line import marserve
-from support.server import make_archive
+from support.processes import left_of
+from support.server import make_archive, poll
 
 DOUBLES = "def handle(data, context):\n    return [{'n': row['body'] * 2} for row in data or []]\n"
 NEARLY = "def handle(data, context):\n    return [{'n': row['body'] * 2.0000001} for row in data or []]\n"
@@ -99,6 +103,11 @@ def test_an_input_that_only_one_answers_is_beyond_every_bound(tmp_path: Path, in
         pytest.param(
             "raise ValueError('no weights')\n", "it does not load: ValueError('no weights')", marks=pytest.mark.system
         ),
+        pytest.param(
+            "from marserve_handlers.errors import ModelNotLoadable\nraise ModelNotLoadable('Two classes are in it.')\n",
+            "it does not load: Two classes are in it.\n",
+            marks=pytest.mark.system,
+        ),
         ("print('a last word')\nimport sys\nsys.exit('stop')\n", "It printed:\na last word"),
     ],
 )
@@ -139,3 +148,102 @@ def test_a_file_that_is_no_archive_and_an_unsafe_one_are_refused(tmp_path: Path,
 
     assert ran.status == 1
     assert "bad.mar is no model archive" in ran.err
+
+
+DAEMON = """
+import os, subprocess
+def handle(data, context):
+    program = subprocess.Popen(['sleep', '600'], start_new_session=True, env={})
+    return [{'n': program.pid} for row in data or []]
+"""
+FORKS_TWICE = DAEMON.replace(
+    "program = subprocess.Popen(['sleep', '600'], start_new_session=True, env={})",
+    "command = 'sleep 600 >&- 2>&- & echo $!'\n"
+    "    bare = {'PATH': os.environ['PATH']}\n"
+    "    program = subprocess.run(['setsid', 'sh', '-c', command], env=bare, capture_output=True)",
+).replace("program.pid", "int(program.stdout)")
+PRINTS = """
+import os
+def handle(data, context):
+    print('x' * 8_000_000, flush=True)
+    return [{'n': os.fstat(2).st_size} for row in data or []]
+"""
+WRITES_ANSWERS = """
+import os
+def handle(data, context):
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, b'rubbish\\n')
+        except OSError:
+            pass
+    return [{'n': 1} for row in data or []]
+"""
+
+
+@pytest.mark.parametrize("source", [DAEMON, FORKS_TWICE], ids=["in a session of its own", "a daemon"])
+@pytest.mark.skipif(sys.platform != "linux", reason="what has left its parent is found on Linux")
+def test_what_a_handler_started_ends_with_the_command(source: str, tmp_path: Path, inputs: Path) -> None:
+    """Also what left its session and its parent, and took no environment along."""
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, source), "--inputs", inputs, "--pairs", 0, "--json")
+
+    assert ran.status == 1
+    started = [int(each["seen"]) for each in ran.document["answers"]["differing"]]
+    assert len(started) == 3
+    assert [pid for pid in started if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
+
+
+def test_gigabytes_that_a_handler_prints_take_no_disk(tmp_path: Path, inputs: Path) -> None:
+    """Only the last lines are kept, for the message of a failure."""
+    silent = "def handle(data, context):\n    return [{'n': 0} for row in data or []]\n"
+
+    ran = marserve("compare", *archives(tmp_path, silent, PRINTS), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 0, ran.out
+
+
+def test_what_a_handler_writes_among_the_answers_is_told_in_a_sentence(tmp_path: Path, inputs: Path) -> None:
+    """It may find the descriptor."""
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, WRITES_ANSWERS), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 1
+    assert "m 1.0: its process wrote what is no answer" in ran.err
+
+
+KILLED = """
+import os, signal, sys, tempfile
+def handle(data, context):
+    sys.stderr.write(f'in {tempfile.mkdtemp()} ')
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_temporary_files_of_a_process_that_is_killed_go_with_it(tmp_path: Path, inputs: Path) -> None:
+    """As those of a build that runs out of memory."""
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, KILLED), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 1
+    made = Path(ran.err.partition("in /")[2].split()[0])
+    assert "temporary" in made.parts  # the fixture looks that it is empty
+
+
+HANGS = "import sys, time\nsys.stderr.write('hangs')\ntime.sleep(600)\n"
+
+
+@pytest.mark.system
+def test_a_command_that_is_ended_from_outside_leaves_nothing(tmp_path: Path, inputs: Path) -> None:
+    """As by Ctrl-C: neither what was unpacked nor a process."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    both = archives(tmp_path, HANGS, HANGS)
+    command = [sys.executable, "-m", "marserve.cli", "compare", *both, "--inputs", inputs]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}) as process:
+        below = []
+        for _ in poll(60, "both are loading"):
+            below = psutil.Process(process.pid).children(recursive=True)
+            if len(below) == 2:
+                break
+        process.terminate()
+        assert process.wait(30) == 143
+
+    assert left_of(below, 10) == []
+    assert list(scratch.iterdir()) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from marserve.cli.progress import wait_progress
 from support.command_line import marserve
 from support.fake_apis import FakeApis, fake_apis
 from support.profiles import a_profile
@@ -67,6 +68,35 @@ def test_several_servers_make_one_report(apis: FakeApis, tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (
+            {"isRunning": True, "seconds": 3.0, "requests": 50, "readingSeconds": 2.0},
+            "Profiling digits: measured (50 requests); a process of low priority reads what was recorded",
+        ),
+        (
+            {"isRunning": True, "seconds": 3.0, "requests": 0},
+            "Profiling digits: 0 of 50 requests, 3 s; send the model requests, as many as it gets in service",
+        ),
+        ({"isRunning": True, "seconds": 3.0, "requests": 20}, ""),
+        ({"isRunning": "maybe"}, ""),
+    ],
+)
+def test_what_it_waits_for_is_said_once_without_a_terminal(
+    apis: FakeApis, monkeypatch: pytest.MonkeyPatch, state: dict[str, object], said: str
+) -> None:
+    """On standard error, as other commands do; requests that come need no word."""
+    monkeypatch.setattr(wait_progress, "NOTE_AFTER_S", 0.05)
+    apis.answer("GET /models/digits/profile", state)
+    apis.wait_for("POST /models/digits/profile", "GET /models/digits/profile", 3)
+
+    ran = marserve("profile", "digits", "--requests", "50", "--management", apis.url)
+
+    assert ran.status == 0
+    assert ran.err == (f"{said}\n" if said else "")
+
+
 def test_a_profile_without_a_request_is_status_1(apis: FakeApis) -> None:
     """The server's remark says what is missing."""
     idle = a_profile(requests=0, batches=0, operators=[], noOperators="no batch ran", hasTrace=False)
@@ -103,6 +133,17 @@ def test_an_answer_that_is_no_profile_is_refused(apis: FakeApis, tmp_path: Path)
     with fake_apis() as other:
         other.answer("POST /models/digits/profile", {"hello": 1})
         ran = marserve("profile", "digits", "--management", other.url)
+
+    assert ran.status == 1
+    assert "is no profile" in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_of_lists_in_lists_is_no_profile(apis: FakeApis, tmp_path: Path) -> None:
+    """Status 1 with a sentence, and no folder."""
+    apis.answer("POST /models/deep/profile", b"[" * 100_000)
+
+    ran = marserve("profile", "deep", "--management", apis.url)
 
     assert ran.status == 1
     assert "is no profile" in ran.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from marserve.messages import FLOPS_NOT_COUNTED, FLOPS_WATCHED_BATCHES
 from marserve_handlers.context import Context
+from marserve_handlers.flops import counting
 from marserve_handlers.flops import watch as watching
 from marserve_handlers.flops.cost import Cost, NotCounted
-from marserve_handlers.flops.watch import BATCHES, MOST_CALLS, Outcome, Watch, open_watch
+from marserve_handlers.flops.counting import BATCHES
+from marserve_handlers.flops.watch import MOST_CALLS, Outcome, Watch, open_watch
 from marserve_handlers.optimising.call_arrays import Call
 
 np = pytest.importorskip("numpy")
@@ -60,8 +64,14 @@ class House:
         self.context = Context("m", "/m", {}, 4, None, "1")
         self.session = InferenceSession()
         self.told: list[Outcome] = []
-        self.watch = Watch(self.session, self.context, counter, {"": 1e9} if peaks is None else peaks, "cpu")
-        self.watch.tell = self.told.append
+        self.warned: list[str] = []
+
+        def count(packed: bytes) -> counting.Counted:
+            return counting.count(counter(), pickle.loads(pickle.loads(packed)[-1])[1])
+
+        peaks = {"": 1e9} if peaks is None else peaks
+        self.watch = Watch(self.session, self.context, "", peaks, "cpu", count=count)
+        self.watch.tell, self.watch.warn = self.told.append, self.warned.append
         self.watch.__enter__()
 
     def batch(self, requests: int, *shapes: tuple[int, ...]) -> None:
@@ -74,20 +84,25 @@ class House:
         """As many equal batches as are watched; then wait until they are counted."""
         for _ in range(BATCHES + 1):
             self.batch(requests, *shapes)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until they are counted."""
         assert self.watch._thread is not None
         self.watch._thread.join()
 
 
-def test_the_outcome_is_told_once_by_the_thread_that_calls_and_the_watch_ends() -> None:
+def test_the_outcome_is_told_without_a_further_call_and_the_next_one_ends_the_watch() -> None:
     """The model is then called as if there had been none."""
     house = House()
     house.serve(2, (2, 3))
-    assert house.told == []
+    told = [Outcome(Cost(0.0, 130.0), 1e9, "float32", "x float32 [n, 3]")]
+    assert house.told == told
     assert "run" in vars(house.session)
 
     house.batch(2, (2, 3), (2, 3))
 
-    assert house.told == [Outcome(Cost(0.0, 130.0), 1e9, "float32", "x float32 [n, 3]")]
+    assert house.told == told
     assert "run" not in vars(house.session)
     assert house.session.ran == BATCHES + 3
 
@@ -96,8 +111,6 @@ def test_a_batch_that_calls_its_model_otherwise_has_the_mean_of_a_request() -> N
     """Two calls a batch, of rows that are no requests, and of several lengths."""
     house = House()
     house.serve(2, (6, 3), (1, 8))
-
-    house.batch(2, (6, 3))
 
     [outcome] = house.told
     assert outcome.cost == Cost(0.0, (6 * 130 + 180) / 2)
@@ -115,8 +128,6 @@ def test_the_peak_is_the_given_one_else_what_was_measured(
     house = House(peaks=peaks)
     house.serve(1, (1, 3))
 
-    house.batch(1, (1, 3))
-
     assert house.told[0].peak == peak
 
 
@@ -132,10 +143,9 @@ def test_what_cannot_be_counted_says_why_in_describe_and_the_watch_ends(counter:
     house = House(counter)
     house.serve(1, (1, 3))
 
-    house.batch(1, (1, 3))
-
     assert house.told == []
-    assert house.context.load_warnings == [said]
+    assert house.context.load_warnings == house.warned == [said]
+    house.batch(1, (1, 3))
     assert "run" not in vars(house.session)
 
 
@@ -151,8 +161,7 @@ def test_a_batch_of_very_many_calls_is_not_counted() -> None:
     """A loop that writes text word by word: each call has another shape."""
     house = House()
     house.batch(1, *[(1, 3)] * MOST_CALLS)
-    assert house.watch._thread is not None
-    house.watch._thread.join()
+    house.wait()
 
     assert house.context.load_warnings == [
         f"FLOPs are not counted: one batch called the model {MOST_CALLS} times and more"
@@ -164,10 +173,7 @@ def test_of_batches_with_many_calls_the_whole_ones_count() -> None:
     house = House()
     for _ in range(3):
         house.batch(1, *[(1, 3)] * 30)
-    assert house.watch._thread is not None
-    house.watch._thread.join()
-
-    house.batch(1, (1, 3))
+    house.wait()
 
     assert house.told[0].cost == Cost(0.0, 30 * 130.0)
 
@@ -189,6 +195,62 @@ def test_odd_arguments_fail_no_request() -> None:
         "FLOPs are not counted: what the model is called with cannot be looked at (RuntimeError: not now)"
     ]
     assert "run" not in vars(house.session)
+
+
+def test_nothing_begins_while_it_is_held_and_the_copy_is_made_before() -> None:
+    """A profile shows the batches alone: no operator of a copy, and no process beside them that began meanwhile."""
+    house = House()
+    house.watch.hold()
+    for _ in range(BATCHES + 2):
+        house.batch(1, (1, 3))
+    assert house.watch._thread is None
+
+    house.watch.release()
+    for _ in range(BATCHES):
+        house.batch(1, (1, 3))
+    house.watch._is_free.clear()  # as `hold` does, before the copy is made
+    house.watch._keep((), {"x": np.zeros((1, 3), np.float32)})
+    assert house.watch._thread is None
+    house.watch.release()
+    house.batch(1, (1, 3))
+    house.watch.hold()
+
+    assert house.watch._is_packed.is_set()
+    house.watch.release()
+    house.wait()
+    assert len(house.told) == 1
+
+
+def test_a_profile_holds_what_has_the_copy_but_no_process_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on afterwards."""
+    house = House()
+    copying, may_copy = threading.Event(), threading.Event()
+
+    def pack(model: Any, path: str, batches: Any) -> bytes:
+        copying.set()
+        assert may_copy.wait(10)
+        return whole(model, path, batches)
+
+    whole = watching.pack
+    monkeypatch.setattr(watching, "pack", pack)
+    for _ in range(BATCHES + 1):
+        house.batch(1, (1, 3))
+    assert copying.wait(10)
+    house.watch._is_free.clear()
+    may_copy.set()
+
+    house.watch.hold()
+
+    assert house.watch._is_packed.is_set()
+    assert house.told == []
+    house.watch.release()
+    house.wait()
+    assert len(house.told) == 1
+
+
+def test_the_server_knows_how_the_sentence_begins_and_how_many_batches_are_watched() -> None:
+    """It does not import this."""
+    assert (FLOPS_NOT_COUNTED, FLOPS_WATCHED_BATCHES) == (watching.NOT_COUNTED, BATCHES)
 
 
 def test_calls_in_threads_of_the_authors_are_not_seen() -> None:
@@ -233,8 +295,6 @@ def test_a_build_has_what_its_archive_says_of_its_parent() -> None:
     assert watch._thread is not None
     watch._thread.join()
 
-    session.run(None, {"x": np.zeros((1, 3), np.float32)})
-
     assert told == [Outcome(Cost(10.0, 20.0), 5.0, "float32", "x [n, 3]")]
     assert context.load_warnings == ["FLOPs are counted without LSTM"]
 
@@ -246,6 +306,8 @@ def test_a_build_has_what_its_archive_says_of_its_parent() -> None:
         ({}, "the archive's figures cannot be read (KeyError('perBatch'))"),
         (KNOWN | {"perBatch": "many"}, "cannot be read (ValueError("),
         (KNOWN | {"perRequest": -1}, "cannot be read (ValueError("),
+        (KNOWN | {"perRequest": 10**400}, "cannot be read (OverflowError("),
+        (KNOWN | {"perBatch": 1.7e308, "perRequest": 1.7e308}, "cannot be read (ValueError("),
         (KNOWN | {"uncounted": None}, "cannot be read (TypeError("),
     ],
 )
@@ -260,9 +322,9 @@ def test_a_build_of_which_its_archive_says_nothing_is_not_watched(flops: dict[st
 def test_what_is_counted_for_an_archive_is_read_as_it_was() -> None:
     """By a server, later."""
     counter = Counter(uncounted=frozenset({"LSTM"}))
-    counted = watching.count(counter, [watching.Seen(1, [Call((), {"x": np.zeros((1, 3))})])])
+    counted = counting.count(counter, [counting.Seen(1, [Call((), {"x": np.zeros((1, 3))})])])
 
-    _, _, watch = served_build(watching.as_document(counted))
+    _, _, watch = served_build(counting.as_document(counted))
 
     assert watch is not None
     assert watch._known == counted

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 import shutil
+import sys
 import warnings
+import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marserve_handlers.optimising import builds
@@ -176,6 +183,28 @@ def test_a_build_of_torchao_is_within_what_rounding_costs(name: str, tmp_path: P
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize(
+    ("make", "calls", "bound", "linears"), [(Pictures, pictures, ROUNDED, 1), (Words, words, 0.2, 5)]
+)
+def test_an_int8_package_multiplies_whole_numbers_in_all_its_linear_layers(
+    make: Any, calls: Any, bound: float, linears: int, tmp_path: Path
+) -> None:
+    """Attention's, too: one whose weights were float32 was right, and no faster than its parent."""
+    pytest.importorskip("torchao")
+    need_compiler()
+    parent = make().eval()
+
+    built = made("aot-int8", lambda: copy.deepcopy(parent), calls(), tmp_path)
+
+    with zipfile.ZipFile(tmp_path / "model.pt2") as package:
+        (code,) = [package.read(name).decode() for name in package.namelist() if name.endswith("wrapper.cpp")]
+    # Each stands once where it is called; only `cpu__qlinear_pointwise_tensor(` and its kind with a sum are calls.
+    assert len(re.findall(r"aoti_torch_cpu__qlinear_pointwise\w*\(", code)) == linears
+    assert 0 < largest_error(built, parent, calls()) <= bound
+
+
+@pytest.mark.long
 @pytest.mark.onnx
 @pytest.mark.filterwarnings("ignore")  # of OpenVINO and NNCF, about themselves
 @pytest.mark.parametrize(
@@ -186,6 +215,7 @@ def test_a_build_of_torchao_is_within_what_rounding_costs(name: str, tmp_path: P
         ("openvino", EXACT, "sentences"),
         ("openvino-int8", ROUNDED, "pictures"),
         ("openvino-int8", ROUNDED, "torchscript"),
+        ("openvino-int8", 0.2, "sentences"),  # means that almost cancel out; smoothed it is 0.26
     ],
 )
 def test_a_build_of_openvino_gives_what_its_parent_gives(name: str, bound: float, kind: str, tmp_path: Path) -> None:
@@ -205,6 +235,90 @@ def test_a_build_of_openvino_gives_what_its_parent_gives(name: str, bound: float
     for threads in (0, 2):
         again = find_build(name).load(make, tmp_path, threads)
         assert largest_error(again, parent, calls) <= bound
+
+
+@dataclass
+class Ways:
+    """NNCF and OpenVINO for a build, of which each way of quantising is off by an error that is given."""
+
+    errors: list[float]
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+
+    def quantize(self, model: Any, inputs: Any, **way: Any) -> int:
+        """The number of the way."""
+        self.tried.append({key: value for key, value in way.items() if key != "subset_size"})
+        return len(self.tried) - 1
+
+    def runner(self, number: int, threads: int) -> Callable[[list[Any]], list[Any]]:
+        """What adds the way's error to a row of ones."""
+        return lambda arrays: [np.full((1, 4), 1 + self.errors[number])]
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """In the places of the libraries; errors are to be filled in."""
+    from marserve_handlers.optimising.builds import openvino_float
+
+    ways = Ways([])
+    library = SimpleNamespace(
+        quantize=ways.quantize,
+        Dataset=list,
+        ModelType=SimpleNamespace(TRANSFORMER="transformer"),
+        AdvancedSmoothQuantParameters=lambda **alphas: alphas,
+        AdvancedQuantizationParameters=lambda **parameters: parameters,
+    )
+    monkeypatch.setitem(sys.modules, "nncf", library)
+    monkeypatch.setattr(openvino_float, "read", lambda material, folder: SimpleNamespace(clone=lambda: None))
+    monkeypatch.setattr(openvino_float, "runner", ways.runner)
+    monkeypatch.setattr(openvino_float, "save", lambda model, folder: ways.saved.append(model))
+    return ways
+
+
+class Ones(torch.nn.Module):  # type: ignore[misc]
+    """A row of ones, which its attention does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 1)
+
+    def forward(self, rows: Any) -> Any:
+        """Always the same."""
+        return torch.ones(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("errors", "saved", "tried"),
+    [
+        ([0.004, 0.001, 0.001], 0, 1),
+        ([0.3, 0.004, 0.001], 1, 2),
+        ([0.3, math.nan, 0.05], 2, 3),
+        ([math.nan, 0.1, 0.2], 1, 3),
+    ],
+)
+def test_the_first_way_to_quantise_that_is_near_enough_is_taken_else_the_nearest(
+    errors: list[float], saved: int, tried: int, ways: Ways, tmp_path: Path
+) -> None:
+    """By the inputs that calibrate; ways after one that is near enough cost no time."""
+    ways.errors = errors
+
+    find_build("openvino-int8").build(Material(Ones(), [Call((torch.zeros(1, 4),), {})], 8), tmp_path)
+
+    assert ways.saved == [saved]
+    assert len(ways.tried) == tried
+
+
+def test_attention_is_not_smoothed_at_first(ways: Ways, tmp_path: Path) -> None:
+    """Smoothed, encoders that average over their tokens were a third of the mean output off."""
+    ways.errors = [0.5, 0.0]
+
+    find_build("openvino-int8").build(Material(Ones(), [Call((torch.zeros(1, 4),), {})], 8), tmp_path)
+
+    unsmoothed = {"smooth_quant_alphas": {"convolution": -1, "matmul": -1}}
+    assert ways.tried == [
+        {"model_type": "transformer", "advanced_parameters": unsmoothed},
+        {"model_type": "transformer"},
+    ]
 
 
 @pytest.mark.onnx

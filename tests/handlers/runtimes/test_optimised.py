@@ -120,9 +120,21 @@ def no_build(folder: Path) -> None:
     write_proof(folder, build="../fast")
 
 
+def endless_proof(folder: Path) -> None:
+    """More than is read."""
+    write_proof(folder, more="x" * (1 << 20))
+
+
+def deep_proof(folder: Path) -> None:
+    """Lists in lists."""
+    (folder / "MAR-INF" / "optimised.json").write_text("[" * 100_000)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
+        (endless_proof, "MAR-INF/optimised.json has more than 1048576 bytes"),
+        (deep_proof, "the build of the archive cannot be loaded, the parent serves: RecursionError"),
         (
             change_samples,
             "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.0099",
@@ -137,6 +149,7 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     spoil: Callable[[Path], None], words: str, folder: Path
 ) -> None:
     """In one warning."""
+    names = {no_build: "../fast", **dict.fromkeys((no_proof, endless_proof, deep_proof), "unknown")}
     spoil(folder)
 
     model, name, context = load(folder)
@@ -145,7 +158,7 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     assert (name, context.computes_on) == ("", "")
     (warning,) = context.load_warnings
     assert words in warning
-    assert context.refused_build == {no_proof: "unknown", no_build: "../fast"}.get(spoil, "bf16")
+    assert context.refused_build == names.get(spoil, "bf16")
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -304,3 +317,25 @@ def test_the_recorded_ratios_are_told_where_they_are_numbers(
     write_proof(folder, ratios=recorded)
 
     assert load(folder)[2].build_ratios == told
+
+
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        {"1": [10**400]},
+        {"1": [float("nan")]},
+        {"1": [float("inf")]},
+        {"1": {}},
+        {"1": ["-"]},
+        [1],
+        {"one": [2.0]},
+        None,
+    ],
+)
+def test_ratios_that_are_no_numbers_are_left_out_and_the_build_serves(ratios: Any, folder: Path) -> None:
+    """They are shown, and decide nothing."""
+    write_proof(folder, ratios=ratios)
+
+    _, name, context = load(folder)
+
+    assert (name, context.build_ratios) == ("bf16", {})

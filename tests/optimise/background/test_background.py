@@ -263,6 +263,23 @@ async def test_a_build_whose_workers_die_gives_its_place_back(houses: Callable[.
     assert second.searches.orders == []
 
 
+async def test_a_parent_comes_back_though_what_was_found_is_damaged_by_now(
+    houses: Callable[..., House], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the note for the next start is not written, which is said."""
+    house = houses()
+    await house.add()
+    await house.until("serves")
+    (key,) = house.kept()
+    (house.state / "optimised" / key / "result.json").write_bytes(b"\0" * 100)
+
+    house.pools.made[-1].metrics.worker_deaths["killed"] += 3
+    house.registry.states.tell()
+    await house.until("parent")
+
+    assert "3 workers died while the build onnx served cannot be noted: " in caplog.text
+
+
 async def test_a_version_that_leaves_ends_its_search(houses: Callable[..., House]) -> None:
     """The process and what it was making; the next version waits for its turn until then."""
     house = houses()

@@ -24,6 +24,7 @@ from marserve.optimise.background.cache import (
     machine_of,
     read_found,
     write_found,
+    write_refused,
 )
 from marserve.optimise.background.order import Order, read_order
 from marserve.optimise.taken import Taken
@@ -32,9 +33,10 @@ from marserve.registry.catalogue.plan import FoundCheckpoint, Plan, Unpacked
 from marserve.registry.intake.plan import make_plan
 from marserve.registry.intake.registration import RegisterParameters, RegistryOptions
 
+ROW: dict[str, Any] = {"whyNot": None, "faults": [], "outputs": [], "agreement": None, "ratios": []}
 REPORT: dict[str, Any] = {
     "winner": "onnx",
-    "builds": [{"name": "bf16", "passed": False}, {"name": "onnx", "passed": True}],
+    "builds": [{"name": "bf16", "passed": False, **ROW}, {"name": "onnx", "passed": True, **ROW}],
 }
 
 
@@ -158,6 +160,11 @@ def test_native_code_that_was_not_built_here_is_not_used(tmp_path: Path) -> None
     for spoil in (
         lambda folder: (folder / "optimised" / "model.onnx").write_bytes(b"other"),
         lambda folder: (folder / "optimised" / "more.so").write_bytes(b"native"),
+        lambda folder: (folder / "optimised" / "more.so").symlink_to("/usr/lib/other.so"),
+        lambda folder: (
+            (folder / "optimised" / "model.onnx").rename(folder.parent / "there")
+            or (folder / "optimised" / "model.onnx").symlink_to(folder.parent / "there")
+        ),
         lambda folder: (folder / "optimised" / "model.onnx").unlink(),
         lambda folder: (folder / "result.json").write_text("{"),
         lambda folder: (folder / "result.json").write_text('{"report": {}, "files": {}, "format": 9}'),
@@ -166,6 +173,33 @@ def test_native_code_that_was_not_built_here_is_not_used(tmp_path: Path) -> None
         spoil(folder)
         with pytest.raises(Damaged):
             read_found(folder)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (b'"winner":"onnx"', b'"winner":"on\xffx"'),
+        (b'"winner":"onnx"', b'"winner":"bf16"'),
+        (b'"winner":"onnx"', b'"winner":["onnx"]'),
+        (b'"winner":"onnx",', b""),
+        (b'"builds":[', b'"builds":' + b"[" * 100_000),
+        (b'"builds":[', b'"builds":[1,'),
+        (b'"ratios":[]', b'"ratios":[{"rows":1,"threads":1,"middle":"9","low":2,"high":3}]'),
+        (b'"outputs":[]', b'"outputs":[{}]'),
+        (b'"agreement":null', b'"agreement":0.9'),
+    ],
+)
+def test_a_result_with_other_values_than_were_written_is_damaged(was: bytes, now: bytes, tmp_path: Path) -> None:
+    """So the search begins anew, and no start fails again and again; a parent comes back nevertheless."""
+    folder = whole(tmp_path / "found")
+    text = (folder / "result.json").read_bytes()
+    assert was in text
+    (folder / "result.json").write_bytes(text.replace(was, now))
+
+    with pytest.raises(Damaged, match="cannot be read"):
+        read_found(folder)
+    with pytest.raises(Damaged):
+        write_refused(folder, "3 workers died")
 
 
 def test_a_folder_where_others_may_write_is_not_used(tmp_path: Path) -> None:
@@ -222,3 +256,28 @@ def test_a_digest_of_files_knows_their_names(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("2")
     (tmp_path / "b").write_text("1")
     assert digest_below(tmp_path) != first
+
+
+def test_a_digest_of_files_knows_what_links_lead_to(tmp_path: Path) -> None:
+    """Weights may lie elsewhere, and a link to other ones is another archive; one that leads nowhere is none."""
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    for each in (folder, elsewhere):
+        each.mkdir()
+    weights, link = elsewhere / "1.pt", folder / "model.pt"
+    weights.write_bytes(b"1")
+    link.symlink_to(weights)
+    first = digest_below(folder)
+
+    weights.write_bytes(b"2")
+    second = digest_below(folder)
+    link.unlink()
+    link.symlink_to(elsewhere / "none")
+    third = digest_below(folder)
+    link.unlink()
+    link.symlink_to(elsewhere)
+    fourth = digest_below(folder)
+
+    assert len({first, second, third, fourth}) == 4
+    link.unlink()
+    link.symlink_to(folder)
+    assert digest_below(folder)  # a circle ends

@@ -6,12 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
-
-from marserve.optimise.background.throttle import family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stops are Linux's")
 
@@ -25,7 +22,8 @@ while True:
 """
 PROGRAM = """
 import json, os, subprocess, sys, time
-from marserve.optimise.background.throttle import Throttle, family
+from marserve.lineage import family
+from marserve.optimise.background.throttle import Throttle
 
 os.nice(2)
 with Throttle(0.25, 1) as throttle:
@@ -75,44 +73,3 @@ def test_a_family_keeps_to_its_share_except_while_something_is_measured(tmp_path
     assert told["nice"] in ((1,) if may_raise else (1, told["niced"]))
     assert len(told["pids"]) == 2
     assert not [pid for pid in told["pids"] if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-
-
-def test_a_family_is_all_that_was_started_with_what_it_used() -> None:
-    """Children of children too; what a child used that has ended is its parent's."""
-    inner = [sys.executable, "-c", "import time; time.sleep(60)"]
-    outer = f"import subprocess, time; subprocess.Popen({inner!r}).wait()"
-    with subprocess.Popen([sys.executable, "-c", outer]) as child:
-        try:
-            until = time.monotonic() + 10
-            while len(found := family(child.pid)) < 2 and time.monotonic() < until:
-                time.sleep(0.02)
-        finally:
-            for each in psutil.Process(child.pid).children(recursive=True):
-                each.kill()
-            child.kill()
-
-    assert len(found) == 2
-    assert all(seconds >= 0 for seconds in found.values())
-    assert os.getpid() not in found
-    assert child.pid in family(os.getpid()) or not psutil.pid_exists(child.pid)
-
-
-_LEAVES = """
-import subprocess
-from marserve.optimise.background.throttle import Throttle, end_family, family
-import os
-with Throttle(1.0, os.getpriority(os.PRIO_PROCESS, 0)):
-    shell = "env -i setsid sleep 600 & exit 0"
-    subprocess.run(["sh", "-c", shell], check=True)
-    before = len(family(os.getpid()))
-    end_family()
-    print(before, len(family(os.getpid())))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_left_its_session_without_an_environment_ends_with_its_family() -> None:
-    """No lineage names it, and its parent has ended."""
-    ran = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=60, check=True)
-
-    assert ran.stdout.split() == ["2", "1"]

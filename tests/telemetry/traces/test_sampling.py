@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 
+from marserve.telemetry.happenings import Happening, Kind
 from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.recorder import BEGUN_TOGETHER, Recorder
 from marserve.telemetry.timeline import Timeline
@@ -87,6 +89,15 @@ def test_without_a_recorder_no_timelines_are_begun_for_it() -> None:
     assert tracing.left == 0
     assert not tracing.refill(1e9)
     assert tracing.slow_above_s == 0.5
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_what_is_work_for_a_model_is_a_trace_of_its_own_and_nothing_else_is(kind: Kind) -> None:
+    """Loads, downloads, evictions and roll-backs; stalls and the like are in metrics and in explanations."""
+    exporter = Exporter(Nowhere())
+    Tracing(exporter, Sampling(0.0)).note(Happening(kind, 1.0, 2.0, "m", "1", "it happened"))
+
+    assert exporter.waiting == (kind in ("load", "download", "eviction", "rollback"))
 
 
 @pytest.mark.parametrize("flags", [0, 1, 2, 3])

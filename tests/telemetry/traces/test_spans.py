@@ -9,7 +9,7 @@ import pytest
 
 from marserve.messages import Span as AuthorsSpan
 from marserve.messages import Work
-from marserve.telemetry.happenings import Happening
+from marserve.telemetry.happenings import Happening, Kind
 from marserve.telemetry.metrics.stages import StageSeconds
 from marserve.telemetry.timeline import MOST_PARTS, MOST_TRACES, STAGES, BatchTimes, Timeline
 from marserve.telemetry.trace_context import Parent, new_trace, own_trace
@@ -234,8 +234,19 @@ def test_a_stream_says_when_its_first_piece_came() -> None:
     assert list(spans(timeline)[0].events) == [("first_piece", 101.5)]
 
 
-def test_a_load_is_a_trace_of_its_own() -> None:
-    """With what was loaded."""
-    [span] = spans_of(Happening("load", 1.0, 3.0, "digits", "1.0", "W-9000 was started"))
-    assert (span.name, span.began, span.ended, span.parent_id) == ("load digits", 1.0, 3.0, "")
-    assert span.attributes["marserve.what"] == "W-9000 was started"
+@pytest.mark.parametrize(
+    ("kind", "model", "name"),
+    [
+        ("load", "digits", "load digits"),
+        ("eviction", "digits", "eviction digits"),
+        ("rollback", "digits", "rollback digits"),
+        ("download", "", "download"),
+    ],
+)
+def test_what_was_done_for_a_model_is_a_trace_of_its_own(kind: Kind, model: str, name: str) -> None:
+    """With what was done, to which model, where one is known by then."""
+    [span] = spans_of(Happening(kind, 1.0, 3.0, model, "1.0" if model else "", "what was done"))
+
+    assert (span.name, span.began, span.ended, span.parent_id) == (name, 1.0, 3.0, "")
+    assert span.attributes["marserve.what"] == "what was done"
+    assert span.attributes.get("marserve.model.name", "") == model

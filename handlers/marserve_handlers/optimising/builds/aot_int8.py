@@ -31,12 +31,43 @@ def build(material: Material, folder: Path) -> None:
     quantizer = inductor.X86InductorQuantizer()
     quantizer.set_global(inductor.get_default_x86_inductor_quantization_config())
     with torch.inference_mode(mode=False), torch.no_grad():
-        observed = pt2e.prepare_pt2e(program.module(), quantizer)
+        module = program.module()
+        mark_layers(module)
+        observed = pt2e.prepare_pt2e(module, quantizer)
         for call in material.calls:
             call = call.replaced({name: leaf.clone() for name, leaf in call.leaves.items()})
             observed(*call.args, **call.kwargs)
         quantised = pt2e.convert_pt2e(observed)
     write_package(material, export_again(material, quantised, parameters), folder)
+
+
+def mark_layers(module: Any) -> None:
+    """Say which layers of an exported program torchao is to quantise: it asks what module or function a node came of.
+
+    Linear layers of `MultiheadAttention`, a third of what an encoder's layers compute, say that they came of attention,
+    and would stay float32. They are given their rows one after the other, too: torchao 0.18 fails at transposed ones
+    with batches of any size. Convolutions of one channel stay float32: torch 2.13 lays out their answers in one way and
+    expects another one, so that no batch would be taken.
+    """
+    # here: as above
+    import torch
+
+    linear = torch.nn.functional.linear
+    for node in module.graph.nodes:
+        sources = node.meta.get("source_fn_stack", [])
+        if node.target in (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default):
+            if node.args[0].meta["val"].shape[1] == 1:
+                for each in (node, *node.all_input_nodes[1:]):  # weights came of the layer, too
+                    each.meta["source_fn_stack"] = [(node.name, torch.nn.Identity)]
+        elif node.target is torch.ops.aten.linear.default:
+            if sources and sources[-1][1] in (torch.nn.Linear, linear):
+                continue
+            node.meta["source_fn_stack"] = [*sources, (node.name, linear)]
+            with module.graph.inserting_before(node):
+                rows = module.graph.call_function(torch.ops.aten.contiguous.default, (node.args[0],))
+            rows.meta = dict(node.args[0].meta)
+            node.replace_input_with(node.args[0], rows)
+    module.recompile()
 
 
 def load(parent: Parent, folder: Path, threads: int) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from marserve_handlers.optimising.builds import CannotBuild, Parent
 from marserve_handlers.optimising.material import Material
+from marserve_handlers.optimising.telemetry_off import switch_telemetry_off
 
 MODEL = "model.xml"
 
@@ -38,25 +39,29 @@ def save(model: Any, folder: Path) -> None:
 
 def load(parent: Parent, folder: Path, threads: int) -> Any:
     """A module around the compiled model."""
-    openvino = import_openvino()
     # here, as above
     from marserve_handlers.optimising.onnx_export import ArrayModule, read_nesting
 
+    return ArrayModule(runner(str(folder / MODEL), threads), read_nesting(folder))
+
+
+def runner(model: Any, threads: int) -> Callable[[list[Any]], list[Any]]:
+    """What runs a model, or that of a path, on arrays in order; in float32 where it is not quantised."""
     options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if threads:
         options["INFERENCE_NUM_THREADS"] = threads
-    compiled = openvino.Core().compile_model(str(folder / MODEL), "CPU", options)
+    compiled = import_openvino().Core().compile_model(model, "CPU", options)
 
     def run(arrays: list[Any]) -> list[Any]:
         given = compiled(arrays)
         return [given[output].copy() for output in compiled.outputs]
 
-    return ArrayModule(run, read_nesting(folder))
+    return run
 
 
 def import_openvino() -> Any:
     """OpenVINO, whose reports to its maker are switched off. Raises CannotBuild where it is not installed."""
-    os.environ.setdefault("OPENVINO_TELEMETRY_DISABLE", "1")
+    switch_telemetry_off()
     try:
         # here: it may be missing
         import openvino

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from marserve.cli.local.compared_words import check_archive, read_inputs
+from marserve.cli.local.tidied import tidied
 from marserve.cli.options import ModelThreads, Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
 from marserve.errors import MarserveError
@@ -52,7 +53,7 @@ def compare(
     from marserve.optimise.compare import compare as compare_both
     from marserve.optimise.comparison import Bounds
 
-    with Output(as_json) as output:
+    with Output(as_json) as output, tidied():
         found = read_inputs(inputs)
         wish = Wish(Bounds(max_error, min_agreement), batch_size, tuple(scores or ()), within, pairs)
         try:

@@ -8,16 +8,14 @@ the handler reads: no code, and no weights other than safetensors.
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from marserve.archive.writing.sources import Wishes, check_task, is_archive, is_of_transformers
+from marserve.cli.local.tidied import tidied
 from marserve.cli.output import CommandFailed, Interrupted, Output, Step, WrongArguments
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.typed_settings import load_as_typed
@@ -117,18 +115,9 @@ def fetched_to_pack(address: str, wishes: Wishes, output: Output) -> Iterator[Hu
 
     Variables set where the hub is and how much may be fetched. Raises as `fetch_model`, and BadSettings.
     """
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        with tempfile.TemporaryDirectory(prefix="marserve-archive-") as folder:
-            settings = load_as_typed({"model_store": folder}, reads_file=False)
-            yield fetch_model(address, wishes, settings, Path(folder), output, use=ARCHIVE)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process by an exception, with the status of a command that this signal ended, so that it tidies up."""
-    sys.exit(128 + number)
+    with tidied(), tempfile.TemporaryDirectory(prefix="marserve-archive-") as folder:
+        settings = load_as_typed({"model_store": folder}, reads_file=False)
+        yield fetch_model(address, wishes, settings, Path(folder), output, use=ARCHIVE)
 
 
 def _read(address: str) -> tuple[Target, Repository]:

@@ -16,7 +16,6 @@ from marserve.cli.options import Version
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.remote import (
     ConfigFile,
-    Inference,
     InferenceAddress,
     Management,
     ManagementAddress,
@@ -37,6 +36,7 @@ MOST_LATE_S = 0.005
 # An interval that ends above this leaves room for a build that is much slower.
 WIDE = 1.2
 _SHOWN_EXAMPLE = 200
+_OF_THE_REQUEST = frozenset(("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "NOT_FOUND", "UNIMPLEMENTED"))
 
 
 def bench(
@@ -79,8 +79,15 @@ def bench(
         float, typer.Option("--allow", min=0.0, max=10.0, help="So much slower is no fault: 0.05 are 5 %.")
     ] = 0.05,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, help="How long to wait for an answer, in s.")
+        float,
+        typer.Option("--timeout", min=0.001, help="How long to wait for an answer, in s; a deadline over gRPC."),
     ] = 120.0,
+    input_name: Annotated[
+        str,
+        typer.Option(
+            "--input-name", metavar="NAME", help="Over gRPC: the key of the handler's row under which a body is."
+        ),
+    ] = "data",
     inference: InferenceAddress = None,
     management: ManagementAddress = None,
     config: ConfigFile = None,
@@ -88,7 +95,7 @@ def bench(
 ) -> None:
     """Send requests to a model and show the times of its answers; exit status 1 if it is slower than its baseline."""
     # Here, for the time of other commands.
-    from marserve.cli.measuring.load_target import described, find_payloads, target_at, try_once
+    from marserve.cli.measuring.load_target import described, find_payloads, find_place, target_at, try_once
     from marserve.tuning.bench import Plan, cut, measure
     from marserve.tuning.load import Limit, Shape
 
@@ -113,25 +120,25 @@ def bench(
             with Management(find_address("management", management, config)) as server:
                 about = described(server, model, version)
         payloads = find_payloads(inputs, about)
-        address = find_address("inference", inference, config)
+        address = find_place(inference, config)
         other_address, other_version = (
-            (baseline.rstrip("/"), version) if baseline is not None and "/" in baseline else (address, baseline)
+            (find_place(baseline.rstrip("/"), None, "--baseline"), version)
+            if baseline is not None and "/" in baseline
+            else (address, baseline)
         )
-        if other_address != address:
-            find_address("inference", other_address, None)
+        target = target_at(address, model, version, input_name)
+        other = None if baseline is None else target_at(other_address, model, other_version, input_name)
         if warm_up:
-            with Inference(address) as front:
-                try_once(front, model, version, payloads, timeout)
-        if baseline is not None and warm_up:
-            with Inference(other_address) as front:
-                try_once(front, model, other_version, payloads, timeout)
+            try_once(address, target, model, version, payloads, timeout)
+        if other is not None and warm_up:
+            try_once(other_address, other, model, other_version, payloads, timeout)
         with output.progress() as bar:
             task = bar.add_task("")
             measured = measure(
-                target_at(address, model, version),
+                target,
                 payloads,
                 plan,
-                None if baseline is None else target_at(other_address, model, other_version),
+                other,
                 lambda text, done, whole: bar.update(task, description=text, completed=done, total=whole or None),
             )
         name = f"{model} {version}" if version else model
@@ -165,9 +172,14 @@ def _raise_unanswered(name: str, tally: Tally) -> None:
         f"{name}: none of {tally.failures} requests was answered; the first got {reason.status} ({reason.text}): "
         f"{_short(example)}",
         "Is it the body that the model takes? `marserve infer` sends one file; --inputs names others."
-        if reason.status < 500
+        if _is_of_the_request(reason.status)
         else f"{shown_by(None)} why.",
     )
+
+
+def _is_of_the_request(status: int | str) -> bool:
+    """Whether a status says that the request was wrong."""
+    return status < 500 if isinstance(status, int) else status in _OF_THE_REQUEST
 
 
 def _lines(name: str, address: str, baseline: str | None, plan: Plan, measured: Measured) -> list[str | Table]:
@@ -297,7 +309,7 @@ def _ms(seconds: float) -> str:
 
 def _short(text: str) -> str:
     """An answer's message, else what it is, in a line."""
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         text = str(json.loads(text)["message"])
     line = " ".join(without_stop(text).split())
     return line if len(line) <= _SHOWN_EXAMPLE else f"{line[:_SHOWN_EXAMPLE]}…"

@@ -5,37 +5,55 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from marserve.cli.credentials import Credentials, local_trust
+from marserve.cli.measuring.grpc_target import DATA, checked, grpc_target, is_grpc, try_call
 from marserve.cli.output import CommandFailed, WrongArguments
-from marserve.cli.remote import Inference, Management, is_loopback, refused
+from marserve.cli.remote import Inference, Management, find_address, is_loopback, refused
 from marserve.optimise.inputs import BadInputs, content_type_of, find_inputs
 from marserve.registry.intake.drawn_samples import draw_samples
+from marserve.tuning.http_line import HttpTarget
 from marserve.tuning.load import Target
 from marserve.tuning.payloads import NoPayloads, Payload, read_payloads
+
+if TYPE_CHECKING:
+    from marserve.tuning.grpc_line import GrpcTarget
 
 _NAME_THEM = "Name a file, or a folder of request bodies, one a file, with --inputs."
 
 
-def target_at(address: str, model: str, version: str | None) -> Target:
-    """The model at an inference address, with the key that a command sends there. Raises CommandFailed."""
-    path = f"/predictions/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
+def find_place(given: str | None, config: Path | None, flag: str = "--inference") -> str:
+    """The inference address, which may be one of gRPC. Raises as `find_address`, and CommandFailed without grpcio."""
+    if given is not None and is_grpc(given):
+        return checked(given, flag)
+    return find_address("inference", given, config)
+
+
+def target_at(address: str, model: str, version: str | None, input_name: str = DATA) -> Target:
+    """The model at an inference address, with the key that a command sends there. Raises CommandFailed.
+
+    `input_name` is what gRPC's `Predictions` calls a body.
+    """
     parts = urlsplit(address)
-    is_local = parts.scheme == "unix" or is_loopback(_host(parts.hostname))
+    host = _host(parts.hostname)
+    is_local = parts.scheme == "unix" or is_loopback(host)
     asked = next(Credentials("inference", is_local=is_local).auth_flow(httpx.Request("POST", "http://localhost")))
     key = asked.headers.get("authorization")
+    if is_grpc(address):
+        return grpc_target(address, host, key, is_local, model, version, input_name)
+    path = f"/predictions/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
     headers = (("authorization", key),) if key else ()
     if parts.scheme == "unix":
-        return Target(path, socket=parts.path, headers=headers)
+        return HttpTarget(path, socket=parts.path, headers=headers)
     trust = None
     if parts.scheme == "https":
         trust = local_trust() if is_local else ssl.create_default_context()
     port = parts.port or (443 if trust else 80)
-    return Target(parts.path.rstrip("/") + path, _host(parts.hostname), port, tls=trust, headers=headers)
+    return HttpTarget(parts.path.rstrip("/") + path, host, port, tls=trust, headers=headers)
 
 
 def _host(host: str | None) -> str:
@@ -70,10 +88,16 @@ def described(server: Management, model: str, version: str | None) -> dict[str, 
     return server.describe(model, version)[0]
 
 
-def try_once(server: Inference, model: str, version: str | None, payloads: Sequence[Payload], timeout_s: float) -> None:
+def try_once(
+    address: str, target: Target, model: str, version: str | None, payloads: Sequence[Payload], timeout_s: float
+) -> None:
     """Send one request. Raises CommandFailed if no server answers, there is no such model, or it may not be asked."""
     first = payloads[0]
-    answer = server.predict(model, version, first.body, first.content_type or None, timeout_s)
+    if is_grpc(address):
+        try_call(address, cast("GrpcTarget", target), first, timeout_s)
+        return
+    with Inference(address) as server:
+        answer = server.predict(model, version, first.body, first.content_type or None, timeout_s)
     if answer.status_code in (401, 403, 404):
         step = "`marserve models` lists what is registered." if answer.status_code == 404 else None
         failure = refused(answer, step)

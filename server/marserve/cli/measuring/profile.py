@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from marserve.answers.profiles import ModelProfile
+from marserve.answers.profiles import ModelProfile, ProfileState
 from marserve.cli.options import Version
-from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments, table
+from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, Step, WrongArguments, table
+from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.remote import ConfigFile, Management, find_address, model_path, refused
 from marserve.errors import without_stop
 from marserve.profiling.flame import draw
@@ -79,11 +80,16 @@ def profile(
         addresses = [find_address("management", each, config) for each in given_addresses]
         if len(set(addresses)) < len(addresses):
             raise WrongArguments("An address is given twice.", "Name each server once with --management.")
-        making = [_Making(address, model, version, wish, limit_s) for address in addresses]
+        making = [_Making(address, model, version, wish, limit_s, len(addresses) > 1) for address in addresses]
         for each in making:
             each.start()
-        for each in making:
-            each.finish()
+
+        def finish() -> None:
+            for each in making:
+                each.finish()
+
+        title = f"Profiling {model}"
+        while_showing(finish, lambda: [each.step(title) for each in making], output, title)
         made = [(each.address if len(making) > 1 else "", each.profile, each.trace) for each in making]
         files = _write(folder, made)
         output.result(
@@ -98,21 +104,54 @@ def profile(
 class _Making:
     """One server's profile, made in a thread of its own: Ctrl-C ends the command, and with it the profile."""
 
-    def __init__(self, address: str, model: str, version: str | None, wish: dict[str, str], limit_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        model: str,
+        version: str | None,
+        wish: dict[str, str],
+        limit_s: float,
+        is_one_of_several: bool,
+    ) -> None:
         self.address = address
+        self._is_one_of_several = is_one_of_several
         self.profile = ModelProfile(ms=0, requests=0, batches=0, parts=[], recordedBatches=0, operators=[])
         self.trace = b""
         self._path = f"{model_path(model, version)}/profile"
         self._wish, self._limit_s = wish, limit_s
-        self._failure: CommandFailed | None = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
+    def step(self, title: str) -> Step:
+        """How far it is, as a line of progress. Raises CommandFailed where the server does not say."""
+        name = f"{title} at {self.address}" if self._is_one_of_several else title
+        if not self._thread.is_alive():
+            return Step(f"{name}: done")
+        with Management(self.address) as server:
+            said = server.order("GET", self._path, {}, timeout_s=5.0)
+        try:
+            state = msgspec.convert(said, ProfileState)
+        except msgspec.ValidationError:
+            return Step(name)
+        if state.readingSeconds is not None:
+            measured = f"{name}: measured ({state.requests or 0} requests)"
+            return Step(f"{measured}; a process of low priority reads what was recorded", waits_for="reading")
+        if state.seconds is None:
+            return Step(name)
+        got, wanted = state.requests or 0, self._wish.get("requests")
+        of = f"{got} of {wanted} requests" if wanted else f"{got} requests"
+        text = f"{name}: {of}, {state.seconds:.0f} s"
+        waits_for = "" if got else "requests"
+        if not got:
+            text += "; send the model requests, as many as it gets in service"
+        return Step(text, got, int(wanted) if wanted else None, waits_for)
+
     def finish(self) -> None:
-        """Wait for it. Raises CommandFailed as the server says."""
+        """Wait for it. Raises CommandFailed as the server says, and whatever else ended it."""
         while self._thread.is_alive():
             self._thread.join(0.1)
         if self._failure is not None:
@@ -134,7 +173,7 @@ class _Making:
                     if answer.status_code >= 400:
                         raise refused(answer)
                     self.trace = answer.content
-        except CommandFailed as failure:
+        except Exception as failure:
             self._failure = failure
 
 

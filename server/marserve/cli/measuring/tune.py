@@ -41,6 +41,9 @@ def tune(
     workers: Annotated[
         str | None, typer.Option(metavar="1,2,4", help="Numbers of workers to try; up to the processors if not given.")
     ] = None,
+    threads: Annotated[
+        str | None, typer.Option(metavar="1,2,4", help="Threads of each worker to try; up to the processors likewise.")
+    ] = None,
     candidate: Annotated[
         list[str] | None,
         typer.Option(metavar="VERSION", help="Try this version, too, repeatable; VERSION-optimised if not given."),
@@ -68,6 +71,7 @@ def tune(
             "--for": within,
             "--inputs": inputs,
             "--workers": workers,
+            "--threads": threads,
             "--candidate": candidate,
             "--on-live": on_live,
             "--apply": apply,
@@ -87,7 +91,10 @@ def tune(
             )
         with Management(find_address("management", management, config)) as server:
             if goal is not None:
-                from marserve.cli.measuring.tune_search import Wish, tune_for  # here, for the time of other commands
+                # Here, for the time of other commands.
+                from marserve.cli.measuring.load_target import find_place
+                from marserve.cli.measuring.tune_search import tune_for
+                from marserve.cli.measuring.tune_space import Wish
 
                 wish = Wish(
                     model,
@@ -96,13 +103,14 @@ def tune(
                     within or "5m",
                     inputs,
                     workers,
+                    threads,
                     candidate or (),
                     on_live,
                     apply,
                     page,
                     model_config,
                 )
-                tune_for(wish, server, find_address("inference", inference, config), output)
+                tune_for(wish, server, find_place(inference, config), output)
                 return
             path = model_path(model, version)
             if dry_run:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from marserve.cli.measuring.load_target import described as describe
 from marserve.cli.measuring.load_target import find_payloads, target_at, try_once
-from marserve.cli.measuring.tuned_copy import GOVERNED, TunedCopy, setting_of
+from marserve.cli.measuring.tune_space import Wish, find_space
+from marserve.cli.measuring.tuned_copy import TunedCopy
 from marserve.cli.options import read_seconds
 from marserve.cli.output import CommandFailed, Interrupted, Output, WrongArguments, table
-from marserve.cli.remote import Inference, Management, is_loopback, model_path
+from marserve.cli.remote import Management, model_path
 from marserve.errors import without_stop
 from marserve.files.atomic import replace_file
-from marserve.tuning.patch import FILE, patch, patched, values_of
+from marserve.tuning.patch import FILE, declaration, patch, patched, values_of
 from marserve.tuning.search import Found, Row, search
-from marserve.tuning.settings import BATCH_SIZES, DELAYS_S, Goal, Layout, Setting, read_goal, space
+from marserve.tuning.settings import Goal, Setting, read_goal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,26 +24,11 @@ if TYPE_CHECKING:
 # What is not better by more than this stays as it is.
 GAIN: Final = 0.05
 SHOWN: Final = 8
+# Requests of clients, a second, that take nothing of the machine: a command or two that asked once.
+FEW: Final = 0.1
 LEAST_S: Final = 10.0
 OPTIMISED: Final = "-optimised"
 _NEXT = "`marserve tune MODEL --goal p99=50ms --for 5m` is one."
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the command was asked for, as it was typed."""
-
-    model: str
-    version: str | None
-    goal: str
-    within: str
-    inputs: Path | None
-    workers: str | None
-    candidates: Sequence[str]
-    is_live: bool
-    applies: bool
-    page: Path | None
-    model_config: Path | None
 
 
 def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> None:
@@ -54,21 +36,21 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     goal, seconds = _goal(wish), _seconds(wish)
     before = _read_config(wish.model_config)
     described = _versions(wish, server)
-    first, present = described[0], setting_of(described[0])
+    first = described[0]
     version = str(first["modelVersion"])
     payloads = find_payloads(wish.inputs, first)
-    workers = _workers(wish.workers, present.layout.workers, inference)
+    tried = find_space(wish, described, payloads, inference)
+    present = tried.present
+    document = _document_of_server(server)
     if wish.applies or wish.is_live:
         _check_change(server, wish.model, present)
-    with Inference(inference) as front:
-        try_once(front, wish.model, version, payloads, timeout_s=120.0)
-    layouts = [Layout(count, str(each["modelVersion"])) for each in described for count in workers]
-    sizes = sorted({*BATCH_SIZES, present.batch_size})
+    try_once(inference, target_at(inference, wish.model, version), wish.model, version, payloads, timeout_s=120.0)
     with output.progress() as bar:
         task = bar.add_task("", total=None)
         copy = TunedCopy(
             server,
-            described,
+            first,
+            present.layout,
             lambda name, version: target_at(inference, name, version),
             payloads,
             goal,
@@ -78,7 +60,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         )
         try:
             with copy:
-                found = search(space(layouts, sizes, DELAYS_S), goal, copy, present=present)
+                found = search(tried.settings, goal, copy, batching=tried.batching, present=present)
         except KeyboardInterrupt:
             is_back = (
                 "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
@@ -87,6 +69,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     if copy.left:
         found.notes.append(copy.left)
     found.notes += dict.fromkeys(copy.notes)
+    found.notes += tried.notes
     _note_traffic(first, found)
     if not found.rows:
         why = "; ".join(found.notes) or "time was up"
@@ -95,9 +78,12 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
             "`marserve bench` shows what its answers are; --for gives more time.",
         )
     chosen = _chosen(found)
+    threads = first.get("threads")
     if before is None:
-        before = patched("", {**values_of(present), "minWorkers": first["minWorkers"]})
-    text = patch(before, before if chosen is None else patched(before, values_of(chosen.setting)))
+        now = {**values_of(present), "minWorkers": first["minWorkers"], "threads": threads}
+        before = patched("", {key: value for key, value in now.items() if value is not None})
+    values = {} if chosen is None else values_of(chosen.setting, threads)
+    text = patch(before, before if chosen is None else patched(before, values))
     result = _result(found, chosen, goal)
     if wish.page is not None:
         _write_page(wish.page, f"{wish.model} {version}", goal, result, found, text)
@@ -105,13 +91,23 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
     if wish.applies and chosen is not None:
         applied = _apply(server, wish.model, version, chosen)
     lines = _lines(wish, goal, found, copy.asked, result)
-    if text:
+    declared = None
+    if document is not None and chosen is not None:
+        other = chosen.setting.layout.version
+        declared = declaration(wish.model, other, values, other if other != version and first["isDefault"] else None)
+        lines += [f"In {document}, in place of what it says of these keys (and of `workers`):", declared]
+    elif text:
         lines += [f"As a patch of {FILE}:", text.rstrip("\n")]
     if applied:
         lines.append(applied)
+    elif declared is not None:
+        lines.append(
+            "Nothing was changed: `marserve plan FILE` shows what the changed document would do, and "
+            "`marserve apply FILE` does it."
+        )
     elif chosen is not None:
-        lines.append("Nothing was changed: --apply sets it now, until the archive is registered again.")
-    output.result(_document(wish, version, goal, found, copy.asked, chosen, text, applied), *lines)
+        lines.append(_how_to_set(chosen, present))
+    output.result(_document(wish, version, goal, found, copy.asked, chosen, text, declared, applied), *lines)
 
 
 def _goal(wish: Wish) -> Goal:
@@ -146,22 +142,27 @@ def _versions(wish: Wish, server: Management) -> list[dict[str, Any]]:
             raise WrongArguments("--candidate and --on-live exclude each other.", "Candidates are loaded as copies.")
         return [first]
     if wish.candidates:
-        return [first, *(describe(server, wish.model, each) for each in dict.fromkeys(wish.candidates))]
+        return [first, *(_candidate(server, wish.model, each) for each in dict.fromkeys(wish.candidates))]
     optimised = f"{first['modelVersion']}{OPTIMISED}"
     return [first, *(each for each in server.describe(wish.model) if each["modelVersion"] == optimised)]
 
 
-def _workers(word: str | None, present: int, inference: str) -> list[int]:
-    """How many workers are tried: those named, else powers of two up to this machine's processors, if it serves."""
-    if word is None:
-        host = urlsplit(inference).hostname
-        is_here = host is None or is_loopback(host) or host in ("0.0.0.0", "::")
-        most = max(present, len(os.sched_getaffinity(0))) if is_here else 2 * present
-        return sorted({present, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
-    numbers = [each.strip() for each in word.split(",")]
-    if not all(each.isdecimal() and 1 <= int(each) <= 1024 for each in numbers):
-        raise WrongArguments(f"--workers is {word!r}; it is numbers from 1 to 1024 with commas.", "1,2,4 are some.")
-    return sorted({present, *map(int, numbers)})
+def _candidate(server: Management, model: str, version: str) -> dict[str, Any]:
+    try:
+        return describe(server, model, version)
+    except CommandFailed as failure:
+        if failure.detail.get("code") == 404:
+            failure.next_step = "A candidate is a version; `marserve register ARCHIVE` makes an archive one."
+        raise
+
+
+def _document_of_server(server: Management) -> str | None:
+    """The name of the document that says which models the server has; None if none does."""
+    try:
+        source = server.order("GET", "/desired-state").get("source")
+    except (CommandFailed, AttributeError):
+        return None
+    return None if source is None else str(source)
 
 
 def _check_change(server: Management, model: str, present: Setting) -> None:
@@ -171,8 +172,17 @@ def _check_change(server: Management, model: str, present: Setting) -> None:
         server.order("PUT", model_path(model, present.layout.version), parameters)
     except CommandFailed as failure:
         if failure.detail.get("code") == 409:
-            failure.next_step = GOVERNED
+            failure.next_step = (
+                "Leave out --apply and --on-live: a copy is loaded then, and what is found is printed as a change of "
+                "the document."
+            )
         raise
+
+
+def _how_to_set(chosen: Row, present: Setting) -> str:
+    if chosen.setting.layout.build[1:] != present.layout.build[1:]:
+        return "Nothing was changed: threads and padding come with the archive; pack it anew and `marserve swap` it in."
+    return "Nothing was changed: --apply sets it now, until the archive is registered again."
 
 
 def _apply(server: Management, model: str, version: str, row: Row) -> str:
@@ -200,7 +210,7 @@ def _apply(server: Management, model: str, version: str, row: Row) -> str:
 
 def _note_traffic(described: dict[str, Any], found: Found) -> None:
     rate = (described.get("lastMinute") or {}).get("requestsPerSecond", 0.0)
-    if rate > 0:
+    if rate > FEW:
         found.notes.append(
             f"Clients sent {rate:g} requests a second before: what those take of the machine is missing in the figures."
         )
@@ -265,7 +275,7 @@ def _lines(wish: Wish, goal: Goal, found: Found, asked: int, result: str) -> lis
         )
     share = f"p{100 * goal.share:g}"
     return [
-        f"{wish.model}, {goal}: {len(found.rows)} settings of {len(found.costs)} numbers of workers simulated, "
+        f"{wish.model}, {goal}: {len(found.rows)} settings of {len(found.costs)} layouts simulated, "
         f"{len(rows)} measured, {asked:,} requests.",
         table(["setting", "foreseen", "measured", share, "failed"], rows),
         *(f"note: {note}" for note in found.notes),
@@ -289,6 +299,7 @@ def _document(
     asked: int,
     chosen: Row | None,
     text: str,
+    declared: str | None,
     applied: str | None,
 ) -> dict[str, Any]:
     return {
@@ -301,6 +312,7 @@ def _document(
             {
                 "version": layout.version,
                 "workers": layout.workers,
+                "threads": layout.threads or None,
                 "msBySize": {str(size): 1000 * cost for size, cost in costs.known().items()},
             }
             for layout, costs in found.costs.items()
@@ -318,6 +330,7 @@ def _document(
         ],
         "chosen": None if chosen is None else {"version": chosen.setting.layout.version, **values_of(chosen.setting)},
         "patch": text,
+        "declaration": declared,
         "applied": applied,
         "notes": found.notes,
     }

@@ -186,7 +186,7 @@ class Background:
         why = f"{deaths} workers died while the build {name} served"
         try:
             await asyncio.to_thread(write_refused, self._leases[version].folder, why)
-        except OSError as error:  # the next start tries the build again
+        except (Damaged, OSError) as error:  # the next start tries the build again
             log.warning("%s cannot be noted: %s", why, error)
         self._swapping.add(version)
         try:

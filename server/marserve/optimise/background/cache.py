@@ -59,6 +59,39 @@ class Found(msgspec.Struct, frozen=True):
         return next((row for row in self.report["builds"] if name and row["name"] == name), None)
 
 
+class _Output(msgspec.Struct):
+    meanError: float | None
+
+
+class _Agreement(msgspec.Struct):
+    shown: float
+
+
+class _Ratio(msgspec.Struct):
+    rows: int
+    threads: int
+    middle: float
+    low: float
+    high: float
+
+
+class _Row(msgspec.Struct):
+    name: str
+    passed: bool
+    whyNot: str | None
+    faults: list[str]
+    outputs: list[_Output]
+    agreement: _Agreement | None
+    ratios: list[_Ratio]
+
+
+class _Report(msgspec.Struct):
+    """What of a report is used here; all of it goes to those who ask for it."""
+
+    winner: str | None
+    builds: list[_Row]
+
+
 class NotFit(MarserveError):
     """A folder that must not be used; the message says why."""
 
@@ -139,12 +172,15 @@ def digest_below(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each file's path and digest. A link counts as one, with what it leads to; no folder behind one is entered."""
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if name not in _NOT_HASHED]
-        for name in files:
-            path = Path(parent, name)
-            if path.is_file() and not path.is_symlink():
-                yield path.relative_to(folder).as_posix(), digest_of(path)
+        for path in (Path(parent, name) for name in (*names, *files)):
+            said = digest_of(path) if path.is_file() else ""
+            if path.is_symlink():
+                said = f"link to {os.path.realpath(path)} {said}"
+            if said:
+                yield path.relative_to(folder).as_posix(), said
 
 
 def write_found(folder: Path, report: dict[str, Any], *, may_change: bool) -> None:
@@ -162,24 +198,34 @@ def read_found(folder: Path) -> Found:
     """What was found, with each file as it was written then. Blocks. Raises NotFit, Damaged, OSError."""
     if stranger := find_stranger(folder) or find_stranger(folder.parent):
         raise NotFit(f"what is in {folder} is not used: {stranger}")
-    data = (folder / RESULT).read_bytes()[:_MOST_RESULT]
-    try:
-        found = msgspec.json.decode(data, type=Found)
-    except msgspec.MsgspecError as error:
-        raise Damaged(f"{folder / RESULT} cannot be read: {error}") from None
-    if found.format != FORMAT:
-        raise Damaged(f"{folder / RESULT} is of format {found.format}; this version of marserve reads {FORMAT}")
+    found = _read(folder)
     if {path: digest for path, digest in _digests(folder) if path != RESULT} != found.files:
         raise Damaged(f"the files in {folder} are not those that were written there")
+    return found
+
+
+def _read(folder: Path) -> Found:
+    """What is said of the files in a folder. Raises Damaged, OSError."""
+    file = folder / RESULT
+    try:
+        with file.open("rb") as opened:
+            found = msgspec.json.decode(opened.read(_MOST_RESULT), type=Found)
+        if found.format != FORMAT:
+            raise Damaged(f"{file} is of format {found.format}; this version of marserve reads {FORMAT}")
+        report = msgspec.convert(found.report, _Report)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(f"{file} cannot be read: {error}") from None
+    if report.winner and not any(row.name == report.winner and row.passed for row in report.builds):
+        raise Damaged(f"{file} cannot be read: none of its builds that passed is its winner {report.winner!r}")
     return found
 
 
 def write_refused(folder: Path, why: str) -> None:
     """Note that the winner did not do in service: the next start leaves the parent, and says why. Blocks.
 
-    Raises OSError.
+    Raises Damaged, OSError.
     """
-    found = msgspec.json.decode((folder / RESULT).read_bytes(), type=Found)
+    found = _read(folder)
     winner = found.report["winner"]
     builds = [
         {**row, "passed": False, "whyNot": why} if row["name"] == winner else row for row in found.report["builds"]

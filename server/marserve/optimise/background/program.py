@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from marserve.errors import MarserveError
-from marserve.lineage import VARIABLE, end_families
+from marserve.lineage import VARIABLE, end_families, end_family
 from marserve.optimise.background.cache import write_found
 from marserve.optimise.background.order import WHOLE, Order, Said, read_order
-from marserve.optimise.background.throttle import Throttle, end_family
+from marserve.optimise.background.throttle import Throttle
 from marserve.optimise.optimise import Wish, describe_report, optimise_here
 
 

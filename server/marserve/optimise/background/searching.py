@@ -13,9 +13,8 @@ from typing import Final
 
 import msgspec
 
-from marserve.lineage import VARIABLE
+from marserve.lineage import VARIABLE, end_with_family
 from marserve.optimise.background.order import PRINTED, TEMPORARY, Order, Said
-from marserve.optimise.background.throttle import end_with_family
 from marserve.pool.launchers.leftovers import Leftovers
 
 PROGRAM: Final = "marserve.optimise.background.program"

@@ -14,14 +14,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from marserve.lineage import adopt_orphans
+from marserve.lineage import adopt_orphans, family, send_all
 from marserve.optimise.background.share import Share
 
 LOOK_EVERY_S: Final = 0.1
-# One that waits for a disk does not end at once.
-_MOST_ROUNDS = 100
-_BETWEEN_ROUNDS_S = 0.02
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Throttle:
@@ -82,7 +78,7 @@ class Throttle:
         if self._share.debt_s(now, total) > 0:
             self._is_free.clear()
             others = set(used) - {os.getpid()}
-            _signal(others - self._stopped, signal.SIGSTOP)
+            send_all(others - self._stopped, signal.SIGSTOP)
             self._stopped = others
         else:
             self._share.forgive(now, total)
@@ -90,7 +86,7 @@ class Throttle:
 
     def _go_on(self) -> None:
         if self._stopped:  # numbers are used again: only what is still of the family is continued
-            _signal(self._stopped & set(family(os.getpid())), signal.SIGCONT)
+            send_all(self._stopped & set(family(os.getpid())), signal.SIGCONT)
         self._stopped = set()
         self._is_free.set()
 
@@ -101,80 +97,3 @@ def _set_priority(priority: int) -> None:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 os.setpriority(os.PRIO_PROCESS, int(thread), priority)
-
-
-def end_family() -> None:
-    """Kill all that this process started, also what left its session and took no environment along."""
-    _kill_below(os.getpid())
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def end_with_family(root: int) -> None:
-    """Kill another process and all below it, also what left its session. Blocks, for seconds at most.
-
-    The process is stopped first, so that it starts nothing more; it keeps its orphans until it is killed itself.
-    """
-    _signal({root}, signal.SIGSTOP)
-    _kill_below(root)
-    _signal({root}, signal.SIGKILL)
-
-
-def _kill_below(root: int) -> None:
-    for _ in range(_MOST_ROUNDS):
-        living = {pid for pid in set(family(root)) - {root} if not _has_ended(pid)}
-        if not living:
-            return
-        _signal(living, signal.SIGKILL)
-        time.sleep(_BETWEEN_ROUNDS_S)
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether only its status is left, for which its parent has not asked."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] == b"Z"
-    except OSError:
-        return True
-
-
-def _signal(pids: set[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def family(root: int) -> dict[int, float]:
-    """Each process below `root`, and `root`, with the seconds of processor time that it used.
-
-    A process counts what its ended children used, once it has waited for them. Empty where the system has no `/proc`.
-    """
-    parents: dict[int, int] = {}
-    used: dict[int, float] = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return {}
-    for name in names:
-        if not name.isdecimal():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b") ")[2].split()
-        except OSError:  # it has ended
-            continue
-        parents[int(name)] = int(fields[1])
-        used[int(name)] = sum(map(int, fields[11:15])) / _TICKS
-    members = {root: True}
-    return {pid: seconds for pid, seconds in used.items() if _is_below(pid, parents, members)}
-
-
-def _is_below(pid: int, parents: dict[int, int], known: dict[int, bool]) -> bool:
-    chain = []
-    while pid not in known and pid in parents:
-        chain.append(pid)
-        pid = parents[pid]
-    found = known.get(pid, False)
-    known.update(dict.fromkeys(chain, found))
-    return found

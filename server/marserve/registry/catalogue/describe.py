@@ -44,6 +44,7 @@ class Facts:
 
     `config` is what the archive asks for, or the desired state in its place.
     `workflow` is the workflow whose node the version is, None for a plain model; `is_function`: it is a function there.
+    `copy_of` is the model that the version is a copy of, to be measured; None for none.
     `requirements` describes the installation of the archive's requirements, None without any. `is_restored`: it came
     from a snapshot. `asked` are the options that its registration, or its snapshot, set.
     `declared` is what a desired state says of the version, None if no document names it. `resolved_url` names exactly
@@ -60,6 +61,7 @@ class Facts:
     warnings: tuple[str, ...] = ()
     workflow: str | None = None
     is_function: bool = False
+    copy_of: str | None = None
     requirements: Mapping[str, Any] | None = None
     is_restored: bool = False
     asked: Said = NOTHING
@@ -67,6 +69,11 @@ class Facts:
     resolved_url: str | None = None
     left_by_calls: Mapping[str, Any] = field(default_factory=dict)
     declaration: Mapping[str, Any] | None = None
+
+    @property
+    def is_operators(self) -> bool:
+        """Whether snapshots and documents have the version: it is neither a workflow's node nor a copy."""
+        return self.workflow is None and self.copy_of is None
 
 
 def describe_version(
@@ -132,6 +139,8 @@ def describe_version(
         )
     if facts.resolved_url is not None:
         described["resolvedUrl"] = hide_query(facts.resolved_url)
+    if facts.copy_of is not None:
+        described["copyOf"] = facts.copy_of
     if facts.declared is not None:
         described["declared"] = {**facts.declared, "url": hide_query(str(facts.declared.get("url", "")))}
     if options.interpreter is not None:

@@ -2,6 +2,7 @@
 
 registering    takes in, plans, installs and publishes one version, waits for it, and retires it
 load_at_start  loads the models of the start
+copying        what registers a version once more, to be measured
 swap           replaces a version that serves by another archive's
 rebuilding     gives a version that serves another build of its model
 trial          tries a new version's samples before it replaces another one

@@ -61,7 +61,7 @@ class Keeping:
         others = []
         for version in versions:
             # With `onCrash: fail` the crash of a version that gets no requests would end the server.
-            has_use = is_fit(version) and version.facts.options.on_crash != "fail" and version.facts.workflow is None
+            has_use = is_fit(version) and version.facts.options.on_crash != "fail" and version.facts.is_operators
             if self.window_s <= 0 or self._is_closed or not has_use:
                 others.append(version)
                 continue

@@ -242,7 +242,7 @@ def _facts(
     unpacked: Unpacked,
     server: RegistryOptions,
 ) -> Facts:
-    configured = server.models.get(model, {}).get(version, ModelDefaults())
+    configured = server.models.get(parameters.copy_of or model, {}).get(version, ModelDefaults())
     if parameters.restored is not None and parameters.restored.options["max_workers"] > MOST_WORKERS:
         raise BadInput(f"maxWorkers of the snapshot must be {MOST_WORKERS} or less.")
     gets_workers = parameters.is_at_startup or parameters.declared is not None or parameters.is_arrival
@@ -283,9 +283,10 @@ def _facts(
         ),
         workflow=parameters.workflow,
         is_function=parameters.is_function,
+        copy_of=parameters.copy_of,
         is_restored=parameters.restored is not None,
         asked=_asked(layers, options),
-        declared=parameters.declared,
+        declared=None if parameters.copy_of else parameters.declared,
         resolved_url=_resolved_url(parameters.url, unpacked.archive),
         declaration=document,
     )

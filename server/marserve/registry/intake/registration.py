@@ -77,7 +77,7 @@ class RegisterParameters:
     `declared` is what a desired state says of the version, None without one. Its keys of a model's configuration take
     precedence over the archive's; it has both of `minWorkers` and `maxWorkers` or neither. `version` is the version
     that the archive must have. `is_at_startup`: the setting `load_models` names it. `is_arrival`: it appeared in a
-    watched store; it gets workers as a model of the start does.
+    watched store; it gets workers as a model of the start does. `copy_of` is the model that it is a copy of.
     """
 
     url: str
@@ -96,6 +96,7 @@ class RegisterParameters:
     is_arrival: bool = False
     is_at_startup: bool = False
     freshness: Freshness = "stored"
+    copy_of: str | None = None
 
     @property
     def said(self) -> Said:
@@ -115,6 +116,22 @@ class RegisterParameters:
             return self.restored.options.get("checkpoint")
         written = (self.declared or {}).get("checkpoint")
         return None if written is None else str(read_value("checkpoint", written))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyParameters:
+    """The parameters of a copy: a version (None: the default one) of a model, registered again as the model `name`.
+
+    `threads` (inside of one operator) and `padding_budget` are the copy's in place of the version's, None to keep them.
+    """
+
+    model: str
+    version: str | None
+    name: str
+    workers: int = 1
+    threads: int | None = None
+    padding_budget: float | None = None
+    synchronous: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ def find_program(
             ("continuousBatching", options.continuous_batching),
             ("allowedBatchSizes", options.allowed_batch_sizes),
             ("samples", options.samples),
+            ("peakFlops", options.peak_flops is not None),
         )
         if is_set
     ]

@@ -15,8 +15,10 @@ end of the input is the end of the process.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -29,11 +31,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from marserve.lineage import adopt_orphans
 from marserve.messages import Check, Load, Result
 from marserve.option_values import Tolerance
 from marserve.worker.checks import compare_answers
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
-from marserve.worker.outgoing import shown
+from marserve.worker.outgoing import shown, why_not_loaded
 from marserve.worker.process.memory_limit import limit_memory
 from marserve.worker.process.own_process import leave, use_threads
 from marserve.worker.process.parent import die_with_parent
@@ -226,15 +229,16 @@ class Compared:
 
     def flops(self) -> dict[str, Any]:
         """What the calls that were recorded take, as `as_document` has it; or why that is not known."""
-        from marserve_handlers.flops.cost import NotCounted  # here: few orders need it
-        from marserve_handlers.flops.watch import BATCHES, Seen, as_document, count, make_counter, path_of  # likewise
+        from marserve_handlers.flops import counting  # here: few orders need it
+        from marserve_handlers.flops.cost import NotCounted  # likewise
 
         if not self._calls:
             return {"why_not": self._found.why_not or "no input was answered"}
         model = self._found.model
         try:
-            counter = make_counter(model, path_of(self._model.handle, model))
-            return as_document(count(counter, [Seen(1, [call]) for call in self._calls[:BATCHES]]))
+            counter = counting.make_counter(model, counting.path_of(self._model.handle, model))
+            seen = [counting.Seen(1, [call]) for call in self._calls[: counting.BATCHES]]
+            return counting.as_document(counting.count(counter, seen))
         except NotCounted as error:
             return {"why_not": shorten(str(error))}
         except Exception as error:  # of a library's
@@ -405,11 +409,23 @@ def _result(answer: Mapping[str, Any]) -> Result:
     return Result(answer["status"], answer["message"], headers, error)
 
 
+def use_temporary(folder: str) -> None:
+    """Have temporary files of this process go into a folder; what torch compiled stays where the next process looks."""
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch does
+    except (KeyError, OSError):  # this user has no name
+        user = f"uid_{os.getuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
 def main() -> None:
-    """Load the model and obey orders. Arguments: the file of a `Load`, the parent's process id."""
-    if len(sys.argv) != 3:
+    """Load the model and obey orders. Arguments: the file of a `Load`, the parent's process id, a folder."""
+    if len(sys.argv) != 4:
         sys.exit("marserve.worker.without_server.compared is started by marserve compare")
     die_with_parent(int(sys.argv[2]))
+    use_temporary(sys.argv[3])
+    adopt_orphans()  # its parent ends all below it: a daemon of the author's code is to stay there
     orders, said = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # the author's code reads no orders, and what it prints is no answer
@@ -428,7 +444,7 @@ def main() -> None:
         model = load_model(load)
         answer({"load_s": time.perf_counter() - began})
     except BaseException as error:  # the author's code, also to end the process
-        answer({"fault": f"it does not load: {shown(error)}"})
+        answer({"fault": why_not_loaded(error)})
         leave(1)
     with in_process(model) as process:
         compared = Compared(model, process)

@@ -22,7 +22,7 @@ import msgspec
 from marserve.messages import Load, Raised, Results, Work
 from marserve.shared_page import Page, create_page
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
-from marserve.worker.outgoing import shown
+from marserve.worker.outgoing import why_not_loaded
 from marserve.worker.process.own_process import leave, use_threads
 from marserve.worker.process.parent import die_with_parent
 from marserve.worker.without_server.in_process import InProcess
@@ -72,7 +72,7 @@ def debug(load: Load, body: Path, content_type: str) -> tuple[dict[str, Any], by
         model = load_model(load)
     except BaseException as error:  # the author's code, also to end the process
         traceback.print_exc()
-        return {"fault": f"it does not load: {shown(error)}"}, b""
+        return {"fault": why_not_loaded(error)}, b""
     load_s = time.perf_counter() - began
     descriptor = create_page()
     page = Page(descriptor)

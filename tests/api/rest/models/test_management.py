@@ -15,6 +15,7 @@ from marserve.answers.management import CheckReport, ErrorBody, KServeReady, Mod
 from marserve.api.rest.application import build_app
 from marserve.api.rest.models.management import management_router
 from marserve.messages import Answer
+from marserve.model_options import IN_FORCE, OPTIONS
 from marserve.names import name_fault
 from marserve.settings import ModelToLoad
 from support.documents import document_of
@@ -73,6 +74,13 @@ METHOD_NOT_ALLOWED = (
     "MethodNotAllowedException",
     "Requested method is not allowed, please refer to API document.",
 )
+
+
+async def test_the_published_description_has_each_option_that_describe_shows() -> None:
+    """Else clients made from it would not find what the server says."""
+    shown = {option.key for option in OPTIONS if option.is_described} | set(IN_FORCE)
+
+    assert shown <= set(ModelDescription.__struct_fields__)
 
 
 async def test_bodies_are_laid_out_as_torchserve_lays_them_out(client: httpx.AsyncClient) -> None:

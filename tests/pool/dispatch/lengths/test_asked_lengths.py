@@ -423,6 +423,17 @@ async def test_a_length_of_that_always_kills_is_asked_no_more(tmp_path: Path) ->
 
 
 @pytest.mark.anyio
+async def test_describe_says_the_rule_and_the_padding_that_are_in_force(tmp_path: Path) -> None:
+    """What is tuned has to be known; without a rule of the configuration neither is said."""
+    with_rule = RunningPool(tmp_path, length_from="body_bytes", **GOAL)
+    async with with_rule as running, RunningPool(tmp_path, **GOAL) as without:
+        described = running.pool.described["goal"]
+
+        assert (described["lengthFrom"], described["paddingBudget"]) == ("body_bytes", 0.2)
+        assert "paddingBudget" not in without.pool.described["goal"]
+
+
+@pytest.mark.anyio
 async def test_a_handler_that_cannot_be_asked_is_told_of_in_warnings(tmp_path: Path) -> None:
     """Where the configuration counts on it."""
     async with RunningPool(tmp_path, length_from="handler", **GOAL) as running:

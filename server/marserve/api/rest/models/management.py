@@ -29,11 +29,13 @@ from marserve.api.errors import error_message, error_status, error_type
 from marserve.api.http.request_body import is_form, is_quick, read_parts
 from marserve.api.http.response_headers import ResponseHeaders
 from marserve.api.parameters import (
+    COPY_OF,
     PAGE_PARAMETERS,
     REGISTER_PARAMETERS,
     SCALE_PARAMETERS,
     UNREGISTER_PARAMETERS,
     QueryParameters,
+    read_copy,
     read_parameters,
     read_registration,
 )
@@ -336,6 +338,10 @@ def _add_register(router: APIRouter, changes: Changes, dry_runs: DryRuns, *, as_
     )
     async def register(request: Request) -> Response:
         parameters = await read_parameters(request, REGISTER_PARAMETERS)
+        if parameters.has(COPY_OF):
+            copied = await changes.copy(read_copy(parameters))
+            shown = RegisteredStatus(copied.own_message, copied.model, copied.version)
+            return PrettyJson(shown, status_code=_STATUS[copied.progress])
         if is_dry(request, parameters):
             return PrettyJson((await dry_runs.register(read_registration(parameters))).document())
         registered = await changes.register(read_registration(parameters))

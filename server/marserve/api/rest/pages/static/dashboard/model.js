@@ -119,7 +119,7 @@ function Facts({ version, stats }) {
     ["Waiting", String(queue.pendingRequests ?? DASH), `${version.jobQueueSize} may wait`],
     ["Running", String(version.runningRequests), `${counted(version.workers.filter((each) => each.status === "READY").length, "worker")} ready`],
     ["Batch", minute && isNumber(minute.meanBatch) ? rounded(minute.meanBatch) : DASH, `of ${version.batchSize}, ${version.maxBatchDelay} ms`],
-    ...(version.flops ? [ofPeak(version, minute)] : []),
+    ...(version.flops?.state === "counted" ? [ofPeak(version, minute)] : []),
     ["Memory", bytes(version.workers.reduce((all, each) => all + each.memoryUsage, 0)), "of its workers"],
   ];
   return html`<dl class="tiles">${tiles.map(([name, value, more]) => html`<div key=${name} class="card"><dt>${name}</dt><dd>${value}</dd><dd class="muted">${more}</dd></div>`)}</dl>`;

@@ -93,8 +93,9 @@ function Progress({ data, form, onStop }) {
   const got = (data && data.requests) || 0;
   const seconds = (data && data.seconds) || 0;
   const of = form && Number(form.count);
-  const value = form ? Math.min(1, (form.way === "requests" ? got : seconds) / of) : undefined;
-  return html`<p role="status">${form ? "" : "Another client's profile is under way. "}${counted(got, "request")}${form && form.way === "requests" ? ` of ${of}` : ""}, ${Math.round(seconds)} s</p>
+  const reading = data && data.readingSeconds;
+  const value = reading != null ? undefined : form ? Math.min(1, (form.way === "requests" ? got : seconds) / of) : undefined;
+  return html`<p role="status">${form ? "" : "Another client's profile is under way. "}${counted(got, "request")}${form && form.way === "requests" ? ` of ${of}` : ""}, ${Math.round(seconds)} s${reading != null ? `; reading what was recorded, ${Math.round(reading)} s` : ""}</p>
     <progress value=${value} aria-label="How far the profile is"></progress>
     ${onStop && html`<p class="note"><button type="button" onClick=${onStop}>Give up</button></p>`}`;
 }
