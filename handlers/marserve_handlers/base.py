@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marserve_handlers.context import Checkpoint, Context
+from marserve_handlers.declared.bodies import JSON, read_json, what_came
 from marserve_handlers.errors import BadInput, ModelNotLoadable, PredictionException
 from marserve_handlers.support.devices.compilation import read_compile_options, wants_aot_compile
 from marserve_handlers.support.devices.devices import Device, choose_device
@@ -86,6 +87,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             from marserve_handlers.runtimes.fixed_sizes import allow_graphs
 
             allow_graphs(sizes)
+        is_compiled = False
         options = None if self.takes_arrays else read_compile_options(self.model_yaml_config)
         if options is not None and getattr(context, "one_rank", None) is not None:
             raise ModelNotLoadable(
@@ -95,7 +97,9 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if options is not None:
             from marserve_handlers.runtimes.tensors import compile_model
 
-            self.model = compile_model(self.model, options, self.device.type, context)
+            eager = self.model
+            self.model = compile_model(eager, options, self.device.type, context)
+            is_compiled = self.model is not eager
         if sizes:
             from marserve_handlers.runtimes.fixed_sizes import with_fixed_sizes
 
@@ -103,6 +107,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
             context.keeps_to_sizes = True
         if isinstance(context, Context):  # an author's tests may have another one
             context.engine = self._engine(entry, is_compiled=options is not None)
+            context.is_compiled = is_compiled
         labels = os.path.join(model_dir, "index_to_name.json")
         if self.names_classes or os.path.isfile(labels):  # a missing one is a warning
             self.mapping = load_label_mapping(labels)
@@ -301,10 +306,10 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
     def preprocess(self, data: list[Any]) -> Any:
         """What the model takes: rows (or their `data` or `body`) as one tensor [B, …] on the device.
 
-        An ONNX model gets an array. Rows must be numbers or nested lists of one shape, else this raises BadInput;
-        overridden for anything else.
+        An ONNX model gets an array. Rows must be numbers or nested lists of one shape, or bytes that hold them as JSON,
+        else this raises BadInput; overridden for anything else.
         """
-        rows = [_value_of(row) for row in data] if isinstance(data, (list, tuple)) else data
+        rows = [_read_value(row) for row in data] if isinstance(data, (list, tuple)) else data
         try:
             if self.takes_arrays:
                 import numpy as np
@@ -362,7 +367,7 @@ class BaseHandler(ABC):  # noqa: B024 - authors combine it with ABC, so it must 
         if self._is_describe():
             return [self.describe_handle()] * max(1, len(data))
         if self._named is not None and not self._is_explain():
-            return self._named.answer(data, self.context, _value_of, self._answer_rows)
+            return self._named.answer(data, self.context, _read_value, self._answer_rows)
         return self._answer_rows(data)
 
     def _answer_rows(self, data: list[Any]) -> Any:
@@ -395,10 +400,30 @@ def _fault_of(rows: Any, error: Exception) -> BadInput | None:
         if value is None or isinstance(value, (str, bytes, dict)):
             kind = shown(value)
             if isinstance(value, dict):
-                kind = f"an object with {names_of(map(str, value))}" if value else "an object"
+                kind = _kind_of_object(value)
             return BadInput(f"expected numbers as JSON, alone or in nested lists of one shape, got {kind}")
     is_one = isinstance(rows, list) and len(rows) == 1 and isinstance(error, ValueError)
     return BadInput("expected nested lists of one shape, got lists of unequal lengths") if is_one else None
+
+
+def _kind_of_object(value: dict[Any, Any]) -> str:
+    if len(value) == 1 and str(next(iter(value))).lstrip()[:1] in ("[", "{"):
+        return what_came(value, JSON)
+    return f"an object with {names_of(map(str, value))}" if value else "an object"
+
+
+def _read_value(row: Any) -> Any:
+    """A row's value; of bytes, as a body is that came without a content type, what they say as JSON if they are JSON.
+
+    A bytearray would else be a row of numbers by itself, one a byte.
+    """
+    value = _value_of(row)
+    if not isinstance(value, (bytes, bytearray)):
+        return value
+    try:
+        return read_json(value)
+    except BadInput:
+        return bytes(value)
 
 
 def _leaves(rows: Any) -> Iterator[Any]:

@@ -196,6 +196,8 @@ class Context:
     """The only numbers of rows that the model is to be called with, in order; empty for any."""
     keeps_to_sizes: bool = False
     """Whether batches are filled up to `allowed_batch_sizes`; a handler that does it by itself sets it."""
+    is_compiled: bool = False
+    """Whether `pt2` compiles the model, anew for batches of other sizes; set by `BaseHandler.initialize`."""
     parallel: tuple[Mapping[str, int], Mapping[str, str]] | None = None
     """The mesh and the plan by which the model is divided over the ranks of the worker; None for a whole model."""
     one_rank: Any = None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES, MOST_MS = 200_000, 1000
+VISITS_IF_BUSY = 5
 NO_KEY = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
 
 ECHO = """
@@ -168,19 +171,30 @@ def test_devices_and_stalls_are_shown_where_there_are_some(browser: Any, server:
     browsing.check_calm(server.management)
 
 
-def test_the_first_view_is_small_and_quickly_there(browser: Any, server: Server) -> None:
-    """Under 200 kB in all, uncompressed and with its data, and within a second."""
-    browsing = Browsing(browser)
-    page = browsing.open(f"{server.management}/", ".models tbody tr")
-    shown_ms = page.evaluate("performance.now()")
-    asked = [each for each in browsing.requests if each.timing["requestStart"] >= 0]
-    size = sum(each.sizes()["responseBodySize"] for each in asked)
-    warm = Browsing(browser)
-    warm.open(f"{server.management}/", ".models tbody tr")
+def test_the_first_view_is_small_and_quickly_there(
+    browser: Any, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under 200 kB in all, uncompressed and with its data, and within a second. Both values are printed.
 
-    assert size < MOST_BYTES
-    assert min(shown_ms, warm.page.evaluate("performance.now()")) < MOST_MS
-    browsing.check_calm(server.management)
+    Each visit is a first one: a new context's cache is empty. The browser itself has shown a page before. One visit
+    counts, but on a busy machine, where the time says what others do: there it is the best of several.
+    """
+    Browsing(browser).open("data:text/html,<p>begun</p>", "p")
+    is_busy = os.getloadavg()[0] > len(os.sched_getaffinity(0))
+    shown_ms: list[float] = []
+    for _ in range(VISITS_IF_BUSY if is_busy else 1):
+        browsing = Browsing(browser)
+        page = browsing.open(f"{server.management}/", ".models tbody tr")
+        shown_ms.append(page.evaluate("performance.now()"))
+        asked = [each for each in browsing.requests if each.timing["requestStart"] >= 0]
+        size = sum(each.sizes()["responseBodySize"] for each in asked)
+        assert size < MOST_BYTES
+        browsing.check_calm(server.management)
+
+    with capsys.disabled():
+        times = ", ".join(f"{each:.0f}" for each in shown_ms)
+        sys.stdout.write(f"\nThe dashboard's first view: {size / 1000:.0f} kB, shown after {times} ms\n")
+    assert min(shown_ms) < MOST_MS
 
 
 def test_it_is_found_at_dashboard_and_leads_to_docs(browser: Any, server: Server) -> None:

@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("profiled")
     make_archive(folder / "mix.mar", HANDLER)
-    settings = {"load_models": "mix.mar", "default_workers_per_model": "1"}
+    settings = {"load_models": "mix.mar", "default_workers_per_model": "1", "worker_threads": "1"}
     with Server(folder, entry="marserve", store=folder, settings=settings) as running:
         assert running.predict("mix", "x").status_code == 200
         is_over = threading.Event()
@@ -89,6 +89,7 @@ def test_a_profile_is_made_followed_and_its_trace_saved(browser: Any, server: Se
     shown = page.locator("table.parts tbody tr td:last-child").all_inner_texts()
     assert shown == [f"{100 * each['share']:.1f} %" for each in last["parts"]]
     assert "aten::mm" in page.inner_text("main")
+    assert "batches; 1 thread each." in page.inner_text("main")
     with page.expect_download() as saved:
         page.click("button:text-is('Download the trace')")
     saved.value.save_as(tmp_path / "trace.json.gz")

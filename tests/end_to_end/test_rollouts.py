@@ -399,6 +399,7 @@ def test_marserve_rollout_plans_begins_follows_and_shows(server: Server) -> None
     assert [step["share"] for step in planned.document["steps"]] == [30, 100]
     assert ran.status == 0, ran.err
     assert "promoted" in ran.out
+    assert (ran.err.count("asked for"), ran.out.count("asked for")) == (1, 0)  # events are shown once, as they come
     assert shown.document["state"] == "promoted"
     assert refused.status == 1
     back_to_first(server, "2.0")

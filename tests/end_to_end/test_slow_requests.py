@@ -39,6 +39,15 @@ def handle(data, context):
     return answers
 """
 
+PRINTS = """
+def handle(data, context):
+    if data is None:
+        return None
+    for number in range(20_000):
+        print(number, "x" * 200)
+    return ["x" for _ in data]
+"""
+
 CALLER = """
 from marserve_handlers import model
 
@@ -126,6 +135,28 @@ def test_quick_requests_of_a_server_at_rest_were_held_by_nothing(server: Server)
     # Others may compute on this machine, and are named then, but not all the time.
     assert any(each["cause"] == "handler" and "nothing held it" in each["why"] for each in quick), listed
     assert not [each for each in quick if each["cause"] == "loop_stalled"]
+
+
+def test_what_other_models_did_meanwhile_is_told(server: Server) -> None:
+    """One printed a lot, and one had more requests than it takes."""
+    make_archive(server.store / "prints.mar", PRINTS, name="prints")
+    make_archive(server.store / "full.mar", HANDLER, name="full", config="jobQueueSize: 1\n")
+    for model in ("prints", "full"):
+        assert server.register(f"{model}.mar").status_code == 200
+    with ThreadPoolExecutor(20) as many:
+        asked = ask(server, "beside", sleep=1.5)
+        printed = many.submit(server.predict, "prints")
+        flood = [many.submit(server.predict, "full", '{"sleep": 0.2}') for _ in range(20)]
+        asked.join()
+        assert printed.result().status_code == 200
+        assert 503 in [each.result().status_code for each in flood]
+
+    meanwhile = explained(server, "beside")["meanwhile"]
+
+    assert any(each.partition(": ")[2].startswith("prints W-") and " printed " in each for each in meanwhile), meanwhile
+    assert any(
+        ": full had more requests than it takes, and refused a request (queue_full)" in each for each in meanwhile
+    ), meanwhile
 
 
 def test_a_request_that_waited_is_told_for_whom(server: Server) -> None:
@@ -319,3 +350,37 @@ def test_of_very_many_requests_those_that_fail_are_known(server: Server) -> None
 
     assert {answer.status_code for answer in failed} == {200, 500}
     assert {f"n{number}" for number in range(0, 400, 40)} <= {each["id"] for each in listed["requests"]}
+
+
+def test_the_histograms_of_queue_handler_and_total_agree_with_the_timelines_of_the_same_requests(
+    server: Server,
+) -> None:
+    """The dispatcher counts those, the recorder has the others; batches of two, of which most waited."""
+    make_archive(server.store / "sums.mar", HANDLER, name="sums")
+    assert server.register("sums.mar", batch_size=2).status_code == 200
+    names = [f"sum-{number}" for number in range(12)]
+    with ThreadPoolExecutor(6) as many:
+        answers = [many.submit(server.predict, "sums", '{"sleep": 0.06}', **{"X-Request-Id": name}) for name in names]
+        assert {each.result().status_code for each in answers} == {200}
+    timelines = [explained(server, name) for name in names]
+    page = server.client.get(f"{server.metrics}/metrics").text
+
+    in_timelines = {
+        "queue": sum(ms(each, "queue") for each in timelines),
+        "handler": sum(ms(each, "handle") for each in timelines),
+        "total": sum(
+            ms(each, stage) for each in timelines for stage in ("queue", "send", "decode", "handle", "encode", "return")
+        ),
+    }
+    for stage, summed_ms in in_timelines.items():
+        labels = f'{{model="sums",version="1.0",stage="{stage}"}}'
+        figures = {
+            what: float(line.split()[-1])
+            for what in ("count", "sum")
+            for line in page.splitlines()
+            if line.startswith(f"marserve_request_seconds_{what}{labels}")
+        }
+        assert figures["count"] == len(names)
+        # Each of the timelines' figures is rounded to a microsecond.
+        assert figures["sum"] * 1000 == pytest.approx(summed_ms, abs=0.001 * 6 * len(names)), stage
+    assert in_timelines["queue"] > 60

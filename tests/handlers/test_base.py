@@ -274,6 +274,9 @@ def test_a_rows_value_is_its_data_or_its_body(row: Any, value: Any) -> None:
         ({}, "an object"),
         ("seven", "'seven'"),
         (b"seven", "b'seven'"),
+        (bytearray(b"seven"), "b'seven'"),
+        (bytearray(b"[1.0, 2.0"), "b'\\[1.0, 2.0'"),
+        ({"[1.0, 2.0]": ""}, "a form, which is what curl -d sends: add -H 'Content-Type: application/json'"),
         (None, "None"),
         ([[1.0, "x"]], "'x'"),
         ([[1.0], [1.0, 2.0]], "lists of unequal lengths"),
@@ -291,3 +294,15 @@ def test_what_is_no_tensor_is_the_clients_mistake(value: Any, came: str, takes_a
     ):
         handler.preprocess([{"body": value}])
     assert handler.preprocess([{"body": [1, 2]}]).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("takes_arrays", [False, True], ids=["torch", "onnx"])
+@pytest.mark.parametrize("row", [{"body": bytearray(b"[1.5, 2]")}, {"data": b"[1.5, 2]"}, {"body": [1.5, 2]}])
+def test_json_without_a_content_type_holds_the_numbers_it_says(row: Any, takes_arrays: bool) -> None:
+    """And is no row of numbers by itself, one a byte, as `curl -T row.json` would have it else."""
+    if not takes_arrays:
+        pytest.importorskip("torch")
+    handler = BaseHandler()
+    handler.takes_arrays, handler.device = takes_arrays, "cpu"
+
+    assert handler.preprocess([row, {"body": [3, 4]}]).tolist() == [[1.5, 2], [3, 4]]

@@ -98,6 +98,15 @@ def test_extras_of_the_page_are_there() -> None:
     assert set(names) <= set(importlib.metadata.metadata("marserve").get_all("Provides-Extra") or [])
 
 
+def test_every_extra_has_a_row_that_says_what_it_is_for() -> None:
+    """But for `examples`, which `make serve` installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    section = (ROOT / PAGE).read_text("utf-8").split("## A first answer", 1)[0]
+    rows = set(re.findall(r"^\| `([a-z]+)` \| \S", section, re.MULTILINE))
+
+    assert set(project["optional-dependencies"]) - {"examples"} <= rows
+
+
 def shell(name: str, script: str, folder: Path) -> str:
     """What this shell prints for a script. It starts without anybody's start-up files."""
     if shutil.which(name) is None:

@@ -123,3 +123,23 @@ def test_warm_up_runs_each_sample_alone_and_all_together() -> None:
         "warm-up with sample 0 failed: ValueError('cold')",
     ]
     assert failure == problems[1]
+
+
+@pytest.mark.parametrize(("allowed", "sizes"), [([], [1, 1, 2, 3, 4]), ([1, 4], [1, 1, 2, 4])])
+def test_a_compiled_model_is_warmed_up_in_batches_of_each_size(allowed: list[int], sizes: list[int]) -> None:
+    """Of those that there may be: each may be compiled by itself. Samples come again where there are too few."""
+    ran: list[list[object]] = []
+
+    def handle(rows: list[dict[str, object]], context: object) -> list[object]:
+        ran.append(echo(rows, context))
+        return ran[-1]
+
+    context = make_context()
+    context.is_compiled = True
+    model = LoadedModel(handle, context, msgspec.structs.replace(LOAD, allowed_batch_sizes=allowed))
+
+    _, problems, _ = warm_up(model, [Sample(body=b"a"), Sample(body=b"b")])
+
+    assert [len(batch) for batch in ran] == sizes
+    assert ran[-1] == [b"a", b"b", b"a", b"b"]
+    assert problems == []

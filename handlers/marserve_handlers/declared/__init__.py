@@ -16,6 +16,6 @@
 `accept`        which of two content types a client would rather have
 `item_context`  what `predict(self, item, context)` knows of its request
 
-A worker imports none of this for a handler of TorchServe's shape. numpy, Pillow and pydantic are imported only by
-models that use them.
+A worker imports `bodies` alone of this for a handler of TorchServe's shape. numpy, Pillow and pydantic are imported
+only by models that use them.
 """

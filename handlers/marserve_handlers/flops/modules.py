@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from marserve_handlers.flops.cost import NotCounted
 from marserve_handlers.optimising.call_arrays import Call
 from marserve_handlers.optimising.capture import Capture
+from marserve_handlers.runtimes.fixed_sizes import without_fixed_sizes
 from marserve_handlers.support.shown import first_line_with_kind
 
 # Namespaces of operators that are counted, or take next to nothing; what others do is not known.
@@ -47,7 +48,7 @@ class CountedModule:
     """A module on `meta`, or the TorchScript model of the file `path`. Raises NotCounted where it cannot be there."""
 
     def __init__(self, model: Any, path: str = "") -> None:
-        model = getattr(model, "_orig_mod", model)  # of torch.compile's
+        model = without_fixed_sizes(getattr(model, "_orig_mod", model))  # the first is torch.compile's
         self.uncounted: set[str] = set()
         try:
             if model is None or isinstance(model, torch.jit.ScriptModule):
@@ -104,7 +105,7 @@ def packable_copy(model: Any) -> Any:
     classes have no module; what computes them takes next to nothing. Left out are hooks that only loading and saving
     call, which torch makes inside functions, and that of whoever watches the model.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile's
+    model = without_fixed_sizes(getattr(model, "_orig_mod", model))  # the first is torch.compile's
     try:
         copied = on_meta(model)
         for module in list(copied.modules()):

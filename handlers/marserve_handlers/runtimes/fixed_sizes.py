@@ -8,6 +8,7 @@ answers are cut off. More rows than the largest size go in several calls.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,21 @@ def with_fixed_sizes(model: Any, sizes: Sequence[int], context: Any) -> Any:
     return model
 
 
+def without_fixed_sizes(model: Any) -> Any:
+    """The module as it was before `with_fixed_sizes`: another one, or a copy that shares its weights."""
+    own = getattr(getattr(model, "__dict__", {}).get("forward"), "unpadded", None)
+    if own is None:
+        return model
+    if isinstance(own, sys.modules["torch"].nn.Module):
+        return own
+    plain = copy.copy(model)
+    if getattr(own, "__self__", None) is model:
+        vars(plain).pop("forward", None)  # the class has it; a copy of an exported program has left it out
+    else:
+        vars(plain)["forward"] = own
+    return plain
+
+
 def allow_graphs(sizes: Sequence[int]) -> None:
     """Have inductor record CUDA graphs (HIP graphs) of these sizes alone, where this torch can."""
     with contextlib.suppress(ImportError, AttributeError):
@@ -56,6 +72,7 @@ def _padding(forward: Callable[..., Any], sizes: Sequence[int], context: Any) ->
     def call(*args: Any, **kwargs: Any) -> Any:
         return _call(lambda own, named: forward(*own, **named), Call(args, kwargs), sizes, context)
 
+    vars(call)["unpadded"] = forward
     return call
 
 

@@ -101,6 +101,8 @@ def load_parallel(
             source = open_weights(path) if checkpoint is None else CheckpointWeights(checkpoint)
         names = places_of(model, source.shapes())
     mesh = join_mesh(sizes, device)
+    with contextlib.nullcontext() if path is None else saying_what_is_wrong(path):
+        check_ties(model, source, mesh.get_local_rank(), mesh.size())
     parallelize_module(model, mesh, torch_styles(model, division), src_data_rank=None)
     for name in division.styles:
         module = model.get_submodule(name)
@@ -241,6 +243,25 @@ def places_of(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     leading = first_saved(find_ties(model), shapes)
     meta_load.check_names(model, wanted, shapes, leading)
     return {name: leading.get(name, name) for name in wanted}
+
+
+def check_ties(model: nn.Module, source: Weights, rank: int, ranks: int) -> None:
+    """Raise ModelNotLoadable where what is one tensor in the model is two with other numbers in the weights.
+
+    Each rank compares its share of the rows.
+    """
+    shapes = source.shapes()
+    for names in find_ties(model):
+        leader, *others = [name for name in names if name in shapes] or [""]
+        for name in others:
+            shape = shapes[name]
+            length = shape[0] if shape else 1
+            rows = slice(length * rank // ranks, length * (rank + 1) // ranks)
+            part = (rows, *(slice(0, each) for each in shape[1:])) if shape else ()
+            if not torch.equal(source.read(name, part), source.read(leader, part)):
+                raise ModelNotLoadable(
+                    f"{name} and {leader} are one tensor in the model, and two with other numbers in its weights"
+                )
 
 
 def fill(model: nn.Module, source: Weights, places: Mapping[str, str], device: torch.device) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
@@ -131,6 +131,13 @@ class Output:
             transient=True,
             disable=not self.shows_progress,
         )
+
+    @contextmanager
+    def steps(self) -> Iterator[Callable[[str], None]]:
+        """A function that shows the steps of minutes: beside a bar, or, where no terminal is, a line each."""
+        with self.progress() as bar:
+            task = bar.add_task("")
+            yield lambda step: bar.update(task, description=step) if self.shows_progress else self.note(step)
 
     def note(self, text: str) -> None:
         """Print a text to standard error; nothing under `--json`."""

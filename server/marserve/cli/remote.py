@@ -85,6 +85,11 @@ def known_roots(config: Path | None) -> tuple[Path, ...]:
         return ()
 
 
+def asked_there(address: str) -> str:
+    """What to do about a model that is not found at an inference address: another server may have been meant."""
+    return f"{address} was asked: --inference names another server; `marserve models` lists what one has."
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A health probe's answer: whether all is well, and the reasons as sentences."""
@@ -256,7 +261,9 @@ class Management(Listener):
         return document
 
     def _is_another(self, what: str) -> CommandFailed:
-        return CommandFailed(f"The answer of {self.address} to {what}.", "Is it marserve that listens there?")
+        return CommandFailed(
+            f"The answer of {self.address} to {without_stop(what)}.", "Is it marserve that listens there?"
+        )
 
     def model_names(self) -> Iterator[str]:
         """The names of all registered models, in order."""
@@ -266,7 +273,7 @@ class Management(Listener):
             try:
                 page = msgspec.convert(said, _Page)
             except msgspec.ValidationError as error:
-                raise self._is_another(f"GET /models is no list of models: {without_stop(str(error))}") from None
+                raise self._is_another(f"GET /models is no list of models: {error}") from None
             for model in page.models:
                 yield model.modelName
             token = page.nextPageToken
@@ -280,7 +287,7 @@ class Management(Listener):
             if not msgspec.convert(said, list[_Described]):
                 raise self._is_another(f"GET {path} describes no version")
         except msgspec.ValidationError as error:
-            raise self._is_another(f"GET {path} describes no model: {without_stop(str(error))}") from None
+            raise self._is_another(f"GET {path} describes no model: {error}") from None
         return list(said)
 
     def describe_all(self) -> list[dict[str, Any]]:

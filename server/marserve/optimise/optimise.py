@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from marserve.archive.writing.writer import refuse_existing
 from marserve.errors import without_stop
 from marserve.files.digests import digest_of
 from marserve.machine.describe import count_cores
@@ -147,7 +148,11 @@ def optimise(
     BadArchive, CannotArchive, ValueError for a candidate that is none.
     """
     trusted = [archive.name] if wish.is_trusted else []
-    with _searched(partial(Subject, archive, trusted=trusted), inputs, wish, on_step) as search:
+
+    def check(parent: Subject) -> None:
+        refuse_existing(place_of(parent.load.model, folder), force=force)  # before minutes are spent
+
+    with _searched(partial(Subject, archive, trusted=trusted), inputs, wish, on_step, check) as search:
         report = search.report
         if report.winner:
             on_step(f"writing the archive with {report.winner}")
@@ -214,9 +219,16 @@ def describe_report(report: Report) -> dict[str, Any]:
 
 @contextmanager
 def _searched(
-    start: Callable[..., Subject], inputs: Sequence[Input] | None, wish: Wish, on_step: Callable[[str], None]
+    start: Callable[..., Subject],
+    inputs: Sequence[Input] | None,
+    wish: Wish,
+    on_step: Callable[[str], None],
+    check: Callable[[Subject], None] = lambda parent: None,
 ) -> Iterator[_Search]:
-    """The search with its report, while its files and the parent's process are there."""
+    """The search with its report, while its files and the parent's process are there.
+
+    `check` raises where what is found could not be used.
+    """
     began = time.monotonic()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
@@ -228,6 +240,7 @@ def _searched(
         parent.loaded()
         facts = parent.facts()
         _refuse_what_cannot_be(facts, parent)
+        check(parent)
         size = wish.batch_size or parent.batch_size
         (scratch / "parent").mkdir()
         on_step(f"{len(compared)} inputs through {parent.name}")

@@ -46,7 +46,7 @@ def warm_up(
     samples: Sequence[Sample],
     share: Callable[[Sequence[Item], Sequence[bytearray]], None] = lambda items, bodies: None,
 ) -> tuple[float, list[str], str]:
-    """Run the samples one by one and, where batches are allowed, once together.
+    """Run the samples one by one and, where batches are allowed, once together; compiled models in all batch sizes.
 
     Returns the seconds, sentences about problems, and the sentence about the first call that failed, or "".
 
@@ -61,6 +61,10 @@ def warm_up(
     batches = [[index] for index in range(len(rows))]
     if model.load.batch_size > 1 and len(rows) > 1:
         batches.append(list(range(min(len(rows), model.load.batch_size))))
+    if rows and model.context.is_compiled:
+        ran = {len(batch) for batch in batches}
+        sizes = model.load.allowed_batch_sizes or range(1, model.load.batch_size + 1)
+        batches += [[at % len(rows) for at in range(size)] for size in sizes if size not in ran]
     for batch in batches:
         context = model.context
         begin_unwatched(context, [items[index] for index in batch])

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from socket import socket
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from marserve.allocator import BY_WORKER, keep_large_blocks
 from marserve.messages import (
@@ -45,6 +45,11 @@ from marserve.worker.serving import ServedModel
 
 if TYPE_CHECKING:
     from marserve.worker.overlap.turns import OverlappedModel
+
+NOT_WARMED: Final = (
+    "pt2 compiles the model when its first requests come, and anew for batches of other sizes, for seconds each: "
+    "with samples, or inputs that are declared (keys samples and signature), that would be over before it is ready"
+)
 
 
 class WorkerLoop:
@@ -170,9 +175,12 @@ class WorkerLoop:
         warm_up_s: float = 0.0
         problems: list[str] = []
         failure = ""
-        if load.warm_up and (load.rank is None or load.rank.rank == 0):
+        is_first = load.rank is None or load.rank.rank == 0
+        if load.warm_up and is_first:
             alone = model if concurrent is None else concurrent.one_by_one()
             warm_up_s, problems, failure = served.warm_up(alone, load.warm_up)
+        elif model.context.is_compiled and is_first:
+            model.context.load_warnings.append(NOT_WARMED)
         if load.peak_flops is not None:
             if self._leader is None and self._follower is None:
                 self._watch_flops(model, load.peak_flops)

@@ -9,8 +9,9 @@ import pytest
 
 from marserve.archive.contents.manifest import Manifest
 from marserve.archive.contents.model_config import parse_model_config
-from marserve.archive.contents.runtime_options import ONNX_KEYS, check_runtime_options
+from marserve.archive.contents.runtime_options import ONNX_KEYS, asks_to_compile, check_runtime_options
 from marserve.errors import BadArchive
+from marserve_handlers.support.devices.compilation import read_compile_options
 
 ONNX = Manifest(handler="base_handler", serialized_file="m.onnx")
 
@@ -119,3 +120,28 @@ def test_a_plan_for_a_model_without_its_class_is_refused() -> None:
     check_runtime_options(document, Manifest(handler="base_handler", model_file="model.py", serialized_file="m.pt"))
     check_runtime_options(document, Manifest(handler="handler.py", serialized_file="m.onnx"))
     check_runtime_options({"parallel": 3}, ONNX)
+
+
+@pytest.mark.parametrize(
+    "pt2",
+    [
+        None,
+        "",
+        "inductor",
+        3,
+        {},
+        {"backend": "inductor"},
+        {"export": {"aot_compile": True}},
+        {"export": {}, "mode": "default"},
+        {"compile": {}},
+        {"compile": {"enable": True}},
+        {"compile": {"enable": False, "backend": "inductor"}, "mode": "default"},
+        {"compile": None, "backend": "inductor"},
+    ],
+)
+def test_whether_a_model_is_compiled_is_read_as_its_handler_reads_it(pt2: object) -> None:
+    """The server, which imports no handler, sends samples by it."""
+    document = {"pt2": pt2}
+
+    assert asks_to_compile(document) == (read_compile_options(document) is not None)
+    assert not asks_to_compile(None)

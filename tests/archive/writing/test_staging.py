@@ -47,6 +47,19 @@ def test_an_archive_is_taken_with_its_own_name_and_version(tmp_path: Path) -> No
         assert (LocalStore(staging.root).find(entry).path / "m.py").read_text() == HANDLER
 
 
+def test_an_archive_keeps_its_files_name_by_which_it_may_be_trusted(tmp_path: Path) -> None:
+    """Not one that a list of models cannot hold, nor one that is taken."""
+    (tmp_path / "m.py").write_text(HANDLER)
+    made = write_archive(plan_source(f"{tmp_path}/m.py", Wishes(name="shout")).plan, tmp_path)
+    odd = made.rename(tmp_path / "a, b=c.mar")
+    (tmp_path / "shout-2.mar").write_bytes(odd.read_bytes())
+    staging = Staging(tmp_path / "models")
+
+    entries = [staging.take_archive(path)[0] for path in (tmp_path / "shout-2.mar", odd, tmp_path / "shout-2.mar")]
+
+    assert entries == ["shout-2.mar", "archive-1", "archive-2"]
+
+
 def test_what_is_no_archive_is_refused_in_its_own_words(tmp_path: Path) -> None:
     """The reader says what is wrong."""
     (tmp_path / "m.mar").write_bytes(b"no archive")

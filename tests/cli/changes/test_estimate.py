@@ -67,6 +67,26 @@ def test_weights_in_the_archive_count_as_well(tmp_path: Path) -> None:
     assert (other["ranks"], other["tensors"], other["weightBytes"]) == (1, None, len(WEIGHTS))
 
 
+@pytest.mark.parametrize("leads_out", ["absolute", "above", "linked"])
+def test_headers_beside_the_archive_are_not_read_for_it(leads_out: str, tmp_path: Path) -> None:
+    """A name that a stranger wrote would show what lies in other folders."""
+    beside, folder = tmp_path / "beside", tmp_path / "archive"
+    for each in (beside, folder):
+        each.mkdir()
+    (beside / "m.safetensors").write_bytes(WEIGHTS)
+    named = {"absolute": str(beside), "above": "../beside", "linked": "link"}[leads_out]
+    (folder / "link").symlink_to(beside)
+    (folder / "MAR-INF").mkdir()
+    said = manifest("m", "base_handler", modelFile="net.py", configFile="c.yaml")
+    (folder / "MAR-INF" / "MANIFEST.json").write_bytes(said)
+    (folder / "c.yaml").write_text(f"checkpoint: {named}\n")
+
+    result = runner.invoke(app, [str(folder), "--estimate"])
+
+    assert result.exit_code == 1
+    assert "lies apart from it" in result.stderr
+
+
 def test_a_plan_that_does_not_fit_has_status_1(tmp_path: Path) -> None:
     """With the sentence."""
     path = _archive(tmp_path, "checkpoint: w\n" + PARALLEL.replace("up:", "upp:"))

@@ -224,7 +224,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], 
 
 def test_numbers_that_count_as_others_are_told(tmp_path: Path) -> None:
     """The server raises them without a word; the export path's last folder is made."""
-    (tmp_path / "c.yaml").write_text("batchSize: 0\nresponseTimeout: 0\nmaxBatchDelay: 0\n")
+    (tmp_path / "c.yaml").write_text("batchSize: 0\nresponseTimeout: 0\nmaxBatchDelay: 0\nminWorkers: 2\n")
 
     result = runner.invoke(app, ["m", "--handler", "h.py", "-c", "c.yaml", "-o", "new"])
 
@@ -232,6 +232,7 @@ def test_numbers_that_count_as_others_are_told(tmp_path: Path) -> None:
     assert result.stderr.splitlines() == [
         "Warning: responseTimeout is 0, which is not used: it must be a whole number of 1 or more",
         "Warning: batchSize is 0, which counts as 1",
+        "Warning: minWorkers 2 of the model's configuration is not used: it needs maxWorkers beside it",
     ]
     assert (tmp_path / "new" / "m.mar").is_file()
 

@@ -95,6 +95,16 @@ def test_an_input_that_only_one_answers_is_beyond_every_bound(tmp_path: Path, in
     assert "ZeroDivisionError" in ran.out
 
 
+def test_that_nothing_was_answered_by_both_is_a_sentence(tmp_path: Path, inputs: Path) -> None:
+    """And no count of answers that differ."""
+    fails = "def handle(data, context):\n    return [1 // 0 for row in data or []]\n"
+
+    ran = marserve("compare", *archives(tmp_path, DOUBLES, fails), "--inputs", inputs, "--pairs", 0)
+
+    assert ran.status == 1
+    assert "m 1.0 beside m 1.0: 3 inputs, none answered by both." in ran.out
+
+
 @pytest.mark.parametrize(
     ("handler", "words"),
     [

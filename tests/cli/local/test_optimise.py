@@ -120,6 +120,34 @@ def test_a_model_that_nothing_can_be_made_of_is_told_in_a_sentence(tmp_path: Pat
     assert not (tmp_path / "m-optimised.mar").exists()
 
 
+def test_a_log_without_a_terminal_has_a_line_for_each_step_of_the_search(tmp_path: Path) -> None:
+    """A search takes minutes, which would be silent ones; scripts' documents stay alone."""
+    words = ("optimise", make_archive(tmp_path / "m.mar", PLAIN), "--inputs", pictures(tmp_path / "in", 4))
+
+    ran, document = marserve(*words, "-o", tmp_path), marserve(*words, "-o", tmp_path, "--json")
+
+    first, last = ran.err.splitlines()
+    assert first == "loading m 1.0"
+    assert last.startswith("marserve: m 1.0 cannot be built anew")
+    assert document.err == ""
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_an_archive_that_is_there_is_refused_before_a_build_is_tried(tmp_path: Path) -> None:
+    """Exit 1 in no time, rather than after the search, whose findings would be lost."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 4)
+    (tmp_path / "net-optimised.mar").write_bytes(b"of before")
+
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, "--candidate", "channels-last")
+
+    assert ran.status == 1
+    assert "net-optimised.mar already exists. Use --force (-f) to overwrite it" in ran.err
+    assert "channels-last" not in ran.err
+    assert (tmp_path / "net-optimised.mar").read_bytes() == b"of before"
+
+
 def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
     """Exit 2."""
     archive = make_archive(tmp_path / "m.mar", PLAIN)

@@ -102,7 +102,7 @@ def test_an_unknown_model_or_version_is_said_after_one_request(apis: FakeApis, i
     assert (model.status, baseline.status) == (1, 1)
     assert "Model not found: /predictions/digit\n" in model.err
     assert "/predictions/digits/9.9" in baseline.err
-    assert "`marserve models` lists" in model.err
+    assert f"{apis.url} was asked: --inference names another server; `marserve models` lists" in model.err
     assert len(apis.asked) == 3
 
 

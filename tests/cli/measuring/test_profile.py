@@ -98,15 +98,19 @@ def test_what_it_waits_for_is_said_once_without_a_terminal(
 
 
 def test_a_profile_without_a_request_is_status_1(apis: FakeApis) -> None:
-    """The server's remark says what is missing."""
-    idle = a_profile(requests=0, batches=0, operators=[], noOperators="no batch ran", hasTrace=False)
+    """The server's remark says what is missing, without a table of noughts; how to send requests stands below it."""
+    remarks = ["No request came to this worker meanwhile"]
+    idle = a_profile(requests=0, batches=0, operators=[], noOperators="no batch ran", hasTrace=False, remarks=remarks)
     with fake_apis() as quiet:
         quiet.answer("POST /models/digits/profile", msgspec.to_builtins(idle))
         ran = marserve("profile", "digits", "--management", quiet.url)
 
     assert ran.status == 1
-    assert "0 of the 50 asked for requests" in ran.out
-    assert "No operators: no batch ran." in ran.out
+    said, note, files = ran.out.splitlines()
+    assert "0 of the 50 asked for requests" in said
+    assert note == "note: No request came to this worker meanwhile"
+    assert "report.html" in files
+    assert "`marserve bench digits --inputs FOLDER`" in ran.err
 
 
 def test_what_cannot_be_done_is_said_and_leaves_no_files(apis: FakeApis, tmp_path: Path) -> None:
@@ -146,5 +150,5 @@ def test_an_answer_of_lists_in_lists_is_no_profile(apis: FakeApis, tmp_path: Pat
     ran = marserve("profile", "deep", "--management", apis.url)
 
     assert ran.status == 1
-    assert "is no profile" in ran.err
+    assert "is no JSON" in ran.err
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def test_a_script_gets_any_answer_as_json(body: bytes, expected: object, picture
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (404, "marserve models`"),
+        (404, "was asked: --inference names another server; `marserve models` lists"),
         (503, "marserve models digits"),
         (500, "marserve logs digits"),
         (400, "Prediction failed"),

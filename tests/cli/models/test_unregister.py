@@ -27,6 +27,16 @@ def test_one_version_is_taken_out_alone() -> None:
     assert ran.document == {"model": "digits", "version": "1.0", "status": "done"}
 
 
+def test_a_version_that_is_taken_out_is_named() -> None:
+    """The server's words are TorchServe's, which name the model alone, as though all of it were gone."""
+    with fake_apis() as apis:
+        apis.answer("DELETE /models/digits/1.0", {"status": 'Model "digits" unregistered'})
+
+        ran = marserve("unregister", "digits", "--version", "1.0", "--management", apis.url)
+
+    assert (ran.status, ran.out) == (0, "Version 1.0 of model digits unregistered\n")
+
+
 def test_a_version_in_use_is_taken_out_by_force() -> None:
     """Nothing is forced that was not asked for."""
     with fake_apis() as apis:

@@ -24,6 +24,30 @@ def test_lines_are_printed_as_the_logs_have_them() -> None:
         assert apis.asked[0].parameters == {"model": "digits", "request": "r", "level": "error", "tail": "5"}
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_traceback_has_time_and_request_on_its_first_line_alone(follows: bool) -> None:
+    """Which are as wide as a terminal; a record whose lines do not share them is printed as it is."""
+    head = "2026-01-31T12:00:00,000 [ERROR] W-9000-m_1.0-stderr MODEL_LOG [r] - "
+    records = [f'{head}Prediction failed\n{head}  File "net.py"\n{head}ValueError: x - y', f"{head}one\nother - two"]
+    with fake_apis() as apis:
+        if follows:
+            events = "".join(f"data: {json.dumps({**LINE, 'text': each})}\n\n" for each in records)
+            events += "event: end\ndata: {}\n\n"
+            apis.answer("GET /logs", events.encode(), content_type="text/event-stream")
+        else:
+            apis.answer("GET /logs", {"lines": [{**LINE, "text": each} for each in records], "complete": True})
+
+        ran = marserve("logs", *(["--follow"] if follows else []), "--management", apis.url)
+
+    assert ran.out.splitlines() == [
+        f"{head}Prediction failed",
+        '    File "net.py"',
+        "  ValueError: x - y",
+        f"{head}one",
+        "other - two",
+    ]
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("follows", [False, True])
 def test_a_record_of_any_server_reaches_no_terminal_as_a_command(as_json: bool, follows: bool) -> None:

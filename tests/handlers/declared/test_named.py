@@ -153,6 +153,15 @@ def test_an_exported_program_takes_its_inputs_by_name(tmp_path: Path) -> None:
     assert declared["inputs"][1]["shape"] == ["batch"]
 
 
+def test_json_without_a_content_type_names_inputs_too(tmp_path: Path) -> None:
+    """As bytes, which is what comes of `curl -T body.json`."""
+    rows = torch.export.Dim("rows", min=1)
+    handler = exported(tmp_path, Two(), torch.zeros(2, 3), torch.zeros(2), shapes={"x": {0: rows}, "y": {0: rows}})
+    body = {"x": [1.0, 2.0, 3.0], "y": 4.0}
+
+    assert answers(handler, bytearray(json.dumps(body).encode())) == answers(handler, body)
+
+
 def test_rows_of_numbers_are_answered_as_ever(tmp_path: Path) -> None:
     """Also beside requests that name the input."""
     handler = exported(tmp_path, Doubled(), torch.ones(3, 2), shapes=({0: torch.export.Dim("rows")},))

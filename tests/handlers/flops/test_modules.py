@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from marserve_handlers.flops.cost import Cost, NotCounted, fit  # noqa: E402
 from marserve_handlers.flops.modules import CountedModule  # noqa: E402
 from marserve_handlers.optimising.call_arrays import Call  # noqa: E402
+from marserve_handlers.runtimes.fixed_sizes import with_fixed_sizes  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -63,6 +64,23 @@ def test_the_same_layers_count_the_same_however_they_were_saved(
     model, path = make(tmp_path)
 
     assert cost_of(model, torch.rand(2, 64), path=path) == Cost(0.0, float(MLP_ROW))
+
+
+def eager(folder: Path) -> tuple[Any, str]:
+    """The layers as they are."""
+    return mlp(), ""
+
+
+@pytest.mark.parametrize("make", [eager, script, exported])
+def test_rows_that_only_fill_a_batch_up_are_not_counted(
+    make: Callable[[Path], tuple[Any, str]], tmp_path: Path
+) -> None:
+    """With `allowedBatchSizes`, whose padding stands before the module; the module goes on padding."""
+    model, path = make(tmp_path)
+    padded = with_fixed_sizes(model, [1, 4, 16], None)
+
+    assert cost_of(padded, torch.rand(3, 64), path=path) == Cost(0.0, float(MLP_ROW))
+    assert padded(torch.rand(3, 64)).shape == (3, 10)
 
 
 def test_lstm_and_attention_count_which_are_nothing_on_the_cpu() -> None:

@@ -150,6 +150,7 @@ def test_a_build_of_sentences_takes_any_length_and_gives_nested_outputs(name: st
 
 
 @pytest.mark.system
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler, about torch
 @pytest.mark.parametrize(("name", "bound"), [("compile", EXACT), ("aot", EXACT)])
 @pytest.mark.parametrize("model", [Pictures, Words])
@@ -166,6 +167,21 @@ def test_a_compiled_build_takes_any_batch_and_gives_nested_outputs(
     whole = join([calls[0]] * 19)
     wanted, seen = leaves_of(run_model(parent, whole)), leaves_of(run_model(built, whole))
     assert all(torch.allclose(seen[at], wanted[at], atol=1e-4) for at in wanted)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about torch
+def test_a_compiled_build_compiles_nothing_once_it_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever batch comes, from one row to the largest. By torch's tracer alone, which decides what is compiled."""
+    compile_it = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, options: compile_it(model, backend="eager"))
+    torch._dynamo.reset()
+    parent = Pictures().eval()
+
+    model = made("compile", lambda: copy.deepcopy(parent), pictures(), tmp_path)
+
+    with torch._dynamo.config.patch(error_on_recompile=True), torch.no_grad():
+        for rows in range(1, 9):
+            assert model(torch.randn(rows, 1, 8, 8)).shape == (rows, 5)
 
 
 @pytest.mark.long

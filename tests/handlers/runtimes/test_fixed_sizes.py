@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from marserve_handlers.context import Context  # noqa: E402  # torch first
-from marserve_handlers.runtimes.fixed_sizes import allow_graphs, with_fixed_sizes  # noqa: E402
+from marserve_handlers.runtimes.fixed_sizes import allow_graphs, with_fixed_sizes, without_fixed_sizes  # noqa: E402
 
 SIZES = (1, 2, 4, 8)
 
@@ -113,3 +113,19 @@ def test_inductor_is_told_which_graphs_to_record(monkeypatch: pytest.MonkeyPatch
     allow_graphs(SIZES)
 
     assert config.triton.cudagraph_capture_sizes == SIZES
+
+
+def test_a_module_is_found_again_as_it_was_before_its_sizes_were_fixed() -> None:
+    """Whether its class or the object itself has its `forward`; the fixed one stays as it is."""
+    plain, patched = Net(), Net()
+    patched.forward = lambda rows: len(rows)
+    assert without_fixed_sizes(plain) is plain
+
+    fixed = [with_fixed_sizes(each, SIZES, None) for each in (plain, patched)]
+
+    assert without_fixed_sizes(fixed[0])(torch.zeros(3, 1))["twice"].shape == (3, 1)
+    assert fixed[0].seen == [3]
+    assert without_fixed_sizes(fixed[1])(torch.zeros(3, 1)) == 3
+    assert fixed[1](torch.zeros(3, 1)) is not None
+    fixed[0](torch.zeros(3, 1))
+    assert fixed[0].seen == [3, 4]

@@ -262,6 +262,25 @@ def test_tied_weights_stay_tied_where_they_are_whole(tmp_path: Path, monkeypatch
     assert torch.equal(found[1].embed.weight, whole.embed.weight)
 
 
+def test_tied_weights_that_disagree_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in one process; by the rank whose share of the rows differs."""
+    names: dict[str, Any] = {}
+    exec(TIED, names)
+    state = {name: tensor.clone() for name, tensor in names["Tied"]().state_dict().items()}
+    folder, pair = archive_of(tmp_path, TIED, "tied.py"), {"up": "colwise", "down": "rowwise"}
+    for row, refused in ((None, []), (2, [0]), (7, [1])):
+        path = str(tmp_path / f"{row}.safetensors")
+        changed = state["head.weight"].clone()
+        if row is not None:
+            changed[row, 1] += 1
+        save_file(state | {"head.weight": changed}, path)
+        for rank in (0, 1):
+            with rank_of(2, rank, monkeypatch):
+                told = pytest.raises(ModelNotLoadable, match=r"head.weight and embed.weight are one tensor")
+                with told if rank in refused else contextlib.nullcontext():
+                    parallel.load_parallel(folder, "tied.py", path, CPU, context_of(pair))
+
+
 NUMBERS = """
 import torch
 from torch import nn

@@ -14,6 +14,7 @@ from marserve.messages import Part, Request, Result
 from marserve.pool.dispatch.dispatcher import Dispatcher
 from marserve.pool.dispatch.jobs import Flight, Job
 from marserve.pool.options import PoolOptions
+from marserve.telemetry.happenings import Happenings
 from marserve.telemetry.metrics.counts import VersionMetrics
 from support.receivers import Told
 
@@ -424,3 +425,25 @@ def test_who_makes_room_may_send_another_request_while_it_is_told() -> None:
     assert isinstance(again.end, QueueFull)
     assert len(refused) == 1
     assert len(door.dispatcher.queue) == 2
+
+
+def test_a_flood_is_noted_once_a_second_for_requests_of_other_models() -> None:
+    """Not each refusal; with how many there were and why."""
+    door = Door(queue_size=1)
+    door.metrics.happenings = happenings = Happenings()
+    door.submit()
+    door.submit()
+    for number in range(251):
+        door.now = number / 100
+        with pytest.raises(QueueFull):
+            door.submit()
+
+    assert [(each.kind, each.model, each.began, each.ended) for each in happenings] == [
+        ("flood", "m", 0.0, 0.0),
+        ("flood", "m", 0.0, 1.0),
+        ("flood", "m", 1.0, 2.0),
+    ]
+    assert [each.text for each in happenings][:2] == [
+        "had more requests than it takes, and refused a request (queue_full)",
+        "had more requests than it takes, and refused 100 requests (queue_full)",
+    ]

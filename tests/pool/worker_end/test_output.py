@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from marserve.pool.worker_end.output import KEPT_LINES, LAST_TURNS, ReadEnd, WorkerOutput
+from marserve.pool.worker_end.output import KEPT_LINES, LAST_TURNS, LOUD_BYTES, ReadEnd, WorkerOutput
 from marserve.pool.worker_end.output_lines import BYTES_A_TURN, LINES_A_TURN, MAX_LINE_BYTES, TurnSize
 from marserve.telemetry.logs.output_budget import SHARED_BURST_BYTES, TURN_S, Turns
 from support.worker_logs import KeptLines
@@ -228,6 +228,26 @@ async def test_errors_and_the_newest_lines_of_a_flood_are_known(pipes: Pipes) ->
     assert ("stdout", "ERROR", "the reason") in lines
     assert lines[-1][2].startswith("10001 lines (")
     assert pipes.output.last_lines[-2:] == ["y", "the end"]
+
+
+async def test_that_a_worker_prints_a_lot_is_told_but_not_of_each_turn() -> None:
+    """Once it begins, then once a second; a few lines are nothing."""
+    told: list[tuple[float, float, int]] = []
+    output = WorkerOutput("m", "1.0", "9000", KeptLines(), lambda *burst: told.append(burst))
+    out, err = await output.open()
+    await write(out, b"a line\n" * 100)
+    await write(out, b"x" * 99 + b"\n")
+    assert told == []
+
+    began = time.monotonic()
+    await write(out, (b"y" * 99 + b"\n") * (4 * LOUD_BYTES // 100))
+    os.close(out)
+    os.close(err)
+    await output.drained(5.0)
+    ended = time.monotonic()
+
+    assert 1 <= len(told) <= 2 + (ended - began)
+    assert all(begin <= end <= ended and size >= LOUD_BYTES for begin, end, size in told)
 
 
 async def test_a_quiet_worker_is_logged_beside_floods() -> None:

@@ -277,6 +277,25 @@ def test_an_idle_time_out_counts_only_where_there_may_be_no_worker() -> None:
     assert awake.idle_timeout_s is None
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"min_workers": 2}, "minWorkers 2 of the model's configuration is not used: it needs maxWorkers beside it"),
+        ({"max_workers": 2}, "maxWorkers 2 of the model's configuration is not used: it needs minWorkers beside it"),
+        (
+            {"min_workers": 3, "max_workers": 2},
+            "minWorkers 3 and maxWorkers 2 of the model's configuration are not used: maxWorkers must not be below "
+            "minWorkers",
+        ),
+    ],
+)
+def test_numbers_of_workers_that_are_not_used_name_what_the_file_says_and_what_is_missing(
+    config: dict[str, int], words: str
+) -> None:
+    """And no number that stands nowhere."""
+    assert choose(archive=config)[1] == [words]
+
+
 def test_a_goal_needs_its_latency_and_finds_its_batch_size_itself() -> None:
     """Without `latencyGoalMs` the policy is not used, and a warning says so; a named batch size stays the bound."""
     kept, no_warnings = choose(archive={"batch_policy": "goal", "latency_goal_s": 0.2, "length_from": "body_bytes"})

@@ -126,6 +126,14 @@ def read_shape(value: object) -> tuple[int, ...] | None:
     return tuple(value) if math.prod(value) < MOST else None
 
 
+def folder_inside(folder: Path, named: str) -> Path | None:
+    """The folder of that name in the unpacked archive at `folder`; None if it has none, or the name leads out of it."""
+    if os.path.isabs(named) or "\0" in named:
+        return None
+    whole, found = Path(os.path.realpath(folder)), Path(os.path.realpath(folder / named))
+    return found if found != whole and found.is_relative_to(whole) and found.is_dir() else None
+
+
 def find_inside(folder: Path, name: str, named_in: str) -> tuple[Path, int]:
     """The regular file of that name below the folder, and its size. Raises BadCheckpoint, OSError.
 

@@ -54,9 +54,10 @@ def _write(target: Path, entry: Entry, pieces: Iterator[bytes], size: int) -> No
 
 def _head(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The first pieces of a safetensors file, until its header is among them."""
-    head = b""
+    first, seen = b"", 0
     for piece in pieces:
-        head += piece
+        first += piece[: 8 - len(first)]
+        seen += len(piece)
         yield piece
-        if len(head) >= 8 and len(head) >= 8 + min(int.from_bytes(head[:8], "little"), _MAX_HEADER_BYTES):
+        if len(first) == 8 and seen >= 8 + min(int.from_bytes(first, "little"), _MAX_HEADER_BYTES):
             return

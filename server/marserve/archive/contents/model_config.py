@@ -104,6 +104,20 @@ def parse_model_config(data: bytes, name: str = "model-config.yaml") -> ModelCon
     return ModelConfig(Said(said), document, warnings)
 
 
+def unused_workers(said: Said, has_idle_timeout: bool) -> str:
+    """Why the numbers of workers of a configuration are not used; empty where they are, or where it has none."""
+    least, most = said.get("min_workers") or 0, said.get("max_workers") or 0
+    if not (least or most) or (least and most >= least) or (not least and has_idle_timeout):
+        return ""
+    if least and most:
+        return (
+            f"minWorkers {least} and maxWorkers {most} of the model's configuration are not used: maxWorkers must not "
+            "be below minWorkers"
+        )
+    there, missing = (f"minWorkers {least}", "maxWorkers") if least else (f"maxWorkers {most}", "minWorkers")
+    return f"{there} of the model's configuration is not used: it needs {missing} beside it"
+
+
 def _unused(name: str, defect: str, *, line: int = 0, is_wrong: bool = False) -> ModelConfig:
     defect += f" in line {line}" if line else ""
     remark = Remark(f"{name} is not used: {defect}", line=line, is_wrong=is_wrong)

@@ -88,6 +88,16 @@ def _check_pt2(pt2: object) -> None:
                 raise _bad(f"pt2.{part}", value, "a map, as {enable: true}" if part == "compile" else "a map")
 
 
+def asks_to_compile(document: Mapping[str, Any] | None) -> bool:
+    """Whether `pt2` asks for the model to be compiled by torch, as handlers read it; its backend need not be known."""
+    pt2 = (document or {}).get("pt2")
+    if not isinstance(pt2, dict):
+        return isinstance(pt2, str) and pt2 != ""
+    if isinstance(pt2.get("compile"), dict):
+        return bool(pt2["compile"].get("enable"))
+    return bool(pt2.keys() - {"compile", "export"})
+
+
 def _bad(key: str, value: object, right: str) -> BadArchive:
     shown = repr(value)
     return BadArchive(f"{key} of the model's configuration is {shown[:60]}; it must be {right}.")

@@ -5,6 +5,7 @@ Each staged model is a folder of its own, with the members that an archive would
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from marserve.archive.reading.reader import Limits, unpack
 from marserve.archive.writing.writer import Plan, write_archive
 from marserve.errors import BadArchive, CannotArchive
 
+_PLAIN_NAME = re.compile(r"\w[\w.-]*")
 _KEPT = 2  # the served one, and the one that takes its place
 
 
@@ -36,9 +38,11 @@ class Staging:
     def take_archive(self, path: Path) -> tuple[str, str, str]:
         """Bring in an archive, a file or a folder; returns the entry's name, and the model's name and version.
 
-        Raises CannotArchive.
+        The entry has the archive's own name, by which `trusted_models` may name it. Raises CannotArchive.
         """
-        name = self._next("archive")
+        own = path.resolve().name
+        is_free = _PLAIN_NAME.fullmatch(own) is not None and not (self.root / own).exists()
+        name = own if is_free else self._next("archive")
         target = self.root / name
         try:
             if path.is_dir():

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from marserve.archive.checkpoints.checkpoint import read_checkpoint
-from marserve.archive.checkpoints.contents import Saved
+from marserve.archive.checkpoints.contents import Saved, folder_inside
 from marserve.archive.checkpoints.estimate import Estimate, estimate, shares_of
 from marserve.archive.checkpoints.hollow import hollow_copy
 from marserve.archive.checkpoints.safetensors_index import read_header
@@ -104,11 +104,12 @@ def _weigh_archive(folder: Path, size: int, *, is_unpacked_by_server: bool) -> _
     manifest = read_manifest(folder)
     options = read_model_config(folder, manifest).options
     if options.checkpoint is not None:
-        if not (folder / options.checkpoint).is_dir():
+        inside = folder_inside(folder, options.checkpoint)
+        if inside is None:
             raise BadArchive(
                 f"its checkpoint {options.checkpoint} lies apart from it; name that folder, or a copy of it, instead."
             )
-        read = read_checkpoint(folder / options.checkpoint)
+        read = read_checkpoint(inside)
         is_mapped = is_unpacked_by_server and read.kind == "safetensors"
         return _Weights(read.tensors, read.bytes, is_mapped, options.parallel)
     name = manifest.serialized_file

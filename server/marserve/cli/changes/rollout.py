@@ -150,7 +150,7 @@ def rollout(
                 status = _follow(server, path, model, output)
             if sent is not None:
                 status["upload"] = to_builtins(sent)
-        output.result(status, *_shown(status))
+        output.result(status, *_shown(status, has_events=not follow))
         if follow and status["state"] != "promoted":
             raise typer.Exit(FAILED_STATUS)
 
@@ -184,7 +184,8 @@ def _follow(server: Management, path: str, model: str, output: Output) -> dict[s
             status = server.order("GET", path)
 
 
-def _shown(status: dict[str, Any]) -> list[Any]:
+def _shown(status: dict[str, Any], *, has_events: bool) -> list[Any]:
+    """What is shown of a roll-out; without the events where these were shown as they came."""
     head = (
         f"{status['modelName']} {status['modelVersion']}, in the place of {status['baseline']}: {status['state']}"
         + (f", {status['share']:g}% of the requests" if status["state"] in ("running", "paused") else "")
@@ -195,7 +196,8 @@ def _shown(status: dict[str, Any]) -> list[Any]:
     if findings:
         rows = [[each["measure"], each["standing"], each["reason"]] for each in findings]
         lines.append(table(["measure", "the candidate is", "evidence"], rows))
-    lines.append(table(["at", "what happened"], [_event_row(event) for event in status["events"]]))
+    if has_events:
+        lines.append(table(["at", "what happened"], [_event_row(event) for event in status["events"]]))
     return lines
 
 

@@ -17,7 +17,7 @@ from marserve.archive.checkpoints.checked_files import check_members
 from marserve.archive.checkpoints.checkpoint import read_checkpoint
 from marserve.archive.checkpoints.contents import BadCheckpoint
 from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
-from marserve.archive.contents.model_config import ModelConfig, parse_model_config
+from marserve.archive.contents.model_config import ModelConfig, parse_model_config, unused_workers
 from marserve.archive.writing.sources import Wishes, is_hub_address, is_program, is_source, plan_source
 from marserve.archive.writing.writer import (
     FORMATS,
@@ -323,6 +323,8 @@ def _foresee(plan: Plan) -> list[str]:
         path = plan.spec.config_file
         config = _read_config(plan.made[path.name] if path.name in plan.made else path.read_bytes(), path)
         warnings += [*config.warnings, *_raised(config, config.document or {})]
+        if unused := unused_workers(config.said, "idle_timeout_s" in config.said):
+            warnings.append(unused)
         checkpoint = config.options.checkpoint
     findings = check_members(plan.members.items(), trusted=True)
     warnings += [f"servers will refuse this archive. {finding}" for finding in findings]

@@ -84,10 +84,10 @@ def _lines(report: Report, names: tuple[str, str]) -> list[str | Table]:
 
     lines: list[str | Table] = []
     answers = report.answers
-    lines.append(
-        f"{names[1]} beside {names[0]}: {report.inputs} inputs, {answers.compared} answers compared, "
-        f"{len(answers.differing)} differ {answers.by}."
-    )
+    found = "none answered by both"
+    if answers.compared:
+        found = f"{answers.compared} answers compared, {len(answers.differing)} differ {answers.by}"
+    lines.append(f"{names[1]} beside {names[0]}: {report.inputs} inputs, {found}.")
     rows = []
     for run, errors in report.runs.items():
         for name, each in errors.outputs.items():

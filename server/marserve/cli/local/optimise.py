@@ -121,16 +121,8 @@ def optimise(
                 server = held.enter_context(Management(find_address("management", management, config)))
                 server.describe_all()  # first: a server that does not answer is an error before minutes are spent
             try:
-                with output.progress() as bar:
-                    task = bar.add_task("")
-                    report = search(
-                        archive,
-                        found,
-                        wish,
-                        export_path,
-                        force=force,
-                        on_step=lambda step: bar.update(task, description=step),
-                    )
+                with output.steps() as show:
+                    report = search(archive, found, wish, export_path, force=force, on_step=show)
             except ValueError as error:
                 raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:

@@ -13,7 +13,7 @@ import httpx
 from marserve.cli.credentials import Credentials, local_trust
 from marserve.cli.measuring.grpc_target import DATA, checked, grpc_target, is_grpc, try_call
 from marserve.cli.output import CommandFailed, WrongArguments
-from marserve.cli.remote import Inference, Management, find_address, is_loopback, refused
+from marserve.cli.remote import Inference, Management, asked_there, find_address, is_loopback, refused
 from marserve.optimise.inputs import BadInputs, content_type_of, find_inputs
 from marserve.registry.intake.drawn_samples import draw_samples
 from marserve.tuning.http_line import HttpTarget
@@ -99,6 +99,6 @@ def try_once(
     with Inference(address) as server:
         answer = server.predict(model, version, first.body, first.content_type or None, timeout_s)
     if answer.status_code in (401, 403, 404):
-        step = "`marserve models` lists what is registered." if answer.status_code == 404 else None
+        step = asked_there(address) if answer.status_code == 404 else None
         failure = refused(answer, step)
         raise CommandFailed(failure.message, failure.next_step, **failure.detail)

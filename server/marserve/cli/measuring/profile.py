@@ -98,6 +98,7 @@ def profile(
             f"{folder}/: {', '.join(files)}",
         )
         if not any(each.requests for _, each, _ in made):
+            output.note(f"  `marserve bench {model} --inputs FOLDER`, run beside this command, sends requests.")
             raise typer.Exit(FAILED_STATUS)
 
 
@@ -220,6 +221,9 @@ def _write(folder: Path, made: Sequence[tuple[str, ModelProfile, bytes]]) -> lis
 def _described(address: str, profile: ModelProfile) -> list[str | Table]:
     name = f"{profile.modelName} {profile.modelVersion}" + (f" at {address}" if address else "")
     lines: list[str | Table] = [f"{name}: {got_of(profile)}"]
+    remarks = [f"note: {remark}" for remark in profile.remarks or ()]
+    if not profile.requests:
+        return [*lines, *remarks]
     lines.append(
         table(
             ["part", "ms", "share"],
@@ -236,4 +240,4 @@ def _described(address: str, profile: ModelProfile) -> list[str | Table]:
         lines.append(f"No operators: {profile.noOperators}.")
     if profile.noPython:
         lines.append(f"No samples of Python: {profile.noPython}.")
-    return [*lines, *(f"note: {remark}" for remark in profile.remarks or ())]
+    return [*lines, *remarks]

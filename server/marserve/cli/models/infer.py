@@ -14,7 +14,7 @@ import typer
 
 from marserve.cli.options import Version
 from marserve.cli.output import AsJson, Output, WrongArguments
-from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, find_address, refused, shown_by
+from marserve.cli.remote import ConfigFile, Inference, InferenceAddress, asked_there, find_address, refused, shown_by
 
 
 def infer(
@@ -33,10 +33,11 @@ def infer(
     with Output(as_json) as output:
         body = _read(file)
         content_type = content_type or (None if file == "-" else mimetypes.guess_type(file)[0])
-        with Inference(find_address("inference", inference, config)) as server:
+        address = find_address("inference", inference, config)
+        with Inference(address) as server:
             answer = server.predict(model, version, body, content_type, timeout)
         if answer.is_error:
-            raise refused(answer, _next_step(answer, model))
+            raise refused(answer, _next_step(answer, model, address))
         if as_json:
             output.result(
                 {
@@ -61,9 +62,9 @@ def _read(file: str) -> bytes:
         ) from error
 
 
-def _next_step(answer: httpx.Response, model: str) -> str | None:
+def _next_step(answer: httpx.Response, model: str, address: str) -> str | None:
     if answer.status_code == 404:
-        return "`marserve models` lists what is registered."
+        return asked_there(address)
     if answer.status_code not in (500, 503, 507):
         return None
     cause, request_id = answer.headers.get("x-marserve-cause"), answer.headers.get("x-request-id")

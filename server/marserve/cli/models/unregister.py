@@ -44,4 +44,7 @@ def unregister(
                 output,
                 f"Unregistering {named}: accepted requests are answered first",
             )
-        output.result({"model": model, "version": version, "status": answer["status"]}, answer["status"])
+        status = answer["status"]
+        # TorchServe's sentence names the model alone, of which other versions may stay.
+        said = f"Version {version} of model {model} unregistered" if version else status
+        output.result({"model": model, "version": version, "status": status}, said)

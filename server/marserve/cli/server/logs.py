@@ -54,7 +54,7 @@ def logs(
             output.result(found)
             return
         for line in found["lines"]:
-            _print(line["text"])
+            _print(_folded(line["text"]))
         if not found["lines"]:
             output.note(_nothing(found, model, request))
         elif not found["complete"]:
@@ -120,8 +120,17 @@ def _show_coming(lines: Iterator[str], *, as_json: bool) -> None:
         elif name == "data" and event == "end":
             return
         elif name == "data":
-            _print(json_escaped(value) if as_json else json.loads(value)["text"])
+            _print(json_escaped(value) if as_json else _folded(json.loads(value)["text"]))
     raise CommandFailed("The server broke the connection off.", "`marserve status` tells whether it still runs.")
+
+
+def _folded(text: str) -> str:
+    """A record of several lines whose first alone has its head (time, level, worker, request), where all have it."""
+    first, *rest = text.split("\n")
+    head = "".join(first.partition(" - ")[:2])
+    if not rest or not all(line.startswith(head) for line in rest):
+        return text
+    return "\n".join([first, *(f"  {line[len(head) :]}".rstrip() for line in rest)])
 
 
 def _print(text: str) -> None:

@@ -50,6 +50,7 @@ from marserve.pool.dispatch.modes.steps_and_sequences import goes_on, tell_piece
 from marserve.pool.dispatch.queue import GivenUp, JobQueue
 from marserve.pool.dispatch.sequences import SequenceQueue
 from marserve.pool.options import PoolOptions
+from marserve.telemetry.happenings import Bursts
 from marserve.telemetry.metrics.counts import VersionMetrics
 
 # The longest `Retry-After`, and how much later than its own moment a refused client may come.
@@ -95,6 +96,7 @@ class Dispatcher:
         )
         self.deadlines = Deadlines()
         self.fingerprints = Fingerprints()
+        self._floods = Bursts(least=1)
         self._appointed_until = 0.0  # up to when workers' time is planned for refused clients
         self._mode = make_mode(options, self.lanes, self._batcher, actions)
         self.expected_wait_s = self._mode.expected_wait_s
@@ -114,8 +116,13 @@ class Dispatcher:
             return self._admit(request, receiver, now)
         except (Unavailable, DeadlinePassed) as error:
             self.metrics.refused[error.cause or "unknown"] += 1
-            if isinstance(error, QueueFull | NoTicket | WaitTooLong) and self.lanes.mean_runs_s:
-                error.retry_spread_s = APPOINTED_SPREAD_S
+            if isinstance(error, QueueFull | NoTicket | WaitTooLong):
+                if self.lanes.mean_runs_s:
+                    error.retry_spread_s = APPOINTED_SPREAD_S
+                if (flood := self._floods.add(now)) is not None:
+                    requests = "a request" if flood.amount == 1 else f"{flood.amount} requests"
+                    text = f"had more requests than it takes, and refused {requests} ({error.cause})"
+                    self.metrics.note("flood", now, text, seconds=now - flood.began)
             raise
 
     def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:

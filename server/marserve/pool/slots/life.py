@@ -146,7 +146,7 @@ class Life:
         self.is_ready = False
         self.ended = asyncio.Event()
         options = context.options
-        self.output = WorkerOutput(options.model, options.version, slot_id, context.log)
+        self.output = WorkerOutput(options.model, options.version, slot_id, context.log, self._note_printing)
         self.client = WorkerClient(self, max_frame_bytes=context.load.max_answer_bytes * max(1, options.batch_size))
         self.due = due
         self.health: HealthWatch | None = None
@@ -169,6 +169,9 @@ class Life:
         self._sigkill: asyncio.TimerHandle | None = None
         self._cgroup: WorkerCgroup | None = None
         self._recycle_after = options.max_requests_per_worker or math.inf
+
+    def _note_printing(self, began: float, ended: float, size: int) -> None:
+        self._context.metrics.note("printing", ended, f"{self._name} printed {size >> 10} KiB", seconds=ended - began)
 
     # ------------------------------------------------------------------------------------------- its start
 

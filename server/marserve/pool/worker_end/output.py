@@ -5,7 +5,8 @@ standard output and WARNING on standard error. The newest lines are kept: they s
 
 A worker that prints a gigabyte slows no other model down. After each turn its pipe rests for a time that grows with the
 turn's cost and with the turns of all other pipes; meanwhile the worker may have to wait in `print`. Lines beyond the
-log's budget (`telemetry/logs/output_budget.py`) are counted and dropped, and once a second a line says how many.
+log's budget (`telemetry/logs/output_budget.py`) are counted and dropped, and once a second a line says how many. That a
+worker prints a lot is told once a second, too: requests of others may have waited for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from marserve.pool.worker_end.output_lines import (
@@ -26,12 +27,15 @@ from marserve.pool.worker_end.output_lines import (
     fit_ids,
     read_lines,
 )
-from marserve.telemetry.logs.output_budget import CUT_S, OutputBudget, Turns
+from marserve.telemetry.happenings import Bursts
+from marserve.telemetry.logs.output_budget import CUT_S, SHARED_BYTES_PER_S, OutputBudget, Turns
 from marserve.telemetry.logs.worker_lines import Stream, WorkerLines
 
 KEPT_LINES = 20
 # Python prints at most 100 frames of a thread that crashed.
 ERROR_LINES, MAX_ERROR_LENGTH = 160, 400
+# From so much within a second on a worker prints a lot: the log does not take that for long.
+LOUD_BYTES = SHARED_BYTES_PER_S
 # How many turns a pipe gets at its end, without rests: enough for twice what it holds and what was read last.
 LAST_TURNS = 32
 _ERRORS_A_TURN = 16
@@ -49,9 +53,19 @@ class WorkerLog(Protocol):
 
 
 class WorkerOutput:
-    """The output of one worker process."""
+    """The output of one worker process.
 
-    def __init__(self, model: str, version: str, worker_id: str, log: WorkerLog) -> None:
+    `tell_loud` is told when the worker prints a lot: since when, until when, and how many bytes.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        worker_id: str,
+        log: WorkerLog,
+        tell_loud: Callable[[float, float, int], None] | None = None,
+    ) -> None:
         self._model, self._version, self._worker_id, self._log = model, version, worker_id, log
         self._allowance = log.budget.allowance()
         self._kept: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
@@ -60,6 +74,8 @@ class WorkerOutput:
         self._pipes: list[_Pipe] = []
         self._closed: list[asyncio.Future[None]] = []
         self._cut_end: asyncio.TimerHandle | None = None
+        self._tell_loud = tell_loud
+        self._loud = Bursts(LOUD_BYTES)
 
     @property
     def last_lines(self) -> list[str]:
@@ -123,12 +139,16 @@ class WorkerOutput:
     def take_turn(self, cutter: LineCutter, stream: Stream, rank: int, most_bytes: int = BYTES_A_TURN) -> None:
         """Log the next lines of a pipe; while the worker's output is cut, drop all lines that are held."""
         if self._allowance.cut_until:
-            self._drop(cutter, cutter.skip(), stream, rank)
+            skipped = cutter.skip()
+            self._listen(skipped.size)
+            self._drop(cutter, skipped, stream, rank)
             return
         lines = cutter.take(most_bytes)
         if not lines:
             return
-        if self._admits(len(lines), sum(map(len, lines))):
+        size = sum(map(len, lines))
+        self._listen(size)
+        if self._admits(len(lines), size):
             self._read(cutter, lines, stream, rank)
         else:
             self._drop(cutter, Skipped(b"\n".join(lines) + b"\n"), stream, rank)
@@ -146,6 +166,7 @@ class WorkerOutput:
     def take(self, stream: Stream, level: str, texts: Sequence[str], ids: str) -> None:
         """Log records of a worker on another machine."""
         size = sum(map(len, texts))
+        self._listen(size)
         if self._allowance.cut_until or not self._admits(len(texts), size):
             self._allowance.leave_out(len(texts), size)
             self._keep(stream, texts, 0)
@@ -162,6 +183,13 @@ class WorkerOutput:
                 text += "\n(The traceback is left out: there were too many of them just now.)"
         level = "ERROR" if traceback else "INFO"
         self._log.write(WorkerLines(self._model, self._version, self._worker_id, "stderr", level, [text], ids))
+
+    def _listen(self, size: int) -> None:
+        """So many bytes came."""
+        if self._tell_loud is not None:
+            now = time.monotonic()
+            if (loud := self._loud.add(now, size)) is not None:
+                self._tell_loud(loud.began, now, loud.amount)
 
     def _admits(self, lines: int, size: int) -> bool:
         if self._allowance.admit(time.monotonic(), lines, size):

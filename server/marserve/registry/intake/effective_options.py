@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from marserve.archive.contents.model_config import ModelConfig, read_declared
+from marserve.archive.contents.model_config import ModelConfig, read_declared, unused_workers
 from marserve.errors import BadArchive, BadInput
 from marserve.model_options import NOTHING, Layer, Layers, ModelOptions, Said, fold, say
 from marserve.option_values import Sample
@@ -225,11 +225,8 @@ def _workers(
         return least, most
     if archive.get("min_workers") == 0 and most and has_idle_timeout:
         return 0, most
-    if least or most:
-        warnings.append(
-            f"minWorkers {least} and maxWorkers {most} of the model's configuration are not used: both are needed, and "
-            "maxWorkers must not be below minWorkers"
-        )
+    if unused := unused_workers(archive, has_idle_timeout):
+        warnings.append(unused)
     default = server.workers_at_startup if at_startup else server.workers_by_api
     if not at_startup:
         workers = layers.get("registration", NOTHING).get("min_workers", default)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from marserve.agent_link import ArchiveRef
+from marserve.archive.contents.runtime_options import asks_to_compile
 from marserve.archive.contents.weight_size import weigh
 from marserve.documents import pack
 from marserve.environments.environments import Environment
@@ -379,7 +380,7 @@ def _load(facts: Facts, handler: str, unpacked: Unpacked, server: RegistryOption
         allowed_batch_sizes=list(options.allowed_batch_sizes),
         inter_threads=(options.threads or {}).get("inter", 0),
         import_paths=[str(beside)] if beside is not None else [],
-        warm_up=list(options.inputs_to_try) if options.warm_up else [],
+        warm_up=list(options.inputs_to_try) if options.warm_up or asks_to_compile(unpacked.config.document) else [],
         environment=server.sequence_headers.environment(),
         is_continuous=options.continuous_batching,
         is_concurrent=options.is_concurrent,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from marserve.archive.checkpoints.checked_files import check_members
 from marserve.archive.checkpoints.checkpoint import read_checkpoint
-from marserve.archive.checkpoints.contents import Checkpoint
+from marserve.archive.checkpoints.contents import Checkpoint, folder_inside
 from marserve.archive.checkpoints.dcp_metadata import MAX_METADATA_BYTES, METADATA, parse_metadata
 from marserve.archive.checkpoints.safetensors_index import ENDING, INDEX_ENDING, MAX_INDEX_BYTES, parse_index
 from marserve.archive.contents.built_in_handlers import BUILT_IN_HANDLERS
@@ -63,7 +63,7 @@ def find_checkpoint(
     _check_manifest(named, manifest)
     if is_prefix(named.place):
         return _fetch(named.place, fetch, is_stopped)
-    inside = _find_inside(folder, named.place)
+    inside = folder_inside(folder, named.place)
     if inside is not None:  # its pickles were checked with the archive's
         return FoundCheckpoint(inside, _read(inside, is_stopped), may_map=is_private, is_beside=False)
     beside = _find_beside(named, store)
@@ -121,18 +121,6 @@ def _check_manifest(named: Named, manifest: Manifest) -> None:
             f"{named}, and the manifest names no modelFile, whose class the weights are of; archive the model with "
             "--model-file."
         )
-
-
-def _find_inside(folder: Path, named: str) -> Path | None:
-    """The folder of the archive; None if it has none of that name."""
-    if os.path.isabs(named) or "\0" in named:
-        return None
-    found = Path(os.path.realpath(folder / named))
-    return found if found != Path(os.path.realpath(folder)) and _is_below(found, folder) and found.is_dir() else None
-
-
-def _is_below(path: Path, folder: Path) -> bool:
-    return path.is_relative_to(os.path.realpath(folder))
 
 
 def _find_beside(named: Named, store: LocalStore) -> Path:

@@ -116,7 +116,7 @@ function Shown({ profile, onDownload }) {
     </section>
     <section class="panel" aria-labelledby="operators"><h3 id="operators">Operators</h3>
       ${profile.noOperators && html`<p class="muted">None were recorded: ${profile.noOperators}.</p>`}
-      ${operators.length > 0 && html`<p class="muted">Recorded in ${profile.recordedBatches} of ${profile.batches} batches; ${counted(profile.threads, "thread")} each.</p>
+      ${operators.length > 0 && html`<p class="muted">Recorded in ${profile.recordedBatches} of ${profile.batches} batches; ${counted(profile.threads ?? 1, "thread")} each.</p>
       <table class="figures stack"><caption class="hidden">Operators</caption><thead><tr><th scope="col">Operator</th><th scope="col" class="number">Calls</th><th scope="col" class="number">Own time</th><th scope="col" class="wide">Most of it with shapes</th></tr></thead>
         <tbody>${operators.slice(0, LISTED).map((each) => html`<tr key=${each.name}><th scope="row" class="id">${each.name}</th><td class="number">${each.calls}</td><td class="number">${milliseconds(each.selfMs)}</td><td class="id wide">${each.shapes.length ? each.shapes[0].shapes : ""}</td></tr>`)}</tbody></table>`}
     </section>
