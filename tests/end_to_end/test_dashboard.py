@@ -502,6 +502,7 @@ def test_many_versions_come_in_pages_and_are_searched_for(browser: Any, tmp_path
         browsing.check_calm(server.management)
 
 
+@pytest.mark.timeout(300)
 def test_open_pages_cost_the_server_nothing_that_stays(browser: Any, server: Server) -> None:
     """200 clients make a model page's requests, and some tabs follow its log: memory and sockets are as before."""
     assert server.process is not None
