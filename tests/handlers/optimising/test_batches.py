@@ -84,3 +84,20 @@ def test_an_output_is_cut_by_the_rows_of_each_call() -> None:
     assert parts_of(np.zeros((2, 5)), calls) is None
     assert parts_of(np.array(1.0), calls) is None
     assert parts_of(np.array(1.0), calls[:1]) is not None
+
+
+def test_one_scale_for_a_whole_batch_shows_beside_a_loud_mate_and_nowhere_with_batches_of_one() -> None:
+    """As of INT8 that is quantised dynamically, by tensor: a row is not what it is alone."""
+
+    def rounded(rows: Any) -> Any:
+        scale = np.abs(rows).max() / 127
+        return np.round(rows / scale) * scale
+
+    calls = [call_of(1.0), call_of(2.0)]
+    alone = [rounded(call.args[0])[0, 0] for call in calls]
+
+    runs = planned(calls, 4)
+    seen = [rounded(batch.call.args[0])[0, 0] for batch in runs[LOUD]]
+
+    assert max(abs(ours - theirs) for ours, theirs in zip(seen, alone, strict=True)) > 0.05
+    assert list(planned(calls, 1)) == [ALONE]
