@@ -58,6 +58,7 @@ def test_what_is_not_there_is_named(program: tuple[str, ...], words: str, tmp_pa
         ({"continuous_batching": True}, "continuousBatching"),
         ({"allowed_batch_sizes": (1, 2)}, "allowedBatchSizes"),
         ({"samples": (Sample(body=b"1"),)}, "samples"),
+        ({"peak_flops": {"": 1e12}}, "peakFlops"),
         ({"parallel_type": "tp", "parallel_level": 2}, "parallelType"),
     ],
 )

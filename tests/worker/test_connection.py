@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from marserve.messages import Lengths, Stop
@@ -47,3 +49,35 @@ def test_a_connection_waits_for_whole_messages_and_ends_with_the_server() -> Non
         connection.receive_some()
     connection.send(Lengths(1, 0.5, []))
     assert bytes(sock.written).startswith(b"mW")
+
+
+def test_two_threads_that_send_do_not_mix_their_frames() -> None:
+    """A message of several buffers is whole, though another thread sends between two writes."""
+
+    class Slow(Socket):
+        """Lets the other thread run after each write."""
+
+        def sendall(self, data: bytes) -> None:
+            """Written, then given up."""
+            super().sendall(data)
+            first.set()
+            second.wait(0.2)
+
+    first, second = threading.Event(), threading.Event()
+    sock = Slow()
+    connection = Connection(sock)  # type: ignore[arg-type]
+    body = bytes(1 << 20)
+
+    def send_too() -> None:
+        first.wait(10)
+        connection.send(Stop())  # type: ignore[arg-type]
+        second.set()
+
+    thread = threading.Thread(target=send_too)
+    thread.start()
+    connection.send(Stop(), [body])  # type: ignore[arg-type]
+    thread.join()
+
+    assert len(sock.written) > len(body)
+    assert bytes(sock.written).count(b"mW") == 2
+    assert bytes(sock.written).rindex(b"mW") >= len(body)
