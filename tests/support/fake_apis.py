@@ -201,7 +201,7 @@ EXPLAINED: dict[str, Any] = {
     "wall_ms": 120.0,
     "bytes_in": 14,
     "bytes_out": 11,
-    "stages": [{"name": "queue", "ms": 100.0}, {"name": "handle", "ms": 20.0}],
+    "stages": [{"name": "queue", "ms": 100.0}, {"name": "handle", "ms": 20.0}, {"name": "write", "ms": 0.1}],
     "spans": [{"name": "tokenise", "after_ms": 1.0, "ms": 2.0}],
     "batch": {"size": 2, "mates": ["r-2"], "runs": 1, "first_of_worker": False, "handler_ms": 20.0},
     "cause": "queue",

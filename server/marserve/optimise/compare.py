@@ -253,12 +253,12 @@ def _compare_answers(
     reference: Subject, recordings: Sequence[Recording], folders: Sequence[Path]
 ) -> tuple[Answers, list[str]]:
     """How the answers compare, and sentences about inputs that one answers and the other does not."""
-    faults: list[str] = []
+    alike: dict[str, list[int]] = {}
     pairs: list[tuple[int, list[dict[str, Any]]]] = []
     for at, (ours, theirs) in enumerate(zip(recordings[0].answers, recordings[1].answers, strict=False)):
         if bool(ours.message) != bool(theirs.message):
             how = f"fails with {theirs.message}" if theirs.message else f"is answered; wanted a failure, {ours.message}"
-            faults.append(f"input {at} {how}")
+            alike.setdefault(how, []).append(at)
         elif not ours.message:
             pairs.append(
                 (
@@ -269,6 +269,10 @@ def _compare_answers(
                     ],
                 )
             )
+    faults = [
+        f"input {inputs[0]} {how}{f' (and {len(inputs) - 1} more)' if len(inputs) > 1 else ''}"
+        for how, inputs in alike.items()
+    ]
     if not pairs:
         return Answers("nothing was answered", 0, ()), faults[:MOST_FAULTS]
     said = reference.ask(

@@ -103,6 +103,8 @@ def test_that_nothing_was_answered_by_both_is_a_sentence(tmp_path: Path, inputs:
 
     assert ran.status == 1
     assert "m 1.0 beside m 1.0: 3 inputs, none answered by both." in ran.out
+    assert ran.out.count("beyond its bound: input 0 fails with") == 1
+    assert "(and 2 more)" in ran.out  # one cause, one line
 
 
 @pytest.mark.parametrize(

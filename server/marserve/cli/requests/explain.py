@@ -13,6 +13,8 @@ from marserve.cli.remote import ConfigFile, Management, ManagementAddress, find_
 
 # A stage's bar is so long for the whole time.
 BAR = 40
+# Less is in the text of numbers, whose rows are of one size all the same.
+LEAST_PADDING = 0.05
 
 
 def explain(
@@ -98,21 +100,14 @@ def described(request: Mapping[str, Any]) -> list[str]:
         "",
     ]
     most = max((stage["ms"] for stage in request["stages"]), default=0.0)
+    below = _of_handle(request)
     for stage in request["stages"]:
         bar = "█" * round(BAR * stage["ms"] / most) if most else ""
         lines.append(f"  {stage['name']:<8} {stage['ms']:>10.2f} ms  {bar}".rstrip())
-    lines += [
-        f"    {span['name']}: {span['ms']:.2f} ms, {span['after_ms']:.2f} ms after the batch began"
-        for span in request.get("spans") or ()
-    ]
-    for part in request.get("parts") or ():
-        longest = max(part["stages"], key=lambda stage: float(stage["ms"]))
-        failed = f", {part['status']} {part['error']}" if part.get("error") else ""
-        lines.append(
-            f"    {'  ' * (part['depth'] - 1)}{part['name']}: {part['ms']:.2f} ms, after {part['after_ms']:.2f} ms, "
-            f"by {part['model'] or 'no model'} {part['version']}".rstrip()
-            + f"; {longest['ms']:.2f} ms of it in {longest['name']}{failed}"
-        )
+        if stage["name"] == "handle":
+            lines += below
+            below = []
+    lines += below  # where there is no such stage
     batch = request.get("batch")
     if batch:
         lines += ["", *_of_batch(batch)]
@@ -125,11 +120,28 @@ def described(request: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _of_handle(request: Mapping[str, Any]) -> list[str]:
+    """What went on in the stage `handle`: the author's spans, a workflow's nodes, and models that were called."""
+    lines = [
+        f"    {span['name']}: {span['ms']:.2f} ms, {span['after_ms']:.2f} ms after the batch began"
+        for span in request.get("spans") or ()
+    ]
+    for part in request.get("parts") or ():
+        longest = max(part["stages"], key=lambda stage: float(stage["ms"]))
+        failed = f", {part['status']} {part['error']}" if part.get("error") else ""
+        lines.append(
+            f"    {'  ' * (part['depth'] - 1)}{part['name']}: {part['ms']:.2f} ms, after {part['after_ms']:.2f} ms, "
+            f"by {part['model'] or 'no model'} {part['version']}".rstrip()
+            + f"; {longest['ms']:.2f} ms of it in {longest['name']}{failed}"
+        )
+    return lines
+
+
 def _of_batch(batch: Mapping[str, Any]) -> list[str]:
     first = ", its worker's first" if batch["first_of_worker"] else ""
     again = f"; it was in {batch['runs']} batches" if batch["runs"] > 1 else ""
     lines = [f"Its batch had {batch['size']}{first}, {batch['handler_ms']:.2f} ms in the handler{again}"]
-    if batch.get("padding"):
+    if batch.get("padding", 0) >= LEAST_PADDING:
         lines.append(f"  {batch['padding']:.0%} of it are padding if inputs are padded to the largest, by their bytes")
     if batch["mates"]:
         lines.append("  with " + ", ".join(batch["mates"]))
