@@ -447,6 +447,25 @@ def test_an_optimised_version_is_a_candidate_and_takes_over_by_a_rollout(
     assert "Not applied: it is version 1.0-optimised; let it take over with `marserve rollout" in ran.out
 
 
+def test_another_version_that_is_best_is_told_with_the_roll_out_that_lets_it_take_over(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To pack the tuned one anew with these options would bring nothing."""
+    chosen = Row(Setting(Layout(1, "1.0-optimised"), 8, 0.0), 400.0, 400.0)
+
+    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, *, present: Setting, **more: Any) -> Found:
+        now = Row(present, 100.0, 100.0)
+        return Found([chosen, now], {}, now)
+
+    monkeypatch.setattr(tune_search, "search", search)
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 0, ran.err
+    assert "the best is version 1.0-optimised" in ran.out
+    assert "`marserve rollout digits 1.0-optimised` lets it take over" in ran.out
+
+
 def test_each_number_of_threads_is_a_copy_of_its_own(
     apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
             "`marserve apply FILE` does it."
         )
     elif chosen is not None:
-        lines.append(_how_to_set(chosen, present))
+        lines.append(_how_to_set(wish.model, chosen, present))
     output.result(_document(wish, version, goal, found, copy.asked, chosen, text, declared, applied), *lines)
 
 
@@ -179,7 +179,13 @@ def _check_change(server: Management, model: str, present: Setting) -> None:
         raise
 
 
-def _how_to_set(chosen: Row, present: Setting) -> str:
+def _how_to_set(model: str, chosen: Row, present: Setting) -> str:
+    best = chosen.setting.layout.version
+    if best != present.layout.version:
+        return (
+            f"Nothing was changed: the best is version {best}, with these options in its archive; "
+            f"`marserve rollout {model} {best}` lets it take over."
+        )
     if chosen.setting.layout.build[1:] != present.layout.build[1:]:
         return "Nothing was changed: threads and padding come with the archive; pack it anew and `marserve swap` it in."
     return "Nothing was changed: --apply sets it now, until the archive is registered again."
