@@ -44,7 +44,7 @@ def plan_runs(calls: Sequence[Call], batch_size: int) -> Iterator[tuple[str, Ite
         for size in sorted({2, batch_size}):
             yield in_full(size), _in_batches(calls, groups, size)
         if any(louder(calls[group[0]], LOUDNESS) for group in groups):
-            yield LOUD, _beside_loud(calls, groups)
+            yield LOUD, _beside_loud(calls, groups, batch_size)
 
 
 def parts_of(output: Any, calls: Sequence[Call]) -> list[dict[str, Any]] | None:
@@ -80,10 +80,15 @@ def _in_batches(calls: Sequence[Call], groups: Sequence[Sequence[int]], size: in
             yield Batch(join([calls[at] for at in members]), tuple(members), kept)
 
 
-def _beside_loud(calls: Sequence[Call], groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+def _beside_loud(calls: Sequence[Call], groups: Sequence[Sequence[int]], size: int) -> Iterator[Batch]:
+    """Each call once, in batches whose last row is the loud one; filled as those without are.
+
+    One loud row for each call would make every call cost two.
+    """
     for group in groups:
-        for place, at in enumerate(group):
-            mate = group[(place + 1) % len(group)]
-            loud = louder(calls[mate], LOUDNESS)
+        for begin in range(0, len(group), size - 1):
+            members = [group[at % len(group)] for at in range(begin, begin + size)]
+            kept = min(size - 1, len(group) - begin)
+            loud = louder(calls[members[-1]], LOUDNESS)
             if loud is not None:
-                yield Batch(join([calls[at], loud]), (at, mate), 1)
+                yield Batch(join([*(calls[at] for at in members[:-1]), loud]), tuple(members), kept)

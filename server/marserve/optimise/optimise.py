@@ -242,6 +242,7 @@ def _searched(
         _refuse_what_cannot_be(facts, parent)
         check(parent)
         size = wish.batch_size or parent.batch_size
+        parent.use_threads(share, GRACE_S)  # one alone would take longer to compare
         (scratch / "parent").mkdir()
         on_step(f"{len(compared)} inputs through {parent.name}")
         recorded = parent.record(compared, scratch / "parent", size, wish.within_s)
@@ -363,7 +364,7 @@ class _Search:
         build.mkdir(parents=True)
         run.mkdir()
         wish = self.wish
-        with self.start(memory_bytes=wish.memory_bytes) as subject:
+        with self.start(memory_bytes=wish.memory_bytes, threads=self.share) as subject:
             on_step(f"{candidate.name}: building")
             subject.loaded()
             built = subject.build(candidate.name, build, self.calibrating, self.size, left)
@@ -404,7 +405,8 @@ class _Search:
         """Measure a build that passed, with one thread and with the worker's share of them."""
         assert row.verdict is not None
         sizes = sorted({1, self.size})
-        for threads in sorted({1, self.share}):
+        # The share first, with which it was compared: loaded anew for other threads, a build may be compiled anew.
+        for threads in sorted({1, self.share}, reverse=True):
             try:
                 for each in (self.parent, subject):
                     each.use_threads(threads, GRACE_S)

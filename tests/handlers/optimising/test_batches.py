@@ -39,10 +39,15 @@ def test_every_call_is_in_every_run_once_and_the_last_batch_is_filled() -> None:
 
 
 def test_each_has_a_loud_mate_beside_it() -> None:
-    """Another call's numbers, many times as large."""
-    runs = planned([call_of(1.0), call_of(2.0)], 4)
+    """Another call's numbers, many times as large: one row of a batch, so that few calls are made."""
+    runs = planned([call_of(1.0), call_of(2.0), call_of(3.0), call_of(4.0)], 3)
 
-    assert [values(batch) for batch in runs[LOUD]] == [[1.0, 2.0 * LOUDNESS], [2.0, 1.0 * LOUDNESS]]
+    assert [values(batch) for batch in runs[LOUD]] == [[1.0, 2.0, 3.0 * LOUDNESS], [3.0, 4.0, 1.0 * LOUDNESS]]
+    assert [batch.kept for batch in runs[LOUD]] == [2, 2]
+    assert [values(batch) for batch in planned([call_of(1.0), call_of(2.0)], 2)[LOUD]] == [
+        [1.0, 2.0 * LOUDNESS],
+        [2.0, 1.0 * LOUDNESS],
+    ]
 
 
 def test_one_call_makes_batches_with_itself() -> None:
@@ -50,7 +55,7 @@ def test_one_call_makes_batches_with_itself() -> None:
     runs = planned([call_of(3.0)], 3)
 
     assert values(runs["in batches of 3"][0]) == [3.0, 3.0, 3.0]
-    assert values(runs[LOUD][0]) == [3.0, 3.0 * LOUDNESS]
+    assert values(runs[LOUD][0]) == [3.0, 3.0, 3.0 * LOUDNESS]
 
 
 def test_other_shapes_do_not_share_a_batch() -> None:
