@@ -1,8 +1,9 @@
 """The model in OpenVINO, quantised to INT8 by NNCF with scales that are measured once.
 
 There are several ways to quantise, and none is the best for all models: SmoothQuant, which NNCF does by itself to
-attention, put encoders that average over their tokens off by a third of the mean output, and without it they are off by
-half a hundredth. So they are tried in order, and judged by the inputs that calibrate, never by those that are compared.
+attention, put encoders that average over their tokens off by a fifth to a third of the mean output; without it they are
+off by half a hundredth. So they are tried in order, and judged by the inputs that calibrate, never by those that are
+compared.
 """
 
 from __future__ import annotations
