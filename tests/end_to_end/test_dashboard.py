@@ -282,6 +282,7 @@ def test_weights_are_asked_about_and_hold_only_then(browser: Any, server: Server
     page.wait_for_selector("dialog .problem:has-text('Nothing was changed')")
     page.unroute("**/traffic")
     page.click("dialog >> text=Cancel")
+    page.wait_for_selector("dialog", state="detached")  # the browser tells a dialog's end a moment later
     assert outputs.all_inner_texts() == ["100 %", "0 %"]
     assert weights() == before
 
