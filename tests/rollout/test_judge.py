@@ -21,7 +21,7 @@ from marserve.rollout.judge import (
     needed_for_p99,
     smallest_found,
 )
-from marserve.rollout.statistics import highest_rate, lowest_rate
+from marserve.proportions import highest_rate, lowest_rate
 from support.judged_versions import Behaviour, counts_of, play_step
 
 RUNS = 100

@@ -3,7 +3,6 @@
 rollouts    carries roll-outs out: reads counts, asks the judge, sets the traffic
 course      the steps and the state of one roll-out
 judge       decides: go on, hold, promote, or roll back
-statistics  exact bounds for the rate behind a count
 records     roll-outs kept on disk
 schema      the former name of `desired_state/schema.py`
 """

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
-from marserve.rollout.statistics import at_least, at_most, highest_rate, lowest_rate
+from marserve.proportions import at_least, at_most, highest_rate, lowest_rate
 
 Decision = Literal["continue", "promote", "hold", "roll back"]
 Measure = Literal["errors", "rejections", "p99", "answers"]

@@ -113,6 +113,14 @@ class House(ManagementHouse):
                 await asyncio.sleep(0.002)
         return self.standing(name)
 
+    async def until_held(self) -> str:
+        """What describe says that it waits for."""
+        async with asyncio.timeout(10):
+            while not self.standing().get("step"):
+                await asyncio.sleep(0.002)
+        assert self.standing()["state"] == "waits"
+        return str(self.standing()["step"])
+
     def kept(self) -> list[str]:
         """The folders of the state folder."""
         return sorted(path.name for path in (self.state / "optimised").glob("*") if path.is_dir())
@@ -315,8 +323,7 @@ async def test_two_versions_of_one_archive_are_searched_once(
     for each in (house, other):
         await each.add()
     await house.until("builds")
-    await asyncio.sleep(0.05)
-    assert other.standing() == {"state": "waits"}
+    assert "another search" in await other.until_held()
 
     house.searches.goes_on.set()
     await house.until("serves")
@@ -340,6 +347,27 @@ async def test_a_folder_that_was_changed_is_made_anew(houses: Callable[..., Hous
 
     assert len(second.searches.orders) == 1
     assert (first.state / "optimised" / key / "optimised" / "model.onnx").read_bytes() == b"12345"
+
+
+async def test_a_folder_that_was_changed_while_another_server_serves_it_is_waited_for_and_named(
+    houses: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one's build is not taken away; once it has ended, it is made anew."""
+    monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.01)
+    first = houses()
+    await first.add()
+    await first.until("serves")
+    (key,) = first.kept()
+    (first.state / "optimised" / key / "optimised" / "model.onnx").write_bytes(b"other")
+
+    second = houses()
+    await second.add()
+
+    assert str(first.state / "optimised" / key) in await second.until_held()
+    assert second.searches.orders == []
+    await first.close()
+    await second.until("serves")
+    assert len(second.searches.orders) == 1
 
 
 async def test_what_a_killed_server_left_is_deleted(houses: Callable[..., House], tmp_path: Path) -> None:

@@ -256,6 +256,8 @@ async def test_numbers_are_compared_in_a_worker_some_pairs_at_a_time() -> None:
     told = await house.settle()
 
     assert (told["compared"], told["differing"]) == (25, 1)
+    # Clopper and Pearson's lower bound at 95 % for 24 of 25.
+    assert told["shownAgreement"] == pytest.approx(0.8239, abs=1e-4)
     assert told["differences"][0]["where"] == "y"
     assert house.pool is not None
     assert house.pool.compared == 3

@@ -62,6 +62,8 @@ HOLDS_BUILD: Final = "the archive holds a build already, which serves where it d
 WITHIN_S: Final = 1800.0
 # So many workers of a build that die unasked bring its parent back.
 MOST_DEATHS: Final = 3
+# Another search makes it, or a build in it was damaged while it still serves elsewhere.
+HELD: Final = "until another search, or another server that serves the build in {folder}, lets go of it"
 # How often a folder is looked at that another search of this machine makes.
 LOOK_AGAIN_S: Final = 1.0
 
@@ -251,9 +253,13 @@ class Background:
         )
         folders = await self._open_folders()
         key = await asyncio.to_thread(lambda: key_of(order, archive_of(version.plan), self._machine()))
+        is_held = False
         while True:
             lease = folders.lease(key)
             if lease is None:
+                if not is_held:
+                    is_held = True
+                    self._note(version, Optimising("waits", step=HELD.format(folder=folders.folder / key)))
                 await asyncio.sleep(LOOK_AGAIN_S)
                 continue
             try:

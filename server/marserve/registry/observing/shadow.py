@@ -15,7 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from marserve.messages import Accepted, Answer, Receiver, Request
 from marserve.pool.checks.certifier import MOST_PAIRS
 from marserve.pool.dispatch.queue import LEAST_URGENT
 from marserve.pool.pool import Pool
+from marserve.proportions import lowest_rate
 from marserve.registry.observing.shadow_spec import ShadowSpec
 from marserve.registry.observing.yielding import Yielding
 
@@ -33,6 +34,8 @@ log = logging.getLogger("marserve.registry")
 MOST_BYTES = 64 * 1024 * 1024
 # The deadline of a copy.
 COPY_LIMIT_S = 60.0
+# The doubt that is left about the agreement that is shown.
+DOUBT: Final = 0.05
 # Of the differing answers this many of the first and this many of the latest are kept.
 KEPT_SAMPLES = 10
 # The length of a body that is shown.
@@ -139,6 +142,7 @@ class Shadow:
             "mirrored": counts.mirrored,
             "compared": counts.compared,
             "differing": counts.differing,
+            "shownAgreement": lowest_rate(counts.compared - counts.differing, counts.compared, DOUBT),
             "dropped": dict(counts.dropped),
             "skipped": dict(counts.skipped),
             "errors": dict(counts.errors),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -22,10 +21,6 @@ from marserve.registry.models import Registry
 from marserve.registry.observing.shadow_spec import read_shadow
 from marserve.rollout.course import read_rollout
 from marserve.rollout.rollouts import ORDERS, Rollouts
-from marserve.rollout.statistics import lowest_rate
-
-# The doubt that is left about an agreement that is shown.
-DOUBT: Final = 0.05
 
 
 def rollout_router(
@@ -54,7 +49,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
         responses={200: {"model": ShadowStatus}, **error_answers(404)},
     )
     async def describe(model_name: Name) -> Response:
-        return PrettyJson(_with_agreement(registry.mirrors.describe(model_name)))
+        return PrettyJson(registry.mirrors.describe(model_name))
 
     @router.put(
         path,
@@ -65,7 +60,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
     )
     async def put(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
         spec = read_shadow(await read_object(request))
-        return PrettyJson(_with_agreement(await changes.put_shadow(model_name, spec, dry_run=is_dry(request))))
+        return PrettyJson(await changes.put_shadow(model_name, spec, dry_run=is_dry(request)))
 
     @router.delete(
         path,
@@ -74,15 +69,7 @@ def _add_shadow(router: APIRouter, registry: Registry, changes: Changes) -> None
         responses={200: {"model": ShadowStatus}, **error_answers(400, 404, 409)},
     )
     async def remove(request: Request, model_name: Name, dry_run: Dry = None) -> Response:
-        return PrettyJson(_with_agreement(await changes.put_shadow(model_name, None, dry_run=is_dry(request))))
-
-
-def _with_agreement(shadow: dict[str, Any]) -> dict[str, Any]:
-    """A shadow's description with the agreement that its counts show: the exact lower bound at 95 %."""
-    if "compared" not in shadow:  # of a dry run
-        return shadow
-    agreeing = shadow["compared"] - shadow["differing"]
-    return {**shadow, "shownAgreement": lowest_rate(agreeing, shadow["compared"], DOUBT)}
+        return PrettyJson(await changes.put_shadow(model_name, None, dry_run=is_dry(request)))
 
 
 def _add_rollout(router: APIRouter, rollouts: Rollouts, guard: Callable[[str], None]) -> None:
