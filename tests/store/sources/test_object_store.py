@@ -309,6 +309,14 @@ def test_the_processes_own_variables_do_not_come_in_beside(monkeypatch: pytest.M
     assert "x-amz-security-token" not in asked.headers
 
 
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compose file sets those that it was not given. The library would panic at the address, and refuse the flag."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_UNSIGNED_PAYLOAD"):
+        monkeypatch.setenv(name, "")
+    with odd_store(an_object(b"x")) as store:
+        assert read(at(store)) == b"x"
+
+
 def test_a_public_bucket_is_asked_without_a_signature() -> None:
     """Though there are credentials."""
     with odd_store(an_object(b"x")) as store:

@@ -10,6 +10,7 @@ address in `store/addresses/object_address.py` and `store/addresses/fetch_guard.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -34,6 +35,8 @@ from marserve.store.sources.source import Entry, Failed, SourceError
 
 # The parameter of an address that names one version of an object.
 VERSIONS = {"s3": "versionId", "gs": "generation", "az": "versionid"}
+# How the names of the variables begin that the library reads.
+VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 log = logging.getLogger("marserve.store")
 
@@ -108,7 +111,16 @@ def _library(target: Target) -> Any:
             f"{target.scheme}:// addresses need the extra cloud: {trouble('cloud', error)}; "
             "pip install 'marserve[cloud]', then restart the server"
         ) from None
+    _forget_empty_variables()
     return obstore.store
+
+
+def _forget_empty_variables() -> None:
+    """Delete this process's empty variables of the stores, also for the processes that ask: as AWS's own tools take it,
+    empty is as good as unset. The library reads them by itself, refuses an empty flag, and panics at an empty address.
+    """
+    for name in [name for name, value in os.environ.items() if not value and name.startswith(VARIABLES)]:
+        del os.environ[name]
 
 
 def _settings_trouble(error: Exception, target: Target) -> Failed:
