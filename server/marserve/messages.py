@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -620,6 +620,10 @@ class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="not_loaded"):
     kind: str
     message: Sentence
     traceback: Traceback
+
+
+# A reason against forking that lies in what the model is, and that no author can mend.
+OPEN_SESSION: Final = "an ONNX Runtime session is open"
 
 
 class Templated(msgspec.Struct, frozen=True, array_like=True, tag="templated"):

@@ -29,7 +29,19 @@ from marserve import wire
 from marserve.allocator import give_back_free_memory
 from marserve.errors import BadFrame
 from marserve.lineage import VARIABLE as LINEAGE
-from marserve.messages import HEAVY_MODULES, Exited, Fork, Forked, Load, Preload, SetLevel, Stop, Templated, ToServer
+from marserve.messages import (
+    HEAVY_MODULES,
+    OPEN_SESSION,
+    Exited,
+    Fork,
+    Forked,
+    Load,
+    Preload,
+    SetLevel,
+    Stop,
+    Templated,
+    ToServer,
+)
 from marserve.shared_page import Page
 from marserve.worker.connection import Connection
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
@@ -230,7 +242,7 @@ def refusals(known_descriptors: Mapping[int, str]) -> list[str]:
     if torch is not None and getattr(torch, "xpu", None) is not None and torch.xpu.is_initialized():
         found.append("an XPU context is initialised")
     if "onnxruntime" in sys.modules and any(type(thing).__name__ == "InferenceSession" for thing in gc.get_objects()):
-        found.append("an ONNX Runtime session is open")
+        found.append(OPEN_SESSION)
     for descriptor, target in sorted(open_descriptors().items()):
         if known_descriptors.get(descriptor) != target:
             reason = _unshareable(descriptor, target)

@@ -23,7 +23,7 @@ from marserve.machine.accelerators import Accelerator, DeviceReading, Vendor
 from marserve.machine.describe import count_cores
 from marserve.machine.devices import Assigner, View, view_of
 from marserve.machine.numa import cpus_near
-from marserve.messages import HEAVY_MODULES, Load, Preload
+from marserve.messages import HEAVY_MODULES, OPEN_SESSION, Load, Preload
 from marserve.pool.interpreter import find_change, link_packages
 from marserve.pool.launchers.cgroups import WorkerCgroups
 from marserve.pool.launchers.cores import Cores
@@ -465,7 +465,8 @@ class Launcher:
             raise _fork_refused(reasons)
         self._may_load_first = False
         self._preload = tuple(name for name in HEAVY_MODULES if name in ready.preload)
-        self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
+        if not load.build and OPEN_SESSION not in ready.refusals:
+            self.warnings.append(f"Each worker loads the model for itself, forking it is not safe: {reasons}")
         log.info("%s %s: forking the loaded model is not safe: %s", load.model, load.version, reasons)
         return None
 
