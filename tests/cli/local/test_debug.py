@@ -9,6 +9,7 @@ import pytest
 
 from support.command_line import marserve
 from support.on_terminal import on_terminal
+from support.processes import living
 from support.server import make_archive
 
 HANDLER = """
@@ -117,6 +118,17 @@ def test_tracebacks_are_whole_and_the_status_is_1(tmp_path: Path, capfd: pytest.
     assert "ModuleNotFoundError: No module named 'nothing_of_that_name'" in of_load
     assert "broken 1.0: it does not load: " in unloaded.err
     assert "shout 1.0: its process ended with status 7, before there was an answer." in dead.err
+
+
+@pytest.mark.system
+def test_a_daemon_of_the_code_ends_with_the_command(tmp_path: Path) -> None:
+    """Though it has left the process group, and nobody waits for it."""
+    line = "print(__import__('subprocess').Popen(['sleep', '600'], start_new_session=True).pid, file=open('%s', 'w'))"
+    left = tmp_path / "pid"
+    ran = marserve("debug", archive_of(tmp_path, line % left), request(tmp_path))
+
+    assert ran.status == 0, ran.err
+    assert living({int(left.read_text())}) == set()
 
 
 def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from marserve.cli.local.tidied import tidied
 from marserve.cli.options import Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.errors import MarserveError
+from marserve.lineage import VARIABLE, end_families
 
 # Longer answers are shown to a person by their beginning.
 _MOST_SHOWN = 10_000
@@ -72,12 +74,23 @@ def debug(
 
 
 def _run(folder: Path, file: Path, content_type: str, *, prints_aside: bool) -> int:
-    """Run it on this terminal, in this process group, so that Control-C is its own; its status."""
+    """Run it on this terminal, in this process group, so that Control-C is its own; its status.
+
+    What it started ends with it, also a daemon, which would keep the terminal and the folder.
+    """
     program = "marserve.worker.without_server.debugged"
     body = str(file.absolute())
     words = [str(folder / "load"), body, content_type, str(folder), str(os.getpid())]
-    with _interrupts_left_to_it():
-        return subprocess.call([sys.executable, "-P", "-m", program, *words], stdout=2 if prints_aside else None)
+    lineage = secrets.token_hex(8)
+    try:
+        with _interrupts_left_to_it():
+            return subprocess.call(
+                [sys.executable, "-P", "-m", program, *words],
+                stdout=2 if prints_aside else None,
+                env={**os.environ, VARIABLE: lineage},
+            )
+    finally:
+        end_families({lineage: 0})
 
 
 @contextlib.contextmanager
