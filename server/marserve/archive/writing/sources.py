@@ -37,6 +37,7 @@ CONFIG_NAME = "model-config.yaml"
 REQUIREMENTS_NAME = "requirements.txt"
 LABELS_NAME = "index_to_name.json"
 # The file of a folder that has the model, and the one that is looked for next.
+PROGRAM_KEY = re.compile(r"^workerProgram\s*:", re.MULTILINE)
 MODEL_FILES = ("model.py", "handler.py")
 PROGRAMS = (".onnx", ".pt2", ".pt")
 _WEIGHTS = (".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".joblib")
@@ -401,9 +402,19 @@ def _model_of(folder: Path, name: str | None) -> Path:
     candidates = python or programs
     if len(candidates) == 1:
         return candidates[0]
+    if not candidates and _has_program(folder):
+        raise CannotArchive(
+            f"{folder / CONFIG_NAME} names a workerProgram, of which nobody can tell which file is its handler: pack it "
+            f"(marserve archive NAME --handler FILE --config-file {CONFIG_NAME} --extra-file FILE), and name the archive."
+        )
     there = f"{len(candidates)} files of {folder} have one: {', '.join(file.name for file in candidates[:8])}"
     none = f"{folder} has no model: no {' or '.join(MODEL_FILES)}, no other Python file with one, no program"
     raise CannotArchive(f"{there}. Name the file." if candidates else f"{none} ({', '.join(PROGRAMS)}).")
+
+
+def _has_program(folder: Path) -> bool:
+    config = _beside(folder, CONFIG_NAME)
+    return config is not None and PROGRAM_KEY.search(config.read_text("utf-8", "replace")) is not None
 
 
 def walk_model(folder: Path) -> Iterator[tuple[str, Path]]:
