@@ -270,7 +270,7 @@ def _searched(
         agreement_is_known = bool(wish.scores or recorded.scores)
         installed = [name for name in PACKAGES if find_spec(name) is not None]
         installed += [name for name in TOOLS if shutil.which(name)]
-        for choice in choose(
+        choices = choose(
             facts.kind,
             facts.cpu,
             installed,
@@ -279,15 +279,22 @@ def _searched(
             wish.bounds.min_agreement,
             has_agreement=agreement_is_known,
             is_drawn=given.is_drawn,
-        ):
-            report.rows.append(
-                Row(choice.candidate.name, choice.candidate.is_exact, choice.why_not)
-                if choice.why_not
-                else search.try_one(choice.candidate, on_step)
-            )
+        )
+        tried = [choice.candidate.name for choice in choices if not choice.why_not]
+        for choice in choices:
+            name = choice.candidate.name
+            if choice.why_not:
+                report.rows.append(Row(name, choice.candidate.is_exact, choice.why_not))
+                continue
+            place = f"{tried.index(name) + 1} of {len(tried)}"
+            report.rows.append(search.try_one(choice.candidate, partial(_tell_place, on_step, place)))
         report.winner = best(wish.goal, size, _measured(report.rows), facts.weight_bytes)
         yield search
         report.seconds = time.monotonic() - began
+
+
+def _tell_place(on_step: Callable[[str], None], place: str, step: str) -> None:
+    on_step(f"{place}, {step}")
 
 
 def share_of(parent: Subject) -> int:

@@ -239,6 +239,7 @@ def test_the_best_equal_build_is_archived_and_serves_and_refused_ones_say_why(tm
 
     assert ran.status == 0, ran.out + ran.err
     assert "bf16 is in " in ran.out
+    assert "1 of 1, bf16: building" in ran.err.splitlines()
     made = tmp_path / "net-optimised.mar"
     with zipfile.ZipFile(made) as file:
         assert json.loads(file.read("MAR-INF/MANIFEST.json"))["model"]["modelVersion"] == "1.0-optimised"
