@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from marserve.errors import BadArchive, CannotArchive
-from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
+from marserve.optimise.optimised_archive import (
+    digests_of_build,
+    place_of,
+    refuse_changed,
+    states_of,
+    write_optimised,
+)
 from optimise.test_proof import PROOF
 from support.server import make_archive
 
@@ -68,3 +74,34 @@ def test_digests_are_of_the_builds_files_by_their_names_in_the_archive(build: Pa
     assert digests_of_build(build) == {
         "optimised/model.onnx": "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"
     }
+
+
+def test_an_archive_that_is_exchanged_written_or_gone_is_told_from_what_it_was(tmp_path: Path) -> None:
+    """Also by a file of the same bytes: what was read in between is not known."""
+    archive = make_archive(tmp_path / "m.mar", "def handle(data, context): ...")
+    before = states_of(archive)
+    refuse_changed(archive, before)
+
+    (tmp_path / "new.mar").write_bytes(archive.read_bytes())
+    (tmp_path / "new.mar").replace(archive)
+    with pytest.raises(BadArchive, match="was changed meanwhile"):
+        refuse_changed(archive, before)
+    archive.unlink()
+    with pytest.raises(BadArchive, match="was changed meanwhile"):
+        refuse_changed(archive, before)
+
+
+def test_so_is_a_folder_by_each_of_its_files(tmp_path: Path) -> None:
+    """One that was written, and one that came."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "a").write_text("a")
+    before = states_of(tmp_path / "m")
+    refuse_changed(tmp_path / "m", before)
+
+    (tmp_path / "m" / "b").write_text("b")
+    with pytest.raises(BadArchive):
+        refuse_changed(tmp_path / "m", before)
+    (tmp_path / "m" / "b").unlink()
+    (tmp_path / "m" / "a").write_text("changed")
+    with pytest.raises(BadArchive):
+        refuse_changed(tmp_path / "m", before)

@@ -14,7 +14,7 @@ from marserve.files.digests import digest_of
 from marserve.optimise.compare import Report, Wish, compare
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, Verdict
 from marserve.optimise.inputs import Input
-from marserve.optimise.optimised_archive import manifest_bytes, members_of
+from marserve.optimise.optimised_archive import manifest_bytes, members_of, refuse_changed, states_of
 from marserve.optimise.proof import FOLDER, PROOF_PATH
 from marserve.optimise.subject import Subject, SubjectFailed
 
@@ -59,6 +59,7 @@ def export(
     Raises CannotExport, SubjectFailed, BadArchive, CannotArchive. Nothing is left of an archive that is not equal.
     """
     trusted = [archive.name] if is_trusted else []
+    before = states_of(archive)
     with tempfile.TemporaryDirectory(prefix="marserve-export-") as scratch:
         file = Path(scratch, "model.onnx" if to == "onnx" else "model.pt2")
         with Subject(archive, threads=threads, trusted=trusted) as parent:
@@ -87,6 +88,7 @@ def export(
             faults = "; ".join([*report.verdict.faults[:3], *made.notes])
             raise CannotExport(f"{model} does not answer as {to} as it does now: {faults}.")
         report.verdict = Verdict(report.verdict.faults, (*made.notes, *report.verdict.notes))
+        refuse_changed(archive, before)
         _write(archive, file, version, output, force=force)
     return Exported(output, version, report, digest_of(output) if to == "aoti" else "")
 

@@ -40,7 +40,13 @@ from marserve.optimise.candidates import (
 from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
 from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
-from marserve.optimise.optimised_archive import digests_of_build, place_of, write_optimised
+from marserve.optimise.optimised_archive import (
+    digests_of_build,
+    place_of,
+    refuse_changed,
+    states_of,
+    write_optimised,
+)
 from marserve.optimise.proof import FOLDER as BUILD_FOLDER
 from marserve.optimise.proof import PROOF_PATH, Proof, write_proof
 from marserve.optimise.ratio import PAIRS, Ratio
@@ -152,14 +158,17 @@ def optimise(
     def check(parent: Subject) -> None:
         refuse_existing(place_of(parent.load.model, folder), force=force)  # before minutes are spent
 
+    before = states_of(archive)
     with _searched(partial(Subject, archive, trusted=trusted), inputs, wish, on_step, check) as search:
         report = search.report
+        refuse_changed(archive, before)  # each candidate took it in anew
         if report.winner:
             on_step(f"writing the archive with {report.winner}")
             report.archive = search.write(archive, folder, force=force)
             # What was compiled here may run here.
             may_run = [report.archive.name] if wish.is_trusted or report.winner in NATIVE else []
             try:
+                refuse_changed(archive, before)
                 search.look_again(partial(Subject, report.archive, trusted=may_run), on_step)
             except BaseException:
                 report.archive.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from marserve.archive.contents.manifest import MANIFEST_PATH
 from marserve.archive.reading.reader import unpack
 from marserve.archive.writing.writer import Packing, output_path, walk, write_packing
 from marserve.errors import BadArchive
-from marserve.files.digests import digest_of
+from marserve.files.digests import State, digest_of, state_of
 from marserve.optimise.proof import FOLDER, PROOF_PATH, Proof, optimised_version, write_proof
 
 MOST_MANIFEST = 1 << 20
@@ -26,6 +26,25 @@ MOST_MANIFEST = 1 << 20
 def place_of(model: str, folder: Path) -> Path:
     """Where the optimised archive of a model of that name goes."""
     return output_path(f"{model}-optimised", folder, "default")
+
+
+def states_of(archive: Path) -> dict[str, State]:
+    """The state of an archive's file, or of a folder's files by name, which differs after every change. Raises OSError."""
+    files = walk(archive) if archive.is_dir() else [(archive.name, archive)]
+    return {name: state_of(path.stat()) for name, path in files}
+
+
+def refuse_changed(archive: Path, before: dict[str, State]) -> None:
+    """Raise BadArchive if the archive is not in these states: what was made of it is not of what lies there now."""
+    try:
+        is_same = states_of(archive) == before
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise BadArchive(
+            f"{archive} was changed meanwhile, and what was found is of what it was before: nothing is kept of it. "
+            "Run the command again."
+        )
 
 
 @contextmanager

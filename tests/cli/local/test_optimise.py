@@ -11,7 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from marserve.errors import BadArchive
 from marserve.optimise import subject
+from marserve.optimise.comparison import Bounds
+from marserve.optimise.inputs import find_inputs
+from marserve.optimise.optimise import Wish, optimise
 from support.command_line import marserve
 from support.server import Server, make_archive, poll
 
@@ -212,6 +216,26 @@ def test_a_build_is_measured_alone_and_in_full_batches_with_one_thread_and_with_
     assert both.document["threads"] == 2
     assert "times as fast at 4, 2 threads" in (tmp_path / "r.html").read_text()
     assert [(each["rows"], each["threads"]) for each in one.document["builds"][0]["ratios"]] == [(1, 1), (4, 1)]
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_an_archive_that_is_exchanged_during_the_search_gets_no_build_of_what_it_was(tmp_path: Path) -> None:
+    """The new weights would be answered for by a build of the old ones, which passes its own check at each load."""
+    pytest.importorskip("torch")
+    archive = net_archive(tmp_path)
+    inputs = find_inputs(pictures(tmp_path / "in", 8))
+    wish = Wish("memory", Bounds(min_agreement=0.1), ("bf16",), threads=1)
+
+    def exchange(step: str) -> None:
+        if "measuring" in step:
+            shutil.copy(archive, tmp_path / "new")
+            (tmp_path / "new").replace(archive)
+
+    with pytest.raises(BadArchive, match="was changed meanwhile"):
+        optimise(archive, inputs, wish, tmp_path, on_step=exchange)
+
+    assert not (tmp_path / "net-optimised.mar").exists()
 
 
 @pytest.mark.system
