@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from marserve.optimise.candidates import CANDIDATES, NAMES, Measured, best, bounds_of, choose, split
+from marserve.optimise.candidates import (
+    CANDIDATES,
+    NAMES,
+    Measured,
+    beaten_by,
+    best,
+    bounds_of,
+    choose,
+    in_order,
+    split,
+)
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
 
 ALL = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao", "g++")
@@ -141,3 +151,26 @@ def test_for_memory_the_smallest_wins_if_it_is_smaller_than_the_parent() -> None
 
     assert best("memory", 8, builds, 100) == "a"
     assert best("memory", 8, builds, 20) == ""
+
+
+def test_all_have_their_place_in_the_order_in_which_they_are_tried() -> None:
+    """Those that are soon built and mostly win come first, and what is compiled last."""
+    tried = [candidate.name for candidate in in_order(CANDIDATES)]
+
+    assert sorted(tried) == sorted(NAMES)
+    assert tried[:2] == ["onnx-int8", "openvino-int8"]
+    assert tried[-1] == "compile"
+
+
+def test_what_beats_another_is_the_surest_of_those_that_passed() -> None:
+    """By the low ends of their intervals, against the high end of the other's; none that is no faster than the parent."""
+    passed = {
+        "onnx": Measured({1: 2.0, 8: 3.0}, {1: 1.9, 8: 2.0}, 100),
+        "openvino": Measured({1: 2.1, 8: 2.5}, {1: 1.8, 8: 2.4}, 100),
+    }
+
+    assert beaten_by("latency", 8, 1.85, passed) == "onnx"
+    assert beaten_by("throughput", 8, 1.85, passed) == "openvino"
+    assert beaten_by("latency", 8, 1.9, passed) == ""
+    assert beaten_by("latency", 8, 0.5, {"onnx": Measured({1: 1.0}, {1: 0.9}, 100)}) == ""
+    assert beaten_by("memory", 8, 0.5, passed) == ""

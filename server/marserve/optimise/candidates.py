@@ -47,6 +47,19 @@ CANDIDATES: Final = (
     Candidate("aot-int8", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",)),
     Candidate("int8-rows", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",)),
 )
+# In which order they are tried: those first that mostly win and are soon built, so that the others need only a look.
+TRIED: Final = (
+    "onnx-int8",
+    "openvino-int8",
+    "bf16",
+    "onnx",
+    "openvino",
+    "channels-last",
+    "aot-int8",
+    "aot",
+    "int8-rows",
+    "compile",
+)
 # Those that hold native code, which runs as soon as it is loaded: a server wants the archive trusted.
 NATIVE: Final = ("aot", "aot-int8")
 # What candidates need beside the server: a file's being there is enough to say so, nothing is imported.
@@ -114,6 +127,11 @@ def _why_not(
     return ""
 
 
+def in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The same in the order in which they are tried."""
+    return sorted(candidates, key=lambda each: TRIED.index(each.name))
+
+
 def bounds_of(candidate: Candidate, bounds: Bounds) -> Bounds:
     """What a candidate is held to: one that computes in float32 to errors alone, and small ones."""
     if candidate.is_exact:
@@ -138,6 +156,18 @@ class Measured:
     ratios: Mapping[int, float]
     lows: Mapping[int, float]
     size: int
+
+
+def beaten_by(goal: Goal, batch_size: int, high: float, passed: Mapping[str, Measured]) -> str:
+    """The best build that passed and is faster with certainty than one that is at most `high` times as fast, if any.
+
+    Such a one need not be compared: it cannot win. Where the least memory wins nothing is known of it by its speed.
+    """
+    if goal == "memory":
+        return ""
+    rows = 1 if goal == "latency" else batch_size
+    lows = {name: each.lows[rows] for name, each in passed.items() if each.lows.get(rows, 0.0) > max(high, 1.0)}
+    return max(lows, key=lambda name: lows[name], default="")
 
 
 def best(goal: Goal, batch_size: int, measured: Mapping[str, Measured], parent_bytes: int) -> str:
