@@ -63,6 +63,20 @@ def handle(data, context):
     with torch.inference_mode():
         return net(torch.tensor([row["body"] for row in data])).tolist()
 """
+OWN_DECLARED = """
+import torch
+from marserve_handlers import Tensor, model
+
+
+@model(inputs={"body": Tensor("float32", ["batch", 1, 24, 24])}, outputs={"out": Tensor("float32", ["batch", 10])})
+class Declared:
+    def load(self, context):
+        self.net = context.load_model()
+
+    def predict(self, body: torch.Tensor):
+        with torch.inference_mode():
+            return {"out": self.net(body)}
+"""
 BY_ITSELF = """
     def initialize(self, context):
         import torch
@@ -317,9 +331,9 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
 
 @pytest.mark.system
 @pytest.mark.torch
-@pytest.mark.parametrize("handler", [OWN_CLASS, OWN_FUNCTION])
+@pytest.mark.parametrize("handler", [OWN_CLASS, OWN_FUNCTION, OWN_DECLARED], ids=["class", "function", "declared"])
 def test_a_handler_of_its_own_gets_builds_by_way_of_the_context(handler: str, tmp_path: Path) -> None:
-    """A class, and a function with a variable of its module."""
+    """A class, a function with a variable of its module, and a class that declares its tensors."""
     pytest.importorskip("torch")
     archive, folder = net_archive(tmp_path, handler), pictures(tmp_path / "in", 8)
     words = ["--goal", "memory", "--candidate", "bf16", "--scores", "output", "--min-agreement", "0.1", "-o", tmp_path]

@@ -50,6 +50,7 @@ from marserve_handlers.optimising.capture import Capture, FoundModel, find_model
 from marserve_handlers.optimising.machine import cpu_flags, versions
 from marserve_handlers.optimising.material import Material
 from marserve_handlers.optimising.sample_calls import write_samples
+from marserve_handlers.support.comparing.held_models import place_of
 from marserve_handlers.support.shown import first_line_with_kind
 from marserve_handlers.testing import Answer, Request
 
@@ -311,25 +312,14 @@ class Compared:
                 "its handler loads its model by itself; one that extends BaseHandler, or calls context.load_model(), "
                 "can be given another build"
             )
-        if not self._place[1]:
-            return "its handler keeps its model neither in an attribute of its own nor in a variable of its module"
+        if not place_of(self._model.handle, self._found.model)[1]:
+            return "its handler keeps its model neither in an attribute nor in a variable of its module"
         return ""
 
     def _put(self, model: Any) -> None:
-        holder, attribute = self._place
+        holder, attribute = place_of(self._model.handle, self._found.model)
         holder[attribute] = model
         self._found = FoundModel(model)
-
-    @property
-    def _place(self) -> tuple[dict[str, Any], str]:
-        """Where the handler keeps its model: the attributes of its object or its module, and the name there."""
-        handle = self._model.handle
-        service = getattr(handle, "__self__", None)
-        for held in (getattr(service, "__dict__", {}), getattr(handle, "__globals__", {})):
-            for name, value in held.items():
-                if value is self._found.model:
-                    return held, name
-        return {}, ""
 
     def _weight_bytes(self) -> int:
         if self._found.kind != "torch":
