@@ -104,8 +104,8 @@ class Row:
 
     @property
     def has_passed(self) -> bool:
-        """Whether it may take the parent's place."""
-        return self.verdict is not None and self.verdict.has_passed
+        """Whether it may take the parent's place; a build that was judged may have failed after that."""
+        return not self.why_not and self.verdict is not None and self.verdict.has_passed
 
 
 @dataclass(slots=True)

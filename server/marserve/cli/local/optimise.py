@@ -206,7 +206,7 @@ def _row(row: Row, columns: list[tuple[int, int]], report: Report) -> list[str]:
 
     errors = [each.mean_error for each in row.worst.values()]
     result = row.why_not
-    if row.verdict is not None:
+    if row.verdict is not None and not result:
         result = "the best" if row.name == report.winner else "equal" if row.has_passed else row.verdict.faults[0]
     measured = {threads: row.ratios if threads == report.threads else row.ratios_of_one for threads, _ in columns}
     return [
