@@ -63,6 +63,13 @@ class Choice:
     why_not: str = ""
 
 
+def refuse_unknown(wanted: Sequence[str]) -> None:
+    """Raise ValueError for the first name that is no candidate's."""
+    unknown = [name for name in wanted if name not in NAMES]
+    if unknown:
+        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+
+
 def choose(
     kind: str,
     flags: Collection[str],
@@ -80,9 +87,7 @@ def choose(
     `is_drawn`: the inputs are drawn from a declaration, and show errors alone.
     Raises ValueError for a name that is none.
     """
-    unknown = [name for name in wanted if name not in NAMES]
-    if unknown:
-        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+    refuse_unknown(wanted)
     chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]
     missing = inputs_needed(min_agreement) - compared if has_agreement and min_agreement is not None else 0
     return [Choice(each, _why_not(each, kind, flags, installed, missing, is_drawn=is_drawn)) for each in chosen]

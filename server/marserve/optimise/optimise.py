@@ -35,6 +35,7 @@ from marserve.optimise.candidates import (
     best,
     bounds_of,
     choose,
+    refuse_unknown,
     split,
 )
 from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
@@ -239,6 +240,7 @@ def _searched(
     `check` raises where what is found could not be used.
     """
     began = time.monotonic()
+    refuse_unknown(wish.candidates)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
         parent = stack.enter_context(start())

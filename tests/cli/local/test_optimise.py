@@ -164,10 +164,13 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
         marserve("optimise", archive, "--inputs", folder, "--goal", "beauty"),
         marserve("optimise", archive, "--inputs", folder, "--page", tmp_path / "none" / "page.html"),
         marserve("optimise", archive, "--inputs", folder, "--page", tmp_path),
+        marserve("optimise", archive, "--inputs", folder, "--candidate", "onnx", "--candidate", "fp16"),
     ]
 
-    assert [ran.status for ran in runs] == [2] * 6
+    assert [ran.status for ran in runs] == [2] * 7
     assert "for the page." in runs[4].err
+    assert "there is no candidate 'fp16'; there are channels-last, bf16" in runs[6].err
+    assert "loading m" not in runs[6].err
 
 
 @pytest.mark.system

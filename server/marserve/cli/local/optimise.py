@@ -94,6 +94,7 @@ def optimise(
 ) -> None:
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
+    from marserve.optimise.candidates import refuse_unknown
     from marserve.optimise.comparison import Bounds
     from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
@@ -104,6 +105,10 @@ def optimise(
         check_export_path(export_path)
         for each in page or ():
             check_page(each)
+        try:
+            refuse_unknown(candidate or ())
+        except ValueError as error:
+            raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
         wish = Wish(
             goal.value,
             Bounds(max_error, min_agreement),
@@ -123,8 +128,6 @@ def optimise(
             try:
                 with output.steps() as show:
                     report = search(archive, found, wish, export_path, force=force, on_step=show)
-            except ValueError as error:
-                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = describe_report(report), _lines(report)
