@@ -101,8 +101,8 @@ def optimise(
 
     with Output(as_json) as output, tidied():
         found = None if inputs is None else read_inputs(inputs)
-        check_archive(archive)
-        check_export_path(export_path)
+        archive = check_archive(archive)
+        check_export_path(export_path, archive)
         for each in page or ():
             check_page(each)
         try:
