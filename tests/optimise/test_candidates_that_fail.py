@@ -21,11 +21,18 @@ from marserve.optimise.subject import Facts, Subject
 from support.server import make_archive
 
 HANDLER = "def handle(data, context):\n    return [0] * len(data)\n"
-# Loaded at once; what it does with the order to build is filled in.
+# Loaded at once; what it does with its first order, which is to build, is filled in.
 PROCESS = """
 import json, os, resource, signal, sys, time
-print(json.dumps({{"load_s": 0.0}}), flush=True)
-sys.stdin.readline()
+
+def read():
+    return json.loads(sys.stdin.readline())
+
+def answer(order, **said):
+    print(json.dumps({{**said, "number": order["number"]}}), flush=True)
+
+answer({{"number": 0}}, load_s=0.0)
+order = read()
 {does}
 """
 GREEDY = """
@@ -33,7 +40,7 @@ resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     bytearray(8 << 30)
 except MemoryError:
-    print(json.dumps({"refused": "MemoryError: there is no more"}), flush=True)
+    answer(order, refused="MemoryError: there is no more")
 time.sleep(60)
 """
 
