@@ -290,6 +290,7 @@ def _searched(
             wish.bounds.min_agreement,
             has_agreement=agreement_is_known,
             is_drawn=given.is_drawn,
+            calibrating=len(calibrating),
         )
         tried = [choice.candidate.name for choice in choices if not choice.why_not]
         for choice in choices:
@@ -385,7 +386,9 @@ class _Search:
         with self.start(memory_bytes=wish.memory_bytes, threads=self.share) as subject:
             on_step(f"{candidate.name}: building")
             subject.loaded()
-            built = subject.build(candidate.name, build, self.calibrating, self.size, left)
+            # A single input calibrates nothing, and is an example all the same.
+            examples = self.calibrating or self.compared
+            built = subject.build(candidate.name, build, examples, self.size, left)
             if built.refused:
                 row.why_not = "; ".join([built.refused, *built.notes])
                 row.may_change = os.strerror(errno.ENOSPC) in built.refused

@@ -223,6 +223,23 @@ def test_a_build_is_measured_alone_and_in_full_batches_with_one_thread_and_with_
 
 @pytest.mark.system
 @pytest.mark.torch
+def test_with_one_input_builds_that_calibrate_nothing_are_made_and_compared_all_the_same(tmp_path: Path) -> None:
+    """It is their example, too; one in INT8 says what is missing."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path, HANDLER.replace("True", "False")), pictures(tmp_path / "in", 1)
+    names = ["--candidate", "channels-last", "--candidate", "bf16", "--candidate", "onnx-int8"]
+
+    ran = marserve("optimise", archive, "--inputs", folder, *names, "-o", tmp_path, "--json")
+
+    rows = {row["name"]: row for row in ran.document["builds"]}
+    assert (ran.document["calibrated"], ran.document["compared"]) == (0, 1)
+    assert rows["channels-last"]["passed"], rows["channels-last"]
+    assert rows["onnx-int8"]["whyNot"].startswith(("1 more input is needed: one calibrates", "onnx"))
+    assert "calibration" not in str(rows["bf16"]["whyNot"])
+
+
+@pytest.mark.system
+@pytest.mark.torch
 def test_an_archive_that_is_exchanged_during_the_search_gets_no_build_of_what_it_was(tmp_path: Path) -> None:
     """The new weights would be answered for by a build of the old ones, which passes its own check at each load."""
     pytest.importorskip("torch")
