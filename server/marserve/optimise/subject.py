@@ -139,9 +139,9 @@ class Subject:
         """The batch size that the archive asks for."""
         return self.load.batch_size
 
-    def loaded(self) -> float:
+    def loaded(self, within_s: float = LOAD_S) -> float:
         """Wait until the model is loaded; the seconds that it took there. Raises SubjectFailed."""
-        return float(self._answer(0, LOAD_S)["load_s"])
+        return float(self._answer(0, within_s)["load_s"])
 
     def record(self, inputs: Sequence[Input], folder: Path, batch_size: int, within_s: float) -> Recording:
         """Have every input answered, and what reached the model run in batches. Raises SubjectFailed."""

@@ -240,6 +240,22 @@ def test_with_one_input_builds_that_calibrate_nothing_are_made_and_compared_all_
 
 @pytest.mark.system
 @pytest.mark.torch
+def test_a_search_whose_time_is_over_while_its_parent_is_recorded_lets_nothing_pass(tmp_path: Path) -> None:
+    """The parent had no time for its batches, so that nothing shows how builds fare in them."""
+    pytest.importorskip("torch")
+    inputs = find_inputs(pictures(tmp_path / "in", 8))
+    wish = Wish("memory", Bounds(min_agreement=0.1), ("channels-last",), threads=1, within_s=0.1)
+
+    report = optimise(net_archive(tmp_path), inputs, wish, tmp_path)
+
+    why = "not finished: 0.1 s were over before the parent had run all its batches"
+    assert [(row.why_not, row.may_change, row.has_passed) for row in report.rows] == [(why, True, False)]
+    assert (report.winner, report.compared) == ("", 1)
+    assert report.notes[0] == "1 of 4 inputs were tried: the time was over"
+
+
+@pytest.mark.system
+@pytest.mark.torch
 def test_an_archive_that_is_exchanged_during_the_search_gets_no_build_of_what_it_was(tmp_path: Path) -> None:
     """The new weights would be answered for by a build of the old ones, which passes its own check at each load."""
     pytest.importorskip("torch")
