@@ -75,7 +75,7 @@ def compare(
 def _open(archive: Path, threads: int, is_trusted: bool) -> Subject:
     from marserve.optimise.subject import Subject  # here, for the time of other commands
 
-    check_archive(archive)
+    archive = check_archive(archive)
     return Subject(archive, threads=threads, trusted=[archive.name] if is_trusted else [])
 
 

@@ -39,7 +39,7 @@ def debug(
 ) -> None:
     """Answer one request in one process on this terminal: breakpoint() works, tracebacks are whole."""
     with Output(as_json) as output, tidied():
-        check_archive(archive)
+        archive = check_archive(archive)
         if not file.is_file():
             raise WrongArguments(f"There is no file {file}.", "Name a file with the request's body.")
         # Here, for the time of other commands: numpy.

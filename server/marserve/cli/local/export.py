@@ -47,8 +47,8 @@ def export(
 
     with Output(as_json) as output, tidied():
         found = read_inputs(inputs)
-        check_archive(archive)
-        check_export_path(export_path)
+        archive = check_archive(archive)
+        check_export_path(export_path, archive)
         try:
             with output.progress() as bar:
                 task = bar.add_task("")

@@ -1,7 +1,7 @@
 """Loads one archive's model and obeys orders about it, for `marserve compare`, whose process runs no archive's code.
 
 An order is a line of JSON on standard input, its answer one on standard output, `{"fault": …}` for one that failed; the
-end of the input is the end of the process.
+end of the input is the end of the process. An answer has the `number` of its order, 0 after the load.
 
     record  every input through the handler once, then what reached the model again, alone and in batches
     facts   what the model is, and what its speed depends on
@@ -421,8 +421,8 @@ def main() -> None:
     os.dup2(nothing, 0)  # the author's code reads no orders, and what it prints is no answer
     os.dup2(2, 1)
 
-    def answer(message: Mapping[str, Any]) -> None:
-        said.write(json.dumps(message).encode() + b"\n")
+    def answer(number: int, message: Mapping[str, Any]) -> None:
+        said.write(json.dumps({**message, "number": number}).encode() + b"\n")
         said.flush()
 
     try:
@@ -432,17 +432,18 @@ def main() -> None:
         enter_model_folder(load)
         began = time.perf_counter()
         model = load_model(load)
-        answer({"load_s": time.perf_counter() - began})
+        answer(0, {"load_s": time.perf_counter() - began})
     except BaseException as error:  # the author's code, also to end the process
-        answer({"fault": why_not_loaded(error)})
+        answer(0, {"fault": why_not_loaded(error)})
         leave(1)
     with in_process(model) as process:
         compared = Compared(model, process)
         for line in orders:
+            order = json.loads(line)
             try:
-                answer(compared.obey(json.loads(line)))
+                answer(order["number"], compared.obey(order))
             except BaseException as error:
-                answer({"fault": shown(error)})
+                answer(order["number"], {"fault": shown(error)})
     leave(0)
 
 
