@@ -137,13 +137,21 @@ def _check(samples: Path, model: Any, seconds: float) -> Call:
 def _compare(what: str, seen: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
     if seen.shape != wanted.shape:
         raise NotAsPromised(f"{what} is {list(seen.shape)}, recorded is {list(wanted.shape)}")
-    ours, theirs = seen.astype(np.float64), wanted.astype(np.float64)
-    off = np.abs(ours - theirs)
-    off[(ours == theirs) | (np.isnan(ours) & np.isnan(theirs))] = 0.0
-    scale = np.abs(theirs[np.isfinite(theirs)]).mean() if np.isfinite(theirs).any() else 0.0
-    error = float(off.mean()) if off.size else 0.0
-    if not error <= MAX_ERROR * scale and error > 0:
-        raise NotAsPromised(f"{what} is off by {error / scale if scale else error:.2g} of what was recorded")
+    ours, theirs = seen.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
+    finite = np.isfinite(ours) & np.isfinite(theirs)
+    strange = np.flatnonzero(~finite & ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs))))
+    if strange.size:
+        first = strange[0]
+        raise NotAsPromised(
+            f"{what} is {ours[first]:g} where {theirs[first]:g} is recorded, in {strange.size} of {ours.size} numbers"
+        )
+    # Infinities and what is no number on both sides are left out.
+    ours, theirs = ours[finite], theirs[finite]
+    count = max(1, ours.size)
+    error, scale = float(np.abs(ours - theirs).sum()) / count, float(np.abs(theirs).sum()) / count
+    if error > MAX_ERROR * scale:
+        share = f"{error / scale:.2g} of what was recorded" if scale else f"{error:.2g}, and only zeros were recorded"
+        raise NotAsPromised(f"{what} is off by {share}")
 
 
 def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: str) -> dict[str, float]:

@@ -161,6 +161,46 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     assert context.refused_build == names.get(spoil, "bf16")
 
 
+INF, NAN = float("inf"), float("nan")
+
+
+def record(folder: Path, gives: Callable[[Any], Any]) -> None:
+    """Have the samples say that the build gives this for a row."""
+    write_samples(folder / "optimised" / "samples.npz", gives, [Call((torch.ones(1, 4),), {})])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "given", "words"),
+    [
+        ([1.0, 2.0], [1.0, NAN], "output of sample 0 is nan where 2 is recorded, in 1 of 2 numbers"),
+        ([1.0, 2.0], [INF, 2.0], "output of sample 0 is inf where 1 is recorded, in 1 of 2 numbers"),
+        ([1.0, INF], [1.0, -INF], "output of sample 0 is -inf where inf is recorded, in 1 of 2 numbers"),
+        ([NAN, NAN], [1.0, NAN], "output of sample 0 is 1 where nan is recorded, in 1 of 2 numbers"),
+        ([0.0, 0.0], [NAN, NAN], "output of sample 0 is nan where 0 is recorded, in 2 of 2 numbers"),
+        ([1.0, 2.0], [1.0, 2.1], "output of sample 0 is off by 0.033 of what was recorded"),
+        ([0.0, 0.0], [0.0, 1e-9], "output of sample 0 is off by 5e-10, and only zeros were recorded"),
+        (3.0, 3.1, "output of sample 0 is off by 0.033 of what was recorded"),
+        (3.0, NAN, "output of sample 0 is nan where 3 is recorded, in 1 of 1 numbers"),
+        ([INF, -INF, NAN, 1.0], [INF, -INF, NAN, 1.0], ""),
+        ([NAN, NAN], [NAN, NAN], ""),
+        ([0.0, 0.0], [0.0, 0.0], ""),
+        ([], [], ""),
+        (3.0, 3.0, ""),
+    ],
+)
+def test_numbers_are_compared_whether_finite_or_not_and_alone_or_many(
+    recorded: Any, given: Any, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No number in the place of one is as bad as an error; the same infinity, or no number on both sides, is equal."""
+    record(folder, lambda rows: torch.tensor(recorded))
+    monkeypatch.setattr(optimised, "run_model", lambda model, call: torch.tensor(given))
+
+    _, name, context = load(folder)
+
+    assert name == ("" if words else "bf16")
+    assert [warning.partition("serves: ")[2] for warning in context.load_warnings] == ([words] if words else [])
+
+
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_on_another_processor_the_faster_of_both_serves(
     is_slow: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
