@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,3 +120,36 @@ def test_candidates_that_come_after_the_time_are_rows_that_say_so(
 
     assert (row.why_not, row.may_change, row.has_passed) == ("not finished: 300 s were over", True, False)
     assert started == []
+
+
+FACTS = """
+facts = {{"kind": "torch", "why_not": "", "build": "", "weight_bytes": 1, "cpu": [], "versions": {{}}}}
+print(json.dumps({{**facts, "why_parent": {why!r}}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (
+            "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.2.",
+            "m 1.0: the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.2.",
+        ),
+        (
+            "",
+            "m 1.0 does not load the build bf16 of its archive: its handler loads its model neither by BaseHandler's "
+            "initialize nor by context.load_model() on the CPU.",
+        ),
+    ],
+)
+def test_a_build_that_is_not_used_once_it_is_written_says_why(
+    why: str, said: str, search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the load, if it tried the build at all."""
+    stand_in(FACTS.format(why=why), tmp_path, monkeypatch)
+    search.report = SimpleNamespace(winner="bf16")
+
+    with pytest.raises(optimise.NothingToOptimise) as raised:
+        search.look_again(search.start, lambda step: None)
+
+    assert str(raised.value) == said

@@ -484,11 +484,15 @@ class _Search:
         on_step("loading what was written")
         with start(threads=self.share) as made:
             made.loaded()
-            if made.facts().build != self.report.winner:
-                raise NothingToOptimise(
-                    f"{made.name} does not load the build {self.report.winner} of its archive: its handler does not "
-                    f"use BaseHandler's initialize."
-                )
+            facts = made.facts()
+            if facts.build == self.report.winner:
+                return
+            if facts.why_parent:
+                raise NothingToOptimise(f"{made.name}: {without_stop(facts.why_parent)}.")
+            raise NothingToOptimise(
+                f"{made.name} does not load the build {self.report.winner} of its archive: its handler loads its model "
+                "neither by BaseHandler's initialize nor by context.load_model() on the CPU."
+            )
 
 
 def _candidate(name: str) -> Candidate:

@@ -222,6 +222,7 @@ class Compared:
             "kind": kind,
             "why_not": why_not,
             "build": self._model.context.build,
+            "why_parent": self._why_parent(),
             "weight_bytes": self._weight_bytes(),
             "cpu": cpu_flags(),
             "versions": versions(),
@@ -314,6 +315,12 @@ class Compared:
         if not self._place[1]:
             return "its handler keeps its model neither in an attribute of its own nor in a variable of its module"
         return ""
+
+    def _why_parent(self) -> str:
+        """What the load said of a build that was to serve and does not; empty where none was tried, or one serves."""
+        context = self._model.context
+        said = [str(warning) for warning in context.load_warnings if str(warning).startswith("the build ")]
+        return said[0] if said and context.refused_build else ""
 
     def _put(self, model: Any) -> None:
         holder, attribute = self._place
