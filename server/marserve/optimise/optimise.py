@@ -86,6 +86,7 @@ class Row:
     """One candidate: why it was not tried or refused, or what it showed.
 
     `ratios` are by batch size, with a worker's share of threads; `ratios_of_one` with one, where the share is larger.
+    `samples` calls lie beside its files, with what it gave.
     `may_change`: another try may end otherwise, for its process failed, or the time or the disk was not enough.
     """
 
@@ -100,6 +101,7 @@ class Row:
     ratios_of_one: dict[int, Ratio] = field(default_factory=dict)
     seconds: float = 0.0
     size: int = 0
+    samples: int = 0
     may_change: bool = False
 
     @property
@@ -413,7 +415,7 @@ class _Search:
             row.agreement = errors.agreement
             if row.has_passed:
                 on_step(f"{candidate.name}: measuring beside the parent")
-                subject.write_samples(build, MOST_SAMPLES)
+                row.samples = subject.write_samples(build, MOST_SAMPLES)
                 self._measure(subject, row)
         shutil.rmtree(run, ignore_errors=True)
 
@@ -467,7 +469,7 @@ class _Search:
             cpu=self.facts.cpu,
             versions=self.facts.versions,
             threads=self.share,
-            samples=min(MOST_SAMPLES, len(self.compared)),
+            samples=row.samples,
             flops=self._flops(),
             agreement=describe_agreement(row.agreement),
         )

@@ -66,7 +66,8 @@ def folder(tmp_path: Path) -> Path:
 
 def write_proof(folder: Path, **other: Any) -> None:
     """The proof, of this machine unless `other` says so."""
-    proof = {"build": "bf16", "cpu": cpu_flags(), "versions": versions(), **other}
+    files = {"optimised/samples.npz": "0" * 64}
+    proof = {"format": 1, "build": "bf16", "files": files, "cpu": cpu_flags(), "versions": versions(), **other}
     (folder / "MAR-INF" / "optimised.json").write_text(json.dumps(proof))
 
 
@@ -115,6 +116,26 @@ def no_proof(folder: Path) -> None:
     (folder / "MAR-INF" / "optimised.json").write_text("{")
 
 
+def later_format(folder: Path) -> None:
+    """Of a later version of marserve."""
+    write_proof(folder, format={"major": 2})
+
+
+def no_format(folder: Path) -> None:
+    """Of no version at all."""
+    write_proof(folder, format=None)
+
+
+def lacks_a_file(folder: Path) -> None:
+    """Repacked by somebody who left one out: without it another library would take the model for a session."""
+    write_proof(folder, files={"optimised/samples.npz": "0" * 64, "optimised/output.json": "0" * 64})
+
+
+def no_files(folder: Path) -> None:
+    """Of other types than were written."""
+    write_proof(folder, files=3)
+
+
 def no_build(folder: Path) -> None:
     """A name that is none."""
     write_proof(folder, build="../fast")
@@ -139,7 +160,19 @@ def deep_proof(folder: Path) -> None:
             change_samples,
             "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.0099",
         ),
-        (remove_samples, "the build bf16 cannot be loaded, the parent serves: FileNotFoundError"),
+        (
+            later_format,
+            'the build of the archive is not used, the parent serves: MAR-INF/optimised.json is of format {"major": 2}'
+            ", and this marserve reads 1: optimise the archive's parent anew",
+        ),
+        (no_format, "is of format null, and this marserve reads 1"),
+        (
+            lacks_a_file,
+            "the build bf16 of the archive is not used, the parent serves: optimised/output.json is missing, which "
+            "MAR-INF/optimised.json names",
+        ),
+        (no_files, "the build bf16 cannot be loaded, the parent serves: TypeError"),
+        (remove_samples, "optimised/samples.npz is missing, which MAR-INF/optimised.json names"),
         (no_sample, "there are no samples to check it by"),
         (no_proof, "the build of the archive cannot be loaded, the parent serves: JSONDecodeError"),
         (no_build, "there is no build '../fast'"),
@@ -149,7 +182,10 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     spoil: Callable[[Path], None], words: str, folder: Path
 ) -> None:
     """In one warning."""
-    names = {no_build: "../fast", **dict.fromkeys((no_proof, endless_proof, deep_proof), "unknown")}
+    names = {
+        no_build: "../fast",
+        **dict.fromkeys((no_proof, endless_proof, deep_proof, later_format, no_format), "unknown"),
+    }
     spoil(folder)
 
     model, name, context = load(folder)
