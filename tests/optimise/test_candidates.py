@@ -175,7 +175,7 @@ def test_all_have_their_place_in_the_order_in_which_they_are_tried() -> None:
 
 
 def test_what_beats_another_is_the_surest_of_those_that_passed() -> None:
-    """By the low ends of their intervals, against the high end of the other's; none that is no faster than the parent."""
+    """By the low ends of their intervals, against the high end of the other's; none no faster than the parent."""
     passed = {
         "onnx": Measured({1: 2.0, 8: 3.0}, {1: 1.9, 8: 2.0}, 100),
         "openvino": Measured({1: 2.1, 8: 2.5}, {1: 1.8, 8: 2.4}, 100),

@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -72,6 +73,7 @@ def search(tmp_path: Path) -> Any:
         size=4,
         share=1,
         report=None,  # type: ignore[arg-type]  # as the parent
+        is_by_name=True,
     )
     made.scratch.mkdir()
     made.until = time.monotonic() + 60
@@ -304,3 +306,47 @@ def test_a_measurement_ends_with_the_time_and_one_thread_alone_may_be_left_out(
     if passes:
         assert list(row.ratios) == [1, 4]
         assert "it was not timed with 1 thread: 300 s were over" in row.verdict.notes
+
+
+FACTS = """
+facts = {{"kind": "torch", "why_not": "", "build": "", "weight_bytes": 1, "cpu": [], "versions": {{}}}}
+answer(order, **facts, why_parent={why!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (
+            "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.2.",
+            "m 1.0: the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.2.",
+        ),
+        (
+            "",
+            "m 1.0 does not load the build bf16 of its archive: its handler loads its model neither by BaseHandler's "
+            "initialize nor by context.load_model() on the CPU.",
+        ),
+    ],
+)
+def test_a_build_that_is_not_used_once_it_is_written_says_why(
+    why: str, said: str, search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the load, if it tried the build at all."""
+    stand_in(FACTS.format(why=why), tmp_path, monkeypatch)
+    search.report = SimpleNamespace(winner="bf16")
+
+    with pytest.raises(optimise.NothingToOptimise) as raised:
+        search.look_again(search.start, lambda step: None)
+
+    assert str(raised.value) == said
+
+
+def test_a_proof_says_how_many_samples_were_written(search: Any) -> None:
+    """Large ones are fewer than inputs were compared."""
+    row = optimise.Row("bf16", is_exact=False, samples=7)
+    search.report = SimpleNamespace(winner="bf16", version="1.0", rows=[row])
+    search.parent = SimpleNamespace(flops=lambda: None)
+    search.compared = [None] * 64
+    search.folder_of("bf16").mkdir(parents=True)
+
+    assert search._proof("").samples == 7

@@ -91,6 +91,7 @@ class Row:
     """One candidate: why it was not tried or refused, or what it showed.
 
     `ratios` are by batch size, with a worker's share of threads; `ratios_of_one` with one, where the share is larger.
+    `samples` calls lie beside its files, with what it gave.
     `may_change`: another try may end otherwise, for its process failed, or the time or the disk was not enough.
     """
 
@@ -105,6 +106,7 @@ class Row:
     ratios_of_one: dict[int, Ratio] = field(default_factory=dict)
     seconds: float = 0.0
     size: int = 0
+    samples: int = 0
     may_change: bool = False
 
     @property
@@ -449,7 +451,7 @@ class _Search:
             if row.has_passed:
                 on_step(f"{candidate.name}: measuring beside the parent")
                 self._left()
-                subject.write_samples(build, MOST_SAMPLES)
+                row.samples = subject.write_samples(build, MOST_SAMPLES)
                 self._measure(subject, row)
         shutil.rmtree(run, ignore_errors=True)
 
@@ -458,15 +460,16 @@ class _Search:
 
         Comparing takes most of a search. Those that were asked for by name are compared all the same.
         """
-        passed = _measured(self.report.rows)
-        goal, size = self.wish.goal, self.size
-        if self.is_by_name or not beaten_by(goal, size, 1.0, passed):
+        if self.is_by_name:
+            return ""
+        goal, size, passed = self.wish.goal, self.size, _measured(self.report.rows)
+        if not beaten_by(goal, size, 1.0, passed):
             return ""
         on_step(f"{candidate.name}: a look at its speed")
         rows = 1 if goal == "latency" else size
         folder = self.scratch / f"look-{candidate.name}"
         folder.mkdir()
-        subject.record(self.compared[: max(rows, 2)], folder, rows, GRACE_S)
+        subject.record(self.compared[: max(rows, 2)], folder, rows, self._left())
         shutil.rmtree(folder)
         for each in (self.parent, subject):
             each.use_threads(self.share, GRACE_S)
@@ -540,7 +543,7 @@ class _Search:
             cpu=self.facts.cpu,
             versions=self.facts.versions,
             threads=self.share,
-            samples=min(MOST_SAMPLES, len(self.compared)),
+            samples=row.samples,
             flops=self._flops(),
             agreement=describe_agreement(row.agreement),
         )
@@ -557,11 +560,15 @@ class _Search:
         on_step("loading what was written")
         with start(threads=self.share) as made:
             made.loaded()
-            if made.facts().build != self.report.winner:
-                raise NothingToOptimise(
-                    f"{made.name} does not load the build {self.report.winner} of its archive: its handler does not "
-                    f"use BaseHandler's initialize."
-                )
+            facts = made.facts()
+            if facts.build == self.report.winner:
+                return
+            if facts.why_parent:
+                raise NothingToOptimise(f"{made.name}: {without_stop(facts.why_parent)}.")
+            raise NothingToOptimise(
+                f"{made.name} does not load the build {self.report.winner} of its archive: its handler loads its model "
+                "neither by BaseHandler's initialize nor by context.load_model() on the CPU."
+            )
 
 
 def _candidate(name: str) -> Candidate:

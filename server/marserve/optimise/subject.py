@@ -46,7 +46,8 @@ GRACE_S = 60.0
 class Facts(msgspec.Struct, frozen=True):
     """What a process says of its model: `torch`, `torchscript`, `onnx` or nothing; `why_not` it cannot be built anew.
 
-    `build` is the name of the build that serves in the archive's own model's place.
+    `build` is the name of the build that serves in the archive's own model's place; `why_parent` is what the load said
+    of one that was to serve and does not.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Facts(msgspec.Struct, frozen=True):
     weight_bytes: int
     cpu: list[str]
     versions: dict[str, str]
+    why_parent: str = ""
 
 
 class Built(msgspec.Struct, frozen=True):

@@ -223,6 +223,7 @@ class Compared:
             "kind": kind,
             "why_not": why_not,
             "build": self._model.context.build,
+            "why_parent": self._why_parent(),
             "weight_bytes": self._weight_bytes(),
             "cpu": cpu_flags(),
             "versions": versions(),
@@ -315,6 +316,12 @@ class Compared:
         if not place_of(self._model.handle, self._found.model)[1]:
             return "its handler keeps its model neither in an attribute nor in a variable of its module"
         return ""
+
+    def _why_parent(self) -> str:
+        """What the load said of a build that was to serve and does not; empty where none was tried, or one serves."""
+        context = self._model.context
+        said = [str(warning) for warning in context.load_warnings if str(warning).startswith("the build ")]
+        return said[0] if said and context.refused_build else ""
 
     def _put(self, model: Any) -> None:
         holder, attribute = place_of(self._model.handle, self._found.model)
