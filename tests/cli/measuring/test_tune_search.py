@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from marserve.cli.measuring import tune_search, tune_space
 from marserve.cli.measuring.tuned_copy import TunedCopy
@@ -126,6 +129,23 @@ def test_what_is_found_is_shown_with_a_patch_and_a_page(
     assert "Nothing was changed" in ran.out
     assert "<svg" in (tmp_path / "page.html").read_text()
     assert config.read_text() == "batchSize: 4 # old\nhandler: {}\n"
+
+
+@pytest.mark.parametrize("before", [b"batchSize: 4\r\n# \r\nmaxWorkers: 1\r\n", b"# \nbatchSize: 4"])
+def test_what_is_printed_is_a_patch_of_the_very_file(
+    apis: FakeApis, body: Path, found: Callable[..., None], tmp_path: Path, before: bytes
+) -> None:
+    """With the ends of its lines, beside the sentences, which `patch` skips."""
+    (config := tmp_path / "model-config.yaml").write_bytes(before)
+    found([(BETTER, 300.0)])
+
+    ran = _tune(apis, body, "--model-config", config)
+    words = ["patch", "-p1"] if shutil.which("patch") else ["git", "apply", "-p1", "-"]
+    subprocess.run(words, cwd=tmp_path, input=ran.out_bytes, check=True)
+
+    after = config.read_bytes()
+    assert yaml.safe_load(after)["batchSize"] == 16
+    assert after.count(b"\r\n") == (after.count(b"\n") if b"\r" in before else 0)
 
 
 def test_a_script_gets_the_patch_and_the_choice(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
