@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from marserve.cli.measuring import tune_search, tune_space
+from marserve.cli.measuring import tune_search, tune_space, tuned_copy
 from marserve.cli.measuring.tuned_copy import TunedCopy
 from marserve.desired_state.document import read
 from marserve.tuning.search import Found, Row, Sample, Trials
@@ -335,6 +335,95 @@ def test_a_copy_that_is_still_loading_at_ctrl_c_is_waited_for_and_removed(apis: 
     assert len(apis.orders("DELETE")) == 2
 
 
+def test_a_proxy_that_gives_up_waiting_is_no_refusal(apis: FakeApis, body: Path) -> None:
+    """What loads behind it is removed."""
+    apis._answers["POST /models"] = []
+    apis.answer("POST /models", b"<html>Gateway Time-out</html>", 504, "text/html")
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 1
+    assert len(apis.orders("DELETE")) == 1
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_copy_whose_load_got_no_answer_is_removed(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The server goes on with it, and may list it only later: the first copy, or one that took its place."""
+    take = apis.take
+
+    def breaking(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path == "/models" and asked.method == "POST" and len(_registrations(apis)) == at - 1:
+            take(asked)
+            raise ConnectionError("broken")
+        return take(asked)
+
+    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, **more: Any) -> Found:
+        trials.batch_s(Layout(1, "1.0", 2), 8, 3)
+        raise AssertionError("the search goes on without a copy")
+
+    apis.take = breaking  # type: ignore[method-assign]
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+    for status in (200,) * (at - 1) + (404, 404, 200):
+        apis.answer(f"DELETE /models/{COPY}/1.0", {"code": status, "message": "As it is."}, status)
+    monkeypatch.setattr(tune_search, "search", search)
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 1
+    assert "broke during POST /models" in ran.err
+    assert "marserve unregister" not in ran.err
+    assert len(apis.orders("DELETE")) == at + 2
+
+
+def test_a_copy_whose_load_got_no_answer_is_named_where_it_cannot_be_removed(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come later than it is looked for; beside what failed."""
+    monkeypatch.setattr(tuned_copy, "LATE_S", 0.3)
+    take = apis.take
+
+    def breaking(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path == "/models" and asked.method == "POST":
+            raise ConnectionError("broken")
+        return take(asked)
+
+    apis.take = breaking  # type: ignore[method-assign]
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 1
+    assert "broke during POST /models" in ran.err
+    assert f"{COPY} 1.0 may be there or still come; `marserve unregister {COPY}` removes it." in ran.err
+
+
+def _registrations(apis: FakeApis) -> list[Asked]:
+    return [asked for asked in apis.orders("POST") if asked.path == "/models"]
+
+
+def test_a_removal_that_takes_too_long_is_given_up_with_the_copys_name(
+    apis: FakeApis, body: Path, found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a command that is to end would not."""
+    monkeypatch.setattr(tuned_copy, "REMOVE_S", 0.3)
+    found([(BETTER, 300.0)])
+    take, is_over = apis.take, threading.Event()
+
+    def waiting(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.method == "DELETE":
+            is_over.wait(30)
+        return take(asked)
+
+    apis.take = waiting  # type: ignore[method-assign]
+
+    ran = _tune(apis, body)
+    is_over.set()
+
+    assert f"{COPY} 1.0 is still there; `marserve unregister {COPY}` removes it." in ran.out
+
+
 def test_a_copy_that_cannot_be_removed_is_named(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
     """With the command that removes it."""
     found([(BETTER, 300.0)])
@@ -564,6 +653,7 @@ def test_a_server_that_dies_fails_the_search_and_says_what_may_be_left(
 
     assert ran.status == 1
     assert "broke" in ran.err
+    assert f"{COPY} 1.0 is still there; `marserve unregister {COPY}` removes it." in ran.err
 
 
 def test_full_batches_are_asked_for_by_no_more_clients_than_the_queue_takes() -> None:

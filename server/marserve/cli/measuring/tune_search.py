@@ -66,6 +66,10 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
                 "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
             )
             raise Interrupted(f"The search was given up. {copy.left or is_back}") from None
+        except CommandFailed as failure:
+            if copy.left != failure.message:
+                failure.next_step = " ".join(filter(None, (copy.left, failure.next_step))) or None
+            raise
     if copy.left:
         found.notes.append(copy.left)
     found.notes += dict.fromkeys(copy.notes)
