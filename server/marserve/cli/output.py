@@ -55,7 +55,7 @@ class WrongArguments(CommandFailed):
 
 
 class Interrupted(CommandFailed):
-    """Ctrl-C ended the command, but not what it had begun: `message` says where that goes on."""
+    """A signal ended the command, but not what it had begun: `message` says where that goes on."""
 
     status = INTERRUPTED_STATUS
 

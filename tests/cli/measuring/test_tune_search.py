@@ -289,18 +289,18 @@ def test_a_copy_that_is_refused_says_what_to_do(apis: FakeApis, body: Path) -> N
     assert apis.orders("DELETE") == []
 
 
-@pytest.mark.parametrize("ends_by", ["Ctrl-C", "failure"])
+@pytest.mark.parametrize("ends_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None])
 def test_the_copy_is_removed_however_the_search_ends(
-    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, ends_by: signal.Signals | None
 ) -> None:
-    """And the sentence says so."""
+    """By a signal or a failure, and the sentence says so."""
     take, is_sent = apis.take, threading.Event()
 
     def ending(asked: Asked) -> tuple[int, bytes, str]:
-        if asked.path.startswith(f"/predictions/{COPY}") and (ends_by == "failure" or len(apis.asked) > 20):
-            if ends_by == "Ctrl-C" and not is_sent.is_set():
+        if asked.path.startswith(f"/predictions/{COPY}") and (ends_by is None or len(apis.asked) > 20):
+            if ends_by is not None and not is_sent.is_set():
                 is_sent.set()
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), ends_by)
             return 500, b"{}", "application/json"
         return take(asked)
 
@@ -308,8 +308,8 @@ def test_the_copy_is_removed_however_the_search_ends(
 
     ran = _tune(apis, body, "--workers", "1", "--threads", "1")
 
-    assert ran.status == (130 if ends_by == "Ctrl-C" else 1)
-    said = "The copy is removed, and nothing changed." if ends_by == "Ctrl-C" else "No batch of digits 1.0 was"
+    assert ran.status == (1 if ends_by is None else 128 + ends_by)
+    said = "No batch of digits 1.0 was" if ends_by is None else "The copy is removed, and nothing changed."
     assert said in ran.err
     assert [asked.path for asked in apis.orders("DELETE")] == [f"/models/{COPY}/1.0"]
 

@@ -61,11 +61,14 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         try:
             with copy:
                 found = search(tried.settings, goal, copy, batching=tried.batching, present=present)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as signalled:
             is_back = (
                 "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
             )
-            raise Interrupted(f"The search was given up. {copy.left or is_back}") from None
+            given_up = Interrupted(f"The search was given up. {copy.left or is_back}")
+            if isinstance(signalled, SystemExit) and isinstance(signalled.code, int):
+                given_up.status = signalled.code
+            raise given_up from None
         except CommandFailed as failure:
             if copy.left != failure.message:
                 failure.next_step = " ".join(filter(None, (copy.left, failure.next_step))) or None
