@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from marserve.cli import Tidied
 from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
-from marserve.cli.local.tidied import tidied
 from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
@@ -99,7 +99,7 @@ def optimise(
     from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
 
-    with Output(as_json) as output, tidied():
+    with Output(as_json) as output, Tidied():
         found = None if inputs is None else read_inputs(inputs)
         archive = check_archive(archive)
         check_export_path(export_path, archive)
