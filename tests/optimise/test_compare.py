@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from marserve.messages import Load
 from marserve.optimise.compare import Errors
-from marserve.optimise.comparison import Bounds, Verdict, judge
+from marserve.optimise.comparison import Bounds, Verdict
 from marserve.optimise.recording import Recording, read_recording
 from marserve.worker.load import LoadedModel, make_context
 from marserve.worker.without_server.compared import Compared
@@ -21,6 +22,20 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 INPUTS, MANY, CLASSES, WIDTH, BATCH = 64, 200, 10, 12, 8
+
+
+@dataclass
+class Out:
+    """Scores in a value of one's own that says what is in it."""
+
+    scores: Any
+
+
+class Hidden:
+    """Scores in a value that says nothing of them."""
+
+    def __init__(self, scores: Any) -> None:
+        self.scores = scores
 
 
 class Net(torch.nn.Module):  # type: ignore[misc]
@@ -51,7 +66,9 @@ class Handler:
         """As a base handler does."""
         with torch.inference_mode():
             given = self.model(torch.tensor([row["body"] for row in data], dtype=torch.float32))
-        return (next(iter(given.values())) if isinstance(given, dict) else given).tolist()
+        if isinstance(given, dict):
+            given = next(iter(given.values()))
+        return getattr(given, "scores", given).tolist()
 
 
 def per_tensor(net: Any, rows: Any) -> Any:
@@ -199,7 +216,7 @@ def reference(inputs: list[dict[str, str]], tmp_path_factory: pytest.TempPathFac
 def judged(reference: tuple[Recording, Path], other: Recording, folder: Path) -> tuple[Errors, Verdict]:
     """The errors, and the verdict with the usual bounds."""
     errors = Errors([reference[0], other], [reference[1], folder], ())
-    return errors, judge(errors.runs, errors.mates, errors.agreement, Bounds(), errors.reference_mates)
+    return errors, errors.judge(errors.agreement, Bounds())
 
 
 @pytest.mark.parametrize("fault", [each for each in PLANTED if each != ONE_OF_MANY])
@@ -242,6 +259,7 @@ def test_good_builds_pass_and_all_their_inputs_agree(
         "same": lambda net, rows: net.linear(rows),
         "rounded": lambda net, rows: net.linear((rows * 256).round() / 256),
         "named": lambda net, rows: {"logits": net.linear(rows)},
+        "in a dataclass": lambda net, rows: Out(net.linear(rows)),
     }
     for name, build in builds.items():
         errors, verdict = judged(reference, record(build, tmp_path / name, inputs), tmp_path / name)
@@ -293,3 +311,33 @@ def test_a_handler_that_calls_its_model_twice_has_only_its_answers_compared(
     assert recording.runs == []
     assert [answer.message for answer in recording.answers] == ["", "", ""]
     assert timed["calls"] >= 1
+
+
+def test_a_model_of_whose_output_nothing_can_be_compared_is_refused_with_what_to_do(
+    inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """However alike both are: nothing showed it."""
+    first, second = (
+        record(lambda net, rows: Hidden(net.linear(rows)), tmp_path / name, inputs[:3]) for name in ("first", "second")
+    )
+
+    errors, verdict = judged((first, tmp_path / "first"), second, tmp_path / "second")
+
+    assert errors.runs
+    assert verdict.faults == (
+        "nothing could be compared: the model gives a value of the type Hidden, in which no tensor and no array was "
+        "found; let it return tensors, or lists, tuples, dicts or dataclasses of them",
+    )
+
+
+def test_an_output_that_is_lacking_for_some_inputs_alone_is_refused(
+    reference: tuple[Recording, Path], inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """What is not there cannot be far off; and the other way round."""
+    other = record(lambda net, rows: (Out if rows[0, 0] < 0 else Hidden)(net.linear(rows)), tmp_path / "run", inputs)
+
+    _, verdict = judged(reference, other, tmp_path / "run")
+    _, reverse = judged((other, tmp_path / "run"), *reference)
+
+    assert any("there are no outputs, wanted output" in fault for fault in verdict.faults), verdict.faults
+    assert any("the outputs are scores, wanted none" in fault for fault in reverse.faults), reverse.faults

@@ -124,6 +124,8 @@ def _check(samples: Path, model: Any, seconds: float) -> Call:
             break
         began = now
         first = first or call
+        if not wanted:
+            raise NotAsPromised(f"no output of sample {at} is recorded to check it by")
         seen = {output: as_numpy(leaf) for output, leaf in leaves_of(run_model(model, call)).items()}
         if seen.keys() != wanted.keys():
             raise NotAsPromised(f"sample {at} has the outputs {', '.join(seen)}, recorded are {', '.join(wanted)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from marserve.optimise.comparison import ALONE, Agreement, Bounds, RunErrors, Verdict, judge
+from marserve.optimise.comparison import ALONE, NOTHING, Agreement, Bounds, RunErrors, Verdict, judge
 from marserve.optimise.inputs import Input
 from marserve.optimise.measures import Array, may_be_scores, measure
 from marserve.optimise.ratio import PAIRS, Ratio, ratio_of
@@ -90,11 +90,9 @@ def compare(
         if recordings[0].has_compare and answers.compared
         else None
     )
-    verdict = judge(errors.runs, errors.mates, agreement, wish.bounds, errors.reference_mates)
+    verdict = errors.judge(agreement, wish.bounds)
     if not errors.runs and answers.compared:
-        verdict = Verdict(
-            tuple(fault for fault in verdict.faults if fault != "nothing could be compared"), verdict.notes
-        )
+        verdict = Verdict(tuple(fault for fault in verdict.faults if fault != NOTHING), verdict.notes)
     notes = [*verdict.notes, *errors.notes, *untimed]
     for subject, recording in zip((reference, other), recordings, strict=True):
         notes += [f"{subject.name}: {note}" for note in recording.notes]
@@ -153,6 +151,7 @@ class Errors:
         self.mates: dict[str, RunErrors] = {}
         self.reference_mates: dict[str, RunErrors] = {}
         self.notes: list[str] = []
+        self._bare = next((each.bare for each in recordings if each.bare), "")
         self._scores = scores or tuple(recordings[0].scores)
         self._ranked: set[int] = set()
         self._disagreeing: set[int] = set()
@@ -168,6 +167,8 @@ class Errors:
                 with RunArrays(folders[1], recorded) as seen:
                     errors = RunErrors({}, list(recorded.faults))
                     self._compare(errors, seen, wanted, calls, names)
+                    if recorded.name == ALONE and not recorded.faults:
+                        self._look_for_lacking(errors, seen, wanted, calls)
                     self.runs[recorded.name] = errors
                     if recorded.name != ALONE:
                         self.mates[recorded.name] = self._beside_itself(seen, own, names)
@@ -183,6 +184,16 @@ class Errors:
             return None
         by = f"top-1 of {', '.join(sorted(self._scored))}"
         return Agreement(by, len(self._ranked - self._disagreeing), len(self._ranked))
+
+    def judge(self, agreement: Agreement | None, bounds: Bounds) -> Verdict:
+        """The verdict on the errors, with how many inputs agree."""
+        nothing = NOTHING
+        if self._bare:
+            nothing += (
+                f": the model gives a value of the type {self._bare}, in which no tensor and no array was found; let "
+                "it return tensors, or lists, tuples, dicts or dataclasses of them"
+            )
+        return judge(self.runs, self.mates, agreement, bounds, self.reference_mates, nothing)
 
     @staticmethod
     def _calls(reference: Recording, other: Recording) -> dict[int, tuple[int, int]]:
@@ -213,7 +224,8 @@ class Errors:
             outputs = {names.get(name, name): array for name, array in seen.outputs(call).items()}
             expected = wanted.outputs(reference_call)
             if set(outputs) != set(expected):
-                _note_fault(errors, f"input {at}: the outputs are {', '.join(outputs)}, wanted {', '.join(expected)}")
+                wanted_names = ", ".join(expected) or "none"
+                _note_fault(errors, f"input {at}: the outputs are {', '.join(outputs)}, wanted {wanted_names}")
                 continue
             for name, array in outputs.items():
                 is_scores = self._holds_scores(name, expected)
@@ -228,6 +240,18 @@ class Errors:
                     self._ranked.add(at)
                     if not row.is_top1:
                         self._disagreeing.add(at)
+
+    @staticmethod
+    def _look_for_lacking(
+        errors: RunErrors, seen: RunArrays, wanted: RunArrays, calls: dict[int, tuple[int, int]]
+    ) -> None:
+        """Note inputs for which the reference gave outputs and the other none: its file has nothing of them."""
+        there = set(seen)
+        lacking = {reference_call: at for call, (reference_call, at) in calls.items() if call not in there}
+        for call in wanted:
+            if call in lacking:
+                names = ", ".join(wanted.outputs(call))
+                _note_fault(errors, f"input {lacking[call]}: there are no outputs, wanted {names}")
 
     def _holds_scores(self, name: str, outputs: dict[str, Array]) -> bool:
         is_named = name in self._scores or (ANY_OUTPUT in self._scores and len(outputs) == 1)

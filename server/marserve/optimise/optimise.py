@@ -38,7 +38,7 @@ from marserve.optimise.candidates import (
     split,
 )
 from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
-from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
+from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, worst
 from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
 from marserve.optimise.optimised_archive import (
     digests_of_build,
@@ -399,9 +399,7 @@ class _Search:
                 for at, (ours, theirs) in enumerate(zip(self.recorded.answers, recorded.answers, strict=False))
                 if theirs.message and not ours.message
             ]
-            verdict = judge(
-                errors.runs, errors.mates, errors.agreement, bounds_of(candidate, wish.bounds), errors.reference_mates
-            )
+            verdict = errors.judge(errors.agreement, bounds_of(candidate, wish.bounds))
             if recorded.why_not:
                 failing.append(recorded.why_not)
             faults = [*failing[:3], *verdict.faults]

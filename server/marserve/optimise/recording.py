@@ -39,7 +39,8 @@ class RecordedRun(msgspec.Struct, frozen=True):
 class Recording(msgspec.Struct, frozen=True):
     """All of one model. `why_not` says why its model was not looked into, empty where it was.
 
-    `scores` are outputs that hold class scores, `*` for the only one.
+    `scores` are outputs that hold class scores, `*` for the only one. `bare` is the type of a value that the model gave
+    and that has neither a tensor nor an array in it, empty where there was none.
     """
 
     answers: list[RecordedAnswer]
@@ -49,6 +50,7 @@ class Recording(msgspec.Struct, frozen=True):
     scores: list[str] = []
     has_compare: bool = False
     notes: list[str] = []
+    bare: str = ""
 
     def run(self, name: str) -> RecordedRun | None:
         """The run of that name; None where it was not made."""

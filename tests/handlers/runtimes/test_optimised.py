@@ -110,6 +110,14 @@ def no_sample(folder: Path) -> None:
     np.savez(folder / "optimised" / "samples.npz", shapes=np.frombuffer(b"[]", np.uint8))
 
 
+def no_output(folder: Path) -> None:
+    """Samples of which nothing that the build gave is known."""
+    path = folder / "optimised" / "samples.npz"
+    with np.load(path) as arrays:
+        kept = {name: array for name, array in arrays.items() if "/out/" not in name}
+    np.savez(path, **kept)
+
+
 def no_proof(folder: Path) -> None:
     """No JSON."""
     (folder / "MAR-INF" / "optimised.json").write_text("{")
@@ -141,6 +149,7 @@ def deep_proof(folder: Path) -> None:
         ),
         (remove_samples, "the build bf16 cannot be loaded, the parent serves: FileNotFoundError"),
         (no_sample, "there are no samples to check it by"),
+        (no_output, "no output of sample 0 is recorded to check it by"),
         (no_proof, "the build of the archive cannot be loaded, the parent serves: JSONDecodeError"),
         (no_build, "there is no build '../fast'"),
     ],

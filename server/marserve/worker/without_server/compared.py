@@ -69,6 +69,8 @@ class Compared:
         self._found: FoundModel = find_model(model.handle)
         self._calls: list[Call] = []
         self._requests: list[Request] = []
+        # The type of the first output without a leaf.
+        self._bare = ""
         # How the model in use is loaded for so many threads; None for a model that follows torch's.
         self._load_again: Callable[[int], Any] | None = None
 
@@ -107,6 +109,7 @@ class Compared:
         until = time.monotonic() + within_s
         answers, notes = self._answer_all(folder, inputs, until)
         runs: list[dict[str, Any]] = []
+        self._bare = ""
         if self._calls:
             runs = list(self._run_all(folder, batch_size, until))
             if any(run["is_cut_short"] for run in runs):
@@ -118,6 +121,7 @@ class Compared:
             "runs": runs,
             "scores": self._scores(),
             "has_compare": self._model.compare is not None,
+            "bare": self._bare,
             "notes": notes,
         }
 
@@ -191,6 +195,8 @@ class Compared:
         if parts is None:
             shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves_of(output).items())
             return f"{batch.call.rows} rows gave outputs that are not as long: {shapes}"
+        if not parts[0]:
+            self._bare = self._bare or shorten(type(output).__name__)
         for at, part in list(zip(batch.members, parts, strict=True))[: batch.kept]:
             for name, array in part.items():
                 with file.open(f"{at}/{name}", "w", force_zip64=True) as member:
