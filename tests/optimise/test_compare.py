@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marserve.messages import Load
@@ -68,7 +69,8 @@ class Handler:
             given = self.model(torch.tensor([row["body"] for row in data], dtype=torch.float32))
         if isinstance(given, dict):
             given = next(iter(given.values()))
-        return getattr(given, "scores", given).tolist()
+        given = getattr(given, "scores", given)
+        return given.tolist() if given.dtype is torch.float32 else [str(each) for each in given]
 
 
 def per_tensor(net: Any, rows: Any) -> Any:
@@ -341,3 +343,63 @@ def test_an_output_that_is_lacking_for_some_inputs_alone_is_refused(
 
     assert any("there are no outputs, wanted output" in fault for fault in verdict.faults), verdict.faults
     assert any("the outputs are scores, wanted none" in fault for fault in reverse.faults), reverse.faults
+
+
+def as_complex(net: Any, rows: Any) -> Any:
+    """Scores with an imaginary part, which is half of them."""
+    scores = net.linear(rows)
+    return torch.complex(scores, scores / 2)
+
+
+def as_texts(net: Any, rows: Any) -> Any:
+    """The best class in words, as ONNX Runtime gives texts."""
+    return np.array([f"class {best}" for best in net.linear(rows).argmax(1).tolist()], object)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        (as_complex, lambda net, rows: as_complex(net, rows).conj(), "output has a mean error of 0.67 of the mean"),
+        (as_texts, lambda net, rows: as_texts(net, rows)[::-1], "in twos: output has a mean error of"),
+        (as_texts, lambda net, rows: net.linear(rows).argmax(1), "output: it is of type int64, wanted <U7, and"),
+    ],
+    ids=["complex", "texts", "numbers for texts"],
+)
+def test_outputs_that_are_no_real_numbers_are_compared_too(
+    right: Callable[[Any, Any], Any],
+    wrong: Callable[[Any, Any], Any],
+    words: str,
+    inputs: list[dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    """In batches and beside themselves as well; what cannot be compared is a fault, and no end of the comparison."""
+    first, second, third = (
+        record(fault, tmp_path / name, inputs[:20]) for name, fault in [("a", right), ("b", right), ("c", wrong)]
+    )
+
+    errors, same = judged((first, tmp_path / "a"), second, tmp_path / "b")
+    _, other = judged((first, tmp_path / "a"), third, tmp_path / "c")
+
+    assert same.has_passed, same.faults
+    assert errors.runs["in twos"].outputs["output"].rows == 20
+    assert set(errors.mates) == {"in twos", f"in batches of {BATCH}", "beside a loud mate"}
+    assert any(words in fault for fault in other.faults), other.faults
+
+
+@pytest.mark.parametrize(
+    ("one", "kind", "words"),
+    [
+        ({}, object, "an array holds values of the types dict, which cannot be compared"),
+        (7, "M8[s]", "neither numbers"),
+    ],
+)
+def test_an_output_of_something_else_is_named_in_a_fault(
+    one: Any, kind: Any, words: str, inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Every input was tried all the same."""
+    both = [record(lambda net, rows: np.array([one for _ in rows], kind), tmp_path / name, inputs[:3]) for name in "ab"]
+
+    _, verdict = judged((both[0], tmp_path / "a"), both[1], tmp_path / "b")
+
+    assert len(both[0].answers) == 3
+    assert words in verdict.faults[0]

@@ -75,12 +75,22 @@ def _members(value: Any) -> dict[str, Any]:
 
 
 def as_numpy(leaf: Any) -> np.ndarray[Any, Any]:
-    """A leaf as an array of its own memory. bfloat16, which numpy does not know, becomes float32."""
+    """A leaf as an array of its own memory. bfloat16, which numpy does not know, becomes float32; texts in objects, as
+    ONNX Runtime gives them, become numpy's own. Raises TypeError for other objects."""
     if not isinstance(leaf, np.ndarray):
-        tensor = leaf.detach().cpu()
+        tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
         leaf = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    if leaf.dtype.hasobject:
+        return _as_texts(leaf)
     array: np.ndarray[Any, Any] = leaf.copy()
     return array
+
+
+def _as_texts(objects: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    kinds = sorted({type(each).__name__ for each in objects.flat} - {"str"})
+    if kinds:
+        raise TypeError(f"an array holds values of the types {', '.join(kinds)}, which cannot be compared")
+    return objects.astype(np.str_)
 
 
 def own_copy(leaf: Any) -> Any:

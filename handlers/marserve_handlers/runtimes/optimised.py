@@ -139,13 +139,24 @@ def _check(samples: Path, model: Any, seconds: float) -> Call:
 def _compare(what: str, seen: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
     if seen.shape != wanted.shape:
         raise NotAsPromised(f"{what} is {list(seen.shape)}, recorded is {list(wanted.shape)}")
-    ours, theirs = seen.astype(np.float64), wanted.astype(np.float64)
+    if "U" in (seen.dtype.kind, wanted.dtype.kind):
+        if seen.dtype.kind != wanted.dtype.kind or (seen != wanted).any():
+            raise NotAsPromised(f"{what} is not the text that was recorded")
+        return
+    ours, theirs = (_as_reals(each) for each in (seen, wanted))
     off = np.abs(ours - theirs)
     off[(ours == theirs) | (np.isnan(ours) & np.isnan(theirs))] = 0.0
     scale = np.abs(theirs[np.isfinite(theirs)]).mean() if np.isfinite(theirs).any() else 0.0
     error = float(off.mean()) if off.size else 0.0
     if not error <= MAX_ERROR * scale and error > 0:
         raise NotAsPromised(f"{what} is off by {error / scale if scale else error:.2g} of what was recorded")
+
+
+def _as_reals(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Complex numbers as two real ones each."""
+    if array.dtype.kind != "c":
+        return array.astype(np.float64)
+    return np.stack([array.real, array.imag], -1).astype(np.float64)
 
 
 def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: str) -> dict[str, float]:

@@ -18,6 +18,10 @@ CALIBRATION_SHARE: Final = 0.25
 LEAST_CALIBRATION, MOST_CALIBRATION = 16, 64
 
 
+class UnknownCandidate(ValueError):
+    """There is no build of that name; the message says which there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A build by its name. `is_exact`: it computes in float32, as its parent does, so that errors alone judge it.
@@ -78,11 +82,11 @@ def choose(
 
     `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree;
     `is_drawn`: the inputs are drawn from a declaration, and show errors alone.
-    Raises ValueError for a name that is none.
+    Raises UnknownCandidate for a name that is none.
     """
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:
-        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+        raise UnknownCandidate(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
     chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]
     missing = inputs_needed(min_agreement) - compared if has_agreement and min_agreement is not None else 0
     return [Choice(each, _why_not(each, kind, flags, installed, missing, is_drawn=is_drawn)) for each in chosen]

@@ -151,7 +151,7 @@ def optimise(
     that its `optimise` key names.
 
     Raises BadInputs where it has no inputs, NothingToOptimise, SubjectFailed for an archive that cannot be loaded,
-    BadArchive, CannotArchive, ValueError for a candidate that is none.
+    BadArchive, CannotArchive, UnknownCandidate.
     """
     trusted = [archive.name] if wish.is_trusted else []
 

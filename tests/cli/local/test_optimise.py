@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from marserve.errors import BadArchive
+from marserve.optimise import optimise as searching
 from marserve.optimise import subject
+from marserve.optimise.candidates import UnknownCandidate
 from marserve.optimise.comparison import Bounds
 from marserve.optimise.inputs import find_inputs
 from marserve.optimise.optimise import Wish, optimise
@@ -168,6 +170,24 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
 
     assert [ran.status for ran in runs] == [2] * 6
     assert "for the page." in runs[4].err
+
+
+def test_only_a_wrong_name_of_a_build_asks_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails in another way is no matter of names."""
+    archive, folder = make_archive(tmp_path / "m.mar", PLAIN), pictures(tmp_path / "in", 4)
+
+    def search(*_: object, **given: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(searching, "optimise", search)
+    failure: ValueError = UnknownCandidate("there is no candidate 'fast'; there are bf16")
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path)
+    failure = ValueError("math domain error")
+
+    assert ran.status == 2
+    assert "there is no candidate 'fast'; there are bf16.\n  Name one of them with --candidate." in ran.err
+    with pytest.raises(ValueError, match="math domain error"):
+        marserve("optimise", archive, "--inputs", folder, "-o", tmp_path)
 
 
 @pytest.mark.system

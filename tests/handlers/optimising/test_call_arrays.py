@@ -97,6 +97,15 @@ def test_a_louder_call_has_larger_floating_numbers_and_the_same_whole_ones() -> 
     assert louder(Call((np.ones((1, 2), "i8"),), {}), 30.0) is None
 
 
+def test_arrays_of_texts_hold_no_python_objects_and_those_of_other_objects_are_refused() -> None:
+    """ONNX Runtime gives texts as objects, which no file is to hold."""
+    texts = as_numpy(np.array([["cat", "doggy"]], object))
+
+    assert (texts.dtype.kind, texts.tolist()) == ("U", [["cat", "doggy"]])
+    with pytest.raises(TypeError, match="an array holds values of the types NoneType, dict, which cannot be compared"):
+        as_numpy(np.array([{}, None, "text"], object))
+
+
 @pytest.mark.torch
 def test_tensors_are_leaves_too_and_become_arrays_of_their_own() -> None:
     """bfloat16 becomes float32; what the model does to its tensor later is not seen."""

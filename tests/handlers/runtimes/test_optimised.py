@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,24 @@ def test_on_another_processor_the_faster_of_both_serves(
             "it is 0.33 times as fast as the parent here; it was built for x86_64 amx_int8, and"
             in context.load_warnings[0]
         )
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "is_alike"),
+    [
+        (np.array([1 + 2j]), np.array([1 + 2j]), True),
+        (np.array([1 - 2j]), np.array([1 + 2j]), False),
+        (np.array(["cat"]), np.array(["cat"]), True),
+        (np.array(["dog"]), np.array(["cat"]), False),
+        (np.array([1.0]), np.array(["1.0"]), False),
+    ],
+)
+def test_complex_numbers_and_texts_are_checked_too(
+    seen: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], is_alike: bool
+) -> None:
+    """By both parts; by being equal."""
+    with contextlib.nullcontext() if is_alike else pytest.raises(optimised.NotAsPromised):
+        optimised._compare("output of sample 0", seen, wanted)
 
 
 class Clock:

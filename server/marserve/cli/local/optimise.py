@@ -94,6 +94,7 @@ def optimise(
 ) -> None:
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
+    from marserve.optimise.candidates import UnknownCandidate
     from marserve.optimise.comparison import Bounds
     from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
@@ -123,7 +124,7 @@ def optimise(
             try:
                 with output.steps() as show:
                     report = search(archive, found, wish, export_path, force=force, on_step=show)
-            except ValueError as error:
+            except UnknownCandidate as error:
                 raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error

@@ -189,9 +189,9 @@ class Compared:
         """Run one batch, and keep what its first members got; what went wrong, or nothing."""
         try:
             output = run_model(self._found.model, batch.call)
-        except Exception as error:  # the author's code
+            parts = parts_of(output, [self._calls[at] for at in batch.members])
+        except Exception as error:  # the author's code, or an output that cannot be compared
             return shown(error)
-        parts = parts_of(output, [self._calls[at] for at in batch.members])
         if parts is None:
             shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves_of(output).items())
             return f"{batch.call.rows} rows gave outputs that are not as long: {shapes}"
