@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from marserve.messages import Load
-from marserve.optimise.compare import Errors
+from marserve.optimise.compare import Errors, UnknownScores, check_scores
 from marserve.optimise.comparison import Bounds, Verdict
 from marserve.optimise.recording import Recording, read_recording
 from marserve.worker.load import LoadedModel, make_context
@@ -403,3 +403,34 @@ def test_an_output_of_something_else_is_named_in_a_fault(
 
     assert len(both[0].answers) == 3
     assert words in verdict.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (["logit"], "there is no output logit; there are logits, best; did you mean logits?"),
+        (["logits", "nothing alike"], "there is no output nothing alike; there are logits, best$"),
+        (["best"], r"the output best holds no class scores, .* it is int64 \[1\]; there are logits, best"),
+        (["*"], r"\* is the only output, and there are logits, best"),
+    ],
+)
+def test_a_name_for_scores_that_no_output_with_scores_has_is_an_error(
+    scores: list[str], words: str, inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Else a slip of the pen would switch agreement off."""
+
+    def build(net: Any, rows: Any) -> Any:
+        return {"logits": net.linear(rows), "best": net.linear(rows).argmax(1)}
+
+    recording = record(build, tmp_path / "run", inputs[:2])
+
+    check_scores(["logits"], recording, tmp_path / "run")
+    check_scores([], recording, tmp_path / "run")
+    with pytest.raises(UnknownScores, match=words):
+        check_scores(scores, recording, tmp_path / "run")
+
+
+def test_the_only_output_may_be_named_by_a_star(reference: tuple[Recording, Path]) -> None:
+    """As archives do that name classes."""
+    check_scores(["*"], *reference)
+    check_scores(["output"], *reference)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from marserve.errors import MarserveError
+from marserve.files.nearest import did_you_mean
 from marserve.optimise.comparison import ALONE, NOTHING, Agreement, Bounds, RunErrors, Verdict, judge
 from marserve.optimise.inputs import Input
 from marserve.optimise.measures import Array, may_be_scores, measure
@@ -59,6 +61,10 @@ class Report:
     load_s: tuple[float, float]
 
 
+class UnknownScores(MarserveError):
+    """A name is that of no output that holds class scores; the message says which outputs there are."""
+
+
 def compare(
     reference: Subject,
     other: Subject,
@@ -66,7 +72,7 @@ def compare(
     wish: Wish,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Report:
-    """Compare `other` with `reference`, both as they are. Blocks. Raises SubjectFailed.
+    """Compare `other` with `reference`, both as they are. Blocks. Raises SubjectFailed, UnknownScores.
 
     `on_step` gets what happens next, in few words.
     """
@@ -79,6 +85,7 @@ def compare(
         for subject, folder in zip((reference, other), folders, strict=True):
             on_step(f"{len(inputs)} inputs through {subject.name}")
             recordings.append(subject.record(inputs, folder, size, wish.within_s))
+            check_scores(wish.scores, recordings[0], folders[0])
         on_step("comparing what they gave")
         errors = Errors(recordings, folders, wish.scores)
         answers, failed = _compare_answers(reference, recordings, folders)
@@ -101,6 +108,31 @@ def compare(
             notes.append(f"{subject.name}: only answers are compared: {recording.why_not}")
     verdict = Verdict((*failed, *verdict.faults), tuple(dict.fromkeys(notes)))
     return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
+
+
+def check_scores(scores: Sequence[str], reference: Recording, folder: Path) -> None:
+    """Raise UnknownScores for a name of which the reference has no output that may hold class scores.
+
+    Nothing is said of a reference whose model was not looked into, or gave no output.
+    """
+    alone = reference.run(ALONE)
+    if not scores or alone is None:
+        return
+    with RunArrays(folder, alone) as arrays:
+        names = list(dict.fromkeys(name for call in arrays for name in arrays.names(call)))
+        there = f"there are {', '.join(names)}"
+        for name in scores if names else ():
+            if name == ANY_OUTPUT and len(names) > 1:
+                raise UnknownScores(f"{ANY_OUTPUT} is the only output, and {there}")
+            found = names[0] if name == ANY_OUTPUT else name
+            if found not in names:
+                raise UnknownScores(f"there is no output {name}; {there}{did_you_mean(name, names)}")
+            given = [outputs[found] for outputs in map(arrays.outputs, arrays) if found in outputs]
+            if not any(map(may_be_scores, given)):
+                raise UnknownScores(
+                    f"the output {found} holds no class scores, which are floating numbers of two classes or "
+                    f"more along the last axis: it is {given[0].dtype} {list(given[0].shape)}; {there}"
+                )
 
 
 def describe_agreement(agreement: Agreement | None) -> dict[str, Any] | None:

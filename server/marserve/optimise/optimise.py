@@ -37,7 +37,14 @@ from marserve.optimise.candidates import (
     choose,
     split,
 )
-from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
+from marserve.optimise.compare import (
+    Errors,
+    check_scores,
+    describe_agreement,
+    describe_outputs,
+    describe_ratios,
+    measure_both,
+)
 from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, worst
 from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
 from marserve.optimise.optimised_archive import (
@@ -151,7 +158,7 @@ def optimise(
     that its `optimise` key names.
 
     Raises BadInputs where it has no inputs, NothingToOptimise, SubjectFailed for an archive that cannot be loaded,
-    BadArchive, CannotArchive, UnknownCandidate.
+    BadArchive, CannotArchive, UnknownCandidate, UnknownScores.
     """
     trusted = [archive.name] if wish.is_trusted else []
 
@@ -259,6 +266,7 @@ def _searched(
             failed = next((answer.message for answer in recorded.answers if answer.message), "")
             none = f"no input was answered{f', the first fails with {without_stop(failed)}' if failed else ''}"
             raise NothingToOptimise(f"{parent.name} cannot be built anew: {recorded.why_not or none}.")
+        check_scores(wish.scores, recorded, scratch / "parent")
         report = Report(
             parent.load.model,
             parent.load.version,

@@ -86,10 +86,14 @@ class RunArrays:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._names))
 
+    def names(self, call: int) -> list[str]:
+        """The names of the outputs that the model gave for that call."""
+        return self._names.get(call, [])
+
     def outputs(self, call: int) -> dict[str, Array]:
         """What the model gave for that call, by the name of the output; empty for a call that is not in the run."""
         found = {}
-        for output in self._names.get(call, []):
+        for output in self.names(call):
             with self._file.open(f"{call}/{output}") as member:
                 found[output] = np.lib.format.read_array(member, allow_pickle=False)
         return found

@@ -162,6 +162,34 @@ def test_a_file_that_is_no_archive_and_an_unsafe_one_are_refused(tmp_path: Path,
     assert "bad.mar is no model archive" in ran.err
 
 
+NET = """
+import torch
+
+class Handler:
+    def initialize(self, context):
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(1, 3)
+
+    def handle(self, data, context):
+        with torch.inference_mode():
+            return self.model(torch.tensor([[float(row["body"])] for row in data])).tolist()
+"""
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_wrong_name_for_scores_is_told_with_the_names_that_there_are(tmp_path: Path, inputs: Path) -> None:
+    """Exit 2, for the words are wrong; `optimise` says the same."""
+    pytest.importorskip("torch")
+    words = ["--inputs", inputs, "--scores", "outputs"]
+
+    ran = marserve("compare", *archives(tmp_path, NET, NET), *words, "--pairs", 0)
+
+    assert ran.status == 2
+    assert "there is no output outputs; there are output; did you mean output?" in ran.err
+    assert "Name one of them with --scores." in ran.err
+
+
 DAEMON = """
 import os, subprocess
 def handle(data, context):

@@ -438,6 +438,20 @@ def test_a_build_that_crashes_hangs_or_takes_too_much_is_a_row_and_the_others_go
     assert not rounded["passed"]
 
 
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_wrong_name_for_scores_ends_before_a_build_is_tried(tmp_path: Path) -> None:
+    """Exit 2: no minutes are spent on builds of which nothing says whether they agree."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, "--scores", "logits")
+
+    assert ran.status == 2
+    assert "there is no output logits; there are output" in ran.err
+    assert "building" not in ran.err
+
+
 @pytest.mark.torch
 def test_a_handler_that_loads_its_model_by_itself_is_told_what_to_do(tmp_path: Path) -> None:
     """Nothing is built, and no archive is left."""

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
+from marserve.cli.local.compared_words import (
+    check_archive,
+    check_export_path,
+    check_page,
+    read_inputs,
+    trust_line,
+    wrong_scores,
+)
 from marserve.cli.local.tidied import tidied
 from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
@@ -95,6 +102,7 @@ def optimise(
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
     from marserve.optimise.candidates import UnknownCandidate
+    from marserve.optimise.compare import UnknownScores
     from marserve.optimise.comparison import Bounds
     from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
@@ -126,6 +134,8 @@ def optimise(
                     report = search(archive, found, wish, export_path, force=force, on_step=show)
             except UnknownCandidate as error:
                 raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
+            except UnknownScores as error:
+                raise wrong_scores(error) from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = describe_report(report), _lines(report)
