@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from marserve.messages import Load
-from marserve.optimise.compare import Errors, UnknownScores, check_scores
-from marserve.optimise.comparison import Bounds, Verdict
+from marserve.optimise.compare import Answers, Errors, UnknownScores, Wish, check_scores, faults_of_answers
+from marserve.optimise.comparison import Agreement, Bounds, Verdict
 from marserve.optimise.recording import Recording, read_recording
 from marserve.worker.load import LoadedModel, make_context
 from marserve.worker.without_server.compared import Compared
@@ -434,3 +434,52 @@ def test_the_only_output_may_be_named_by_a_star(reference: tuple[Recording, Path
     """As archives do that name classes."""
     check_scores(["*"], *reference)
     check_scores(["output"], *reference)
+
+
+TEXTS, NUMBERS = (4, "best", "'dog'", "'cat'"), (5, "score", "0.5", "0.9")
+BY_TOLERANCE = Answers("by more than 0.001", 9, (TEXTS, NUMBERS), beyond_numbers=(TEXTS,))
+BY_HANDLER = Answers("by the handler's compare", 9, (TEXTS, NUMBERS), by_handler=True)
+BY_COMPARE = Agreement("the handler's compare", 7, 9)
+ALL = "2 of 9 answers differ "
+
+
+@pytest.mark.parametrize(
+    ("answers", "same", "disagreeing", "wish", "agreement", "faults"),
+    [
+        (BY_TOLERANCE, (), (), Wish(), None, ["1 of 9 answers differ in more than numbers: input 4 at best is 'dog',"]),
+        (BY_TOLERANCE, (), (4,), Wish(), None, []),
+        (BY_TOLERANCE, (5,), (4,), Wish(), None, ["1 of 9 answers differ where the models give the same: input 5 at"]),
+        (BY_TOLERANCE, (4, 5), (), Wish(), None, [f"{ALL}where the models give the same: input 4 at best is 'dog',"]),
+        (BY_TOLERANCE, (), (4,), Wish(same_answers=True), None, [f"{ALL}(by more than 0.001)"]),
+        (BY_HANDLER, (), (4, 5), Wish(), BY_COMPARE, [f"{ALL}(by the handler's compare)"]),
+        (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5)), BY_COMPARE, []),
+        (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5)), Agreement("top-1 of x", 9, 9), [f"{ALL}(by the han"]),
+        (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5), same_answers=True), BY_COMPARE, [f"{ALL}(by the han"]),
+        (Answers("by more than 0.001", 9, ()), (1,), (), Wish(same_answers=True), None, []),
+    ],
+)
+def test_which_answers_that_differ_are_at_fault(
+    answers: Answers,
+    same: tuple[int, ...],
+    disagreeing: tuple[int, ...],
+    wish: Wish,
+    agreement: Agreement | None,
+    faults: list[str],
+    reference: tuple[Recording, Path],
+) -> None:
+    """Those that the models' errors do not explain, and those that the handler's compare or an export counts."""
+    errors = Errors([reference[0]] * 2, [reference[1]] * 2, ())
+    assert errors.same == set(range(INPUTS))
+    errors.same, errors.disagreeing = set(same), set(disagreeing)
+
+    found = faults_of_answers(answers, errors, agreement, wish)
+
+    assert len(found) == len(faults)
+    assert all(fault.startswith(words) for fault, words in zip(found, faults, strict=True)), found
+
+
+def test_without_an_output_every_answer_that_differs_is_at_fault(tmp_path: Path) -> None:
+    """Nothing else was compared."""
+    errors = Errors([read_recording({"answers": [], "kind": "", "why_not": "", "runs": []})] * 2, [tmp_path] * 2, ())
+
+    assert faults_of_answers(BY_TOLERANCE, errors, None, Wish()) == [f"{ALL}(by more than 0.001)"]

@@ -21,6 +21,8 @@ MAX_ERROR_FLOAT32 = 1e-4
 # How far a row may be from itself alone for the sake of its mates, as a share of the largest number. Kernels for other
 # batch sizes add up in another order (1e-6 in float32); one scale for a whole batch was seen to do 1.6e-3 and more.
 MAX_MATES = 1e-3
+# Outputs whose largest error is not more than this share of the largest number give the same answers.
+SAME = 1e-5
 NOTHING = "nothing could be compared"
 
 
@@ -52,6 +54,11 @@ class Sums:
     seen_squares: float = 0.0
     wanted_squares: float = 0.0
     new_nans: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether they are as good as equal, each of them."""
+        return not self.new_nans and self.largest_error <= SAME * self.largest_wanted
 
     def __add__(self, other: Sums) -> Sums:
         """Those of both."""

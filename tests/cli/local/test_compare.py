@@ -176,6 +176,37 @@ class Handler:
 """
 
 
+SCORES = 'self.model(torch.tensor([[float(row["body"])] for row in data])).tolist()'
+NAMED = "[dict(zip({names!r}, each)) for each in " + SCORES + "]"
+BEST = "[{{'best': {names!r}[each.index(max(each))]}} for each in " + SCORES + "]"
+ERROR = "torch.nn.Linear(1, 3)\n        self.model.weight.data += 1e-3"
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_answers_that_differ_where_the_models_do_not_are_beyond_the_bound(tmp_path: Path, inputs: Path) -> None:
+    """Labels in another order, in numbers; in texts, which the errors of a model that is a little off do not make."""
+    pytest.importorskip("torch")
+    words = ["--inputs", inputs, "--pairs", 0, "--json"]
+
+    def run(right: str, other: str) -> list[str]:
+        ran = marserve("compare", *archives(tmp_path, right, other), *words)
+        assert ran.status == bool(ran.document["faults"])
+        return list(ran.document["faults"])
+
+    def net(answer: str, names: str = "abc", model: str = "torch.nn.Linear(1, 3)") -> str:
+        given = NET.replace(SCORES, answer.format(names=names)).replace("torch.nn.Linear(1, 3)", model)
+        assert given != NET
+        return given
+
+    permuted = run(net(NAMED), net(NAMED, "bca"))
+    inexact = run(net(BEST), net(BEST, "bca", ERROR))
+
+    assert permuted[0].startswith("3 of 3 answers differ where the models give the same: input 0 at a is ")
+    assert permuted[0].endswith("; if they may, let the handler say so in compare(primary, shadow)")
+    assert inexact[0].startswith("3 of 3 answers differ in more than numbers: input 0 at best is ")
+
+
 @pytest.mark.system
 @pytest.mark.torch
 def test_a_wrong_name_for_scores_is_told_with_the_names_that_there_are(tmp_path: Path, inputs: Path) -> None:
