@@ -50,12 +50,16 @@ class Tolerance:
 
     With `of_largest` a number may also be off by that share of the largest number beside it, in its list, object of
     numbers or array; an object of numbers may lack one that is as small as its smallest (the last of the best five).
+
+    With `any_number` numbers are alike whatever they are, as long as both are numbers or neither is one (NaN); so are
+    objects with as many numbers, whose largest has the same key (the best five again). What else differs is found.
     """
 
     relative: float = DEFAULT_RELATIVE
     absolute: float = DEFAULT_ABSOLUTE
     ignore: tuple[str, ...] = ()
     of_largest: float = 0.0
+    any_number: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +387,8 @@ def _compare(
         tolerance = _beside(tolerance, theirs.values())
         if tolerance.of_largest:
             ours, theirs = _with_the_smallest(ours, theirs, tolerance), _with_the_smallest(theirs, ours, tolerance)
+        if tolerance.any_number and _have_the_same_best(ours, theirs):
+            return
         for key in [*theirs, *(key for key in ours if key not in theirs)]:
             below = (*path, key)
             if key in ours and key in theirs:
@@ -425,11 +431,22 @@ def _with_the_smallest(ours: dict[str, Any], theirs: dict[str, Any], tolerance: 
     return {**ours, **{key: value for key, value in lacking.items() if _is_number_near(value, smallest, tolerance)}}
 
 
+def _have_the_same_best(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether both hold nothing but finite floating numbers, as many of them, and the same key has the largest."""
+    if not ours or len(ours) != len(theirs):
+        return False
+    if any(type(value) is not float or not math.isfinite(value) for value in (*ours.values(), *theirs.values())):
+        return False
+    return max(ours, key=ours.__getitem__) == max(theirs, key=theirs.__getitem__)
+
+
 def _is_number_near(value: Any, smallest: float, tolerance: Tolerance) -> bool:
     return type(value) is float and _is_close(value, smallest, tolerance)
 
 
 def _is_close(seen: float, wanted: float, tolerance: Tolerance) -> bool:
+    if tolerance.any_number:
+        return (seen != seen) == (wanted != wanted)  # no float of it: a whole number may be too large for one
     if type(seen) is int and type(wanted) is int:
         return seen == wanted
     seen, wanted = float(seen), float(wanted)
@@ -523,7 +540,9 @@ def _compare_arrays(seen: _Array, wanted: _Array, path: Path, tolerance: Toleran
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype or seen.name != wanted.name:
         yield where, _shape(seen), _shape(wanted)
         return
-    if ours.dtype.kind in "fc":
+    if tolerance.any_number and ours.dtype.kind in "iufc":
+        alike = (ours != ours) == (theirs != theirs)
+    elif ours.dtype.kind in "fc":
         finite = numpy.abs(theirs[numpy.isfinite(theirs)]) if tolerance.of_largest else theirs[:0]
         off = max(tolerance.absolute, tolerance.of_largest * float(finite.max())) if finite.size else tolerance.absolute
         alike = numpy.isclose(ours, theirs, rtol=tolerance.relative, atol=off, equal_nan=True)

@@ -314,3 +314,42 @@ def test_a_value_that_contains_itself_is_no_end_of_the_check() -> None:
     endless.append(endless)
 
     assert list(differences(Outcome(keep(endless)), Outcome(keep(endless)), Tolerance())) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "found"),
+    [
+        ({"n": 3, "box": [1.5, 2]}, {"n": 10**400, "box": [-7, 2.5]}, None),
+        ({"cat": 0.9, "dog": 0.1}, {"cat": 0.1, "dog": 0.9}, None),
+        ({"cat": 0.9, "dog": 0.1}, {"cat": 0.8, "cow": 0.2}, None),
+        ({"cat": 0.9, "dog": 0.1}, {"cow": 0.8, "dog": 0.2}, "cow"),
+        ({"cat": 0.9}, {"cat": 0.8, "cow": 0.2}, "cow"),
+        ({"cat": 3, "dog": 1}, {"cat": 3, "cow": 1}, "cow"),
+        ({"best": "cat"}, {"best": "dog"}, "best"),
+        ([1.0, 2.0], [1.0], ""),
+        ([1.0], [math.nan], "[0]"),
+        ([True], [False], "[0]"),
+        ([None], [0.5], "[0]"),
+    ],
+)
+def test_with_any_number_only_what_differs_in_more_than_numbers_is_found(seen: Any, wanted: Any, found: Any) -> None:
+    """Of the best few classes a last one may be another; the best may not."""
+    tolerance = Tolerance(any_number=True)
+
+    first = next(differences(Outcome(keep(seen)), Outcome(keep(wanted)), tolerance), None)
+
+    assert (None if first is None else first[0]) == found
+
+
+def test_with_any_number_arrays_differ_in_shape_and_in_what_is_no_number() -> None:
+    """Of whole numbers, too."""
+    numpy = pytest.importorskip("numpy")
+
+    def first(seen: Any, wanted: Any) -> Any:
+        return next(differences(Outcome(keep(seen)), Outcome(keep(wanted)), Tolerance(any_number=True)), None)
+
+    assert first(numpy.array([1, 2]), numpy.array([3, 4])) is None
+    assert first(numpy.array([1.0, 2.0]), numpy.array([3.0, numpy.inf])) is None
+    assert first(numpy.array([1.0, numpy.nan]), numpy.array([1.0, 2.0]))[0] == "[1]"
+    assert first(numpy.array([1.0]), numpy.array([1.0, 2.0])) is not None
+    assert first(numpy.array([True]), numpy.array([False])) is not None

@@ -11,6 +11,7 @@ from marserve.optimise.candidates import (
     CANDIDATES,
     NAMES,
     Measured,
+    UnknownCandidate,
     beaten_by,
     best,
     bounds_of,
@@ -112,7 +113,7 @@ def test_drawn_inputs_are_for_builds_in_float32_alone_whether_or_not_something_t
 def test_named_ones_are_tried_alone_and_an_unknown_name_is_refused() -> None:
     """With those that there are."""
     assert list(chosen(wanted=("onnx",))) == ["onnx"]
-    with pytest.raises(ValueError, match="there is no candidate 'fp16'; there are channels-last, bf16"):
+    with pytest.raises(UnknownCandidate, match="there is no candidate 'fp16'; there are channels-last, bf16"):
         chosen(wanted=("fp16",))
 
 

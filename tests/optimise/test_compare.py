@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marserve.messages import Load
-from marserve.optimise.compare import Errors
-from marserve.optimise.comparison import Bounds, Verdict, judge
+from marserve.optimise.compare import Answers, Errors, UnknownScores, Wish, check_scores, faults_of_answers
+from marserve.optimise.comparison import Agreement, Bounds, Verdict
 from marserve.optimise.recording import Recording, read_recording
 from marserve.worker.load import LoadedModel, make_context
 from marserve.worker.without_server.compared import Compared
@@ -21,6 +23,20 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 INPUTS, MANY, CLASSES, WIDTH, BATCH = 64, 200, 10, 12, 8
+
+
+@dataclass
+class Out:
+    """Scores in a value of one's own that says what is in it."""
+
+    scores: Any
+
+
+class Hidden:
+    """Scores in a value that says nothing of them."""
+
+    def __init__(self, scores: Any) -> None:
+        self.scores = scores
 
 
 class Net(torch.nn.Module):  # type: ignore[misc]
@@ -51,7 +67,10 @@ class Handler:
         """As a base handler does."""
         with torch.inference_mode():
             given = self.model(torch.tensor([row["body"] for row in data], dtype=torch.float32))
-        return (next(iter(given.values())) if isinstance(given, dict) else given).tolist()
+        if isinstance(given, dict):
+            given = next(iter(given.values()))
+        given = getattr(given, "scores", given)
+        return given.tolist() if given.dtype is torch.float32 else [str(each) for each in given]
 
 
 def per_tensor(net: Any, rows: Any) -> Any:
@@ -201,7 +220,7 @@ def reference(inputs: list[dict[str, str]], tmp_path_factory: pytest.TempPathFac
 def judged(reference: tuple[Recording, Path], other: Recording, folder: Path) -> tuple[Errors, Verdict]:
     """The errors, and the verdict with the usual bounds."""
     errors = Errors([reference[0], other], [reference[1], folder], ())
-    return errors, judge(errors.runs, errors.mates, errors.agreement, Bounds(), errors.reference_mates)
+    return errors, errors.judge(errors.agreement, Bounds())
 
 
 @pytest.mark.parametrize("fault", [each for each in PLANTED if each != ONE_OF_MANY])
@@ -244,6 +263,7 @@ def test_good_builds_pass_and_all_their_inputs_agree(
         "same": lambda net, rows: net.linear(rows),
         "rounded": lambda net, rows: net.linear((rows * 256).round() / 256),
         "named": lambda net, rows: {"logits": net.linear(rows)},
+        "in a dataclass": lambda net, rows: Out(net.linear(rows)),
     }
     for name, build in builds.items():
         errors, verdict = judged(reference, record(build, tmp_path / name, inputs), tmp_path / name)
@@ -310,3 +330,173 @@ def test_a_recording_without_the_time_for_its_inputs_or_batches_says_that_it_is_
     assert [run.is_cut_short for run in one.runs] == [False, True, True, True]
     assert not reference[0].is_cut_short(INPUTS)
     assert reference[0].is_cut_short(INPUTS + 1)
+
+
+def test_a_model_of_whose_output_nothing_can_be_compared_is_refused_with_what_to_do(
+    inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """However alike both are: nothing showed it."""
+    first, second = (
+        record(lambda net, rows: Hidden(net.linear(rows)), tmp_path / name, inputs[:3]) for name in ("first", "second")
+    )
+
+    errors, verdict = judged((first, tmp_path / "first"), second, tmp_path / "second")
+
+    assert errors.runs
+    assert verdict.faults == (
+        "nothing could be compared: the model gives a value of the type Hidden, in which no tensor and no array was "
+        "found; let it return tensors, or lists, tuples, dicts or dataclasses of them",
+    )
+
+
+def test_an_output_that_is_lacking_for_some_inputs_alone_is_refused(
+    reference: tuple[Recording, Path], inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """What is not there cannot be far off; and the other way round."""
+    other = record(lambda net, rows: (Out if rows[0, 0] < 0 else Hidden)(net.linear(rows)), tmp_path / "run", inputs)
+
+    _, verdict = judged(reference, other, tmp_path / "run")
+    _, reverse = judged((other, tmp_path / "run"), *reference)
+
+    assert any("there are no outputs, wanted output" in fault for fault in verdict.faults), verdict.faults
+    assert any("the outputs are scores, wanted none" in fault for fault in reverse.faults), reverse.faults
+
+
+def as_complex(net: Any, rows: Any) -> Any:
+    """Scores with an imaginary part, which is half of them."""
+    scores = net.linear(rows)
+    return torch.complex(scores, scores / 2)
+
+
+def as_texts(net: Any, rows: Any) -> Any:
+    """The best class in words, as ONNX Runtime gives texts."""
+    return np.array([f"class {best}" for best in net.linear(rows).argmax(1).tolist()], object)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        (as_complex, lambda net, rows: as_complex(net, rows).conj(), "output has a mean error of 0.67 of the mean"),
+        (as_texts, lambda net, rows: as_texts(net, rows)[::-1], "in twos: output has a mean error of"),
+        (as_texts, lambda net, rows: net.linear(rows).argmax(1), "output: it is of type int64, wanted <U7, and"),
+    ],
+    ids=["complex", "texts", "numbers for texts"],
+)
+def test_outputs_that_are_no_real_numbers_are_compared_too(
+    right: Callable[[Any, Any], Any],
+    wrong: Callable[[Any, Any], Any],
+    words: str,
+    inputs: list[dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    """In batches and beside themselves as well; what cannot be compared is a fault, and no end of the comparison."""
+    first, second, third = (
+        record(fault, tmp_path / name, inputs[:20]) for name, fault in [("a", right), ("b", right), ("c", wrong)]
+    )
+
+    errors, same = judged((first, tmp_path / "a"), second, tmp_path / "b")
+    _, other = judged((first, tmp_path / "a"), third, tmp_path / "c")
+
+    assert same.has_passed, same.faults
+    assert errors.runs["in twos"].outputs["output"].rows == 20
+    assert set(errors.mates) == {"in twos", f"in batches of {BATCH}", "beside a loud mate"}
+    assert any(words in fault for fault in other.faults), other.faults
+
+
+@pytest.mark.parametrize(
+    ("one", "kind", "words"),
+    [
+        ({}, object, "an array holds values of the types dict, which cannot be compared"),
+        (7, "M8[s]", "neither numbers"),
+    ],
+)
+def test_an_output_of_something_else_is_named_in_a_fault(
+    one: Any, kind: Any, words: str, inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Every input was tried all the same."""
+    both = [record(lambda net, rows: np.array([one for _ in rows], kind), tmp_path / name, inputs[:3]) for name in "ab"]
+
+    _, verdict = judged((both[0], tmp_path / "a"), both[1], tmp_path / "b")
+
+    assert len(both[0].answers) == 3
+    assert words in verdict.faults[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (["logit"], "there is no output logit; there are logits, best; did you mean logits?"),
+        (["logits", "nothing alike"], "there is no output nothing alike; there are logits, best$"),
+        (["best"], r"the output best holds no class scores, .* it is int64 \[1\]; there are logits, best"),
+        (["*"], r"\* is the only output, and there are logits, best"),
+    ],
+)
+def test_a_name_for_scores_that_no_output_with_scores_has_is_an_error(
+    scores: list[str], words: str, inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Else a slip of the pen would switch agreement off."""
+
+    def build(net: Any, rows: Any) -> Any:
+        return {"logits": net.linear(rows), "best": net.linear(rows).argmax(1)}
+
+    recording = record(build, tmp_path / "run", inputs[:2])
+
+    check_scores(["logits"], recording, tmp_path / "run")
+    check_scores([], recording, tmp_path / "run")
+    with pytest.raises(UnknownScores, match=words):
+        check_scores(scores, recording, tmp_path / "run")
+
+
+def test_the_only_output_may_be_named_by_a_star(reference: tuple[Recording, Path]) -> None:
+    """As archives do that name classes."""
+    check_scores(["*"], *reference)
+    check_scores(["output"], *reference)
+
+
+TEXTS, NUMBERS = (4, "best", "'dog'", "'cat'"), (5, "score", "0.5", "0.9")
+BY_TOLERANCE = Answers("by more than 0.001", 9, (TEXTS, NUMBERS), beyond_numbers=(TEXTS,))
+BY_HANDLER = Answers("by the handler's compare", 9, (TEXTS, NUMBERS), by_handler=True)
+BY_COMPARE = Agreement("the handler's compare", 7, 9)
+ALL = "2 of 9 answers differ "
+
+
+@pytest.mark.parametrize(
+    ("answers", "same", "disagreeing", "wish", "agreement", "faults"),
+    [
+        (BY_TOLERANCE, (), (), Wish(), None, ["1 of 9 answers differ in more than numbers: input 4 at best is 'dog',"]),
+        (BY_TOLERANCE, (), (4,), Wish(), None, []),
+        (BY_TOLERANCE, (5,), (4,), Wish(), None, ["1 of 9 answers differ where the models give the same: input 5 at"]),
+        (BY_TOLERANCE, (4, 5), (), Wish(), None, [f"{ALL}where the models give the same: input 4 at best is 'dog',"]),
+        (BY_TOLERANCE, (), (4,), Wish(same_answers=True), None, [f"{ALL}(by more than 0.001)"]),
+        (BY_HANDLER, (), (4, 5), Wish(), BY_COMPARE, [f"{ALL}(by the handler's compare)"]),
+        (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5)), BY_COMPARE, []),
+        (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5)), Agreement("top-1 of x", 9, 9), [f"{ALL}(by the han"]),
+        (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5), same_answers=True), BY_COMPARE, [f"{ALL}(by the han"]),
+        (Answers("by more than 0.001", 9, ()), (1,), (), Wish(same_answers=True), None, []),
+    ],
+)
+def test_which_answers_that_differ_are_at_fault(
+    answers: Answers,
+    same: tuple[int, ...],
+    disagreeing: tuple[int, ...],
+    wish: Wish,
+    agreement: Agreement | None,
+    faults: list[str],
+    reference: tuple[Recording, Path],
+) -> None:
+    """Those that the models' errors do not explain, and those that the handler's compare or an export counts."""
+    errors = Errors([reference[0]] * 2, [reference[1]] * 2, ())
+    assert errors.same == set(range(INPUTS))
+    errors.same, errors.disagreeing = set(same), set(disagreeing)
+
+    found = faults_of_answers(answers, errors, agreement, wish)
+
+    assert len(found) == len(faults)
+    assert all(fault.startswith(words) for fault, words in zip(found, faults, strict=True)), found
+
+
+def test_without_an_output_every_answer_that_differs_is_at_fault(tmp_path: Path) -> None:
+    """Nothing else was compared."""
+    errors = Errors([read_recording({"answers": [], "kind": "", "why_not": "", "runs": []})] * 2, [tmp_path] * 2, ())
+
+    assert faults_of_answers(BY_TOLERANCE, errors, None, Wish()) == [f"{ALL}(by more than 0.001)"]

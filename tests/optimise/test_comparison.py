@@ -163,6 +163,8 @@ def test_without_scores_or_compare_errors_alone_decide_and_it_is_said() -> None:
 def test_nothing_to_compare_is_no_pass() -> None:
     """A verdict on nothing would be one on anything."""
     assert judge({}, {}, None, Bounds()).faults == ("nothing could be compared",)
+    assert judge({"alone": RunErrors()}, {}, None, Bounds(), nothing="why").faults == ("why",)
+    assert judge({"alone": RunErrors()}, {}, Agreement("x", 200, 200), Bounds(), nothing="why").faults == ("why",)
 
 
 def test_the_worst_run_of_each_output_stands_for_all() -> None:

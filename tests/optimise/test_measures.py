@@ -76,7 +76,8 @@ def test_whole_numbers_and_truth_values_are_compared_by_value() -> None:
     ("seen", "wanted", "words"),
     [
         (np.zeros((1, 9)), np.zeros((1, 10)), r"it is \[1, 9\], wanted \[1, 10\]"),
-        (np.array(["a"]), np.array(["a"]), "cannot be compared as numbers"),
+        (np.array(["a"]), np.array([1.0]), "it is of type <U1, wanted float64, and"),
+        (np.array([0], "M8[s]"), np.array([0], "M8[s]"), "neither numbers nor texts"),
     ],
 )
 def test_arrays_that_cannot_be_compared_are_refused(
@@ -87,6 +88,28 @@ def test_arrays_that_cannot_be_compared_are_refused(
     """With both shapes or types."""
     with pytest.raises(ValueError, match=words):
         measure(seen, wanted)
+
+
+def test_complex_numbers_are_two_real_ones_each() -> None:
+    """A part that is lost is an error, and one that is no number is new."""
+    wanted = np.array([3 + 4j, 1 - 2j], "c8")
+
+    assert measure(wanted.copy(), wanted).sums.error == 0.0
+    assert measure(wanted.conj(), wanted).sums.error == 12.0
+    assert measure(wanted.real, wanted).sums.error == 6.0
+    assert measure(wanted, wanted).sums.wanted == 10.0
+    assert measure(np.array([complex(3, np.nan), 1 - 2j]), wanted).sums.new_nans == 1
+
+
+def test_texts_are_equal_or_not() -> None:
+    """The error is the share of those that differ."""
+    wanted = np.array([["cat", "dog"], ["cow", "a longer one"]])
+    seen = np.array([["cat", "dog"], ["cow", "dog"]])
+
+    sums = measure(seen, wanted).sums
+
+    assert (sums.error, sums.wanted, sums.largest_error, sums.elements) == (1.0, 4.0, 1.0, 4)
+    assert measure(wanted.copy(), wanted).sums.error == 0.0
 
 
 def test_half_precision_sums_do_not_overflow() -> None:

@@ -1,14 +1,16 @@
 """What a model is called with and gives: nested values with tensors or arrays in them, as named leaves.
 
-A leaf is a tensor of torch or an array of numpy. Its name is the path to it: `input_ids`, `hidden.0`, or `output` for a
-value that is a leaf itself. Torch is not imported: who passes a tensor has it.
+A leaf is a tensor of torch or an array of numpy; lists, tuples, maps and dataclasses are looked into. Its name is the
+path to it: `input_ids`, `hidden.0`, or `output` for a value that is a leaf itself. Torch is not imported: who passes a
+tensor has it.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ def leaves_of(value: Any, path: str = "", depth: int = 0) -> dict[str, Any]:
     elif isinstance(value, (list, tuple)):
         items = list(zip(getattr(value, "_fields", map(str, range(len(value)))), value, strict=True))
     else:
-        return found
+        items = list(_members(value).items())
     for name, below in items:
         found.update(leaves_of(below, f"{path}.{name}" if path else name, depth + 1))
     return found
@@ -56,16 +58,39 @@ def with_leaves(value: Any, leaves: Mapping[str, Any], path: str = "") -> Any:
             for name, each in zip(names, value, strict=True)
         ]
         return type(value)(*each_below) if hasattr(value, "_fields") else type(value)(each_below)
+    members = _members(value)
+    if members:
+        value = copy.copy(value)
+        for name, each in members.items():
+            # Past its __init__, which may compute what it is not given, and past a frozen one's refusal.
+            object.__setattr__(value, name, with_leaves(each, leaves, f"{path}.{name}" if path else name))
     return value
 
 
+def _members(value: Any) -> dict[str, Any]:
+    """What the fields of a dataclass hold, by name; nothing for any other value."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return {}
+    return {each.name: getattr(value, each.name) for each in fields(value) if hasattr(value, each.name)}
+
+
 def as_numpy(leaf: Any) -> np.ndarray[Any, Any]:
-    """A leaf as an array of its own memory. bfloat16, which numpy does not know, becomes float32."""
+    """A leaf as an array of its own memory. bfloat16, which numpy does not know, becomes float32; texts in objects, as
+    ONNX Runtime gives them, become numpy's own. Raises TypeError for other objects."""
     if not isinstance(leaf, np.ndarray):
-        tensor = leaf.detach().cpu()
+        tensor = leaf.detach().cpu().resolve_conj().resolve_neg()
         leaf = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    if leaf.dtype.hasobject:
+        return _as_texts(leaf)
     array: np.ndarray[Any, Any] = leaf.copy()
     return array
+
+
+def _as_texts(objects: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    kinds = sorted({type(each).__name__ for each in objects.flat} - {"str"})
+    if kinds:
+        raise TypeError(f"an array holds values of the types {', '.join(kinds)}, which cannot be compared")
+    return objects.astype(np.str_)
 
 
 def own_copy(leaf: Any) -> Any:

@@ -18,6 +18,10 @@ CALIBRATION_SHARE: Final = 0.25
 LEAST_CALIBRATION, MOST_CALIBRATION = 16, 64
 
 
+class UnknownCandidate(ValueError):
+    """There is no build of that name; the message says which there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A build by its name. `is_exact`: it computes in float32, as its parent does, so that errors alone judge it.
@@ -83,10 +87,10 @@ class Choice:
 
 
 def refuse_unknown(wanted: Sequence[str]) -> None:
-    """Raise ValueError for the first name that is no candidate's."""
+    """Raise UnknownCandidate for the first name that is no candidate's."""
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:
-        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+        raise UnknownCandidate(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
 
 
 def choose(
@@ -105,7 +109,7 @@ def choose(
 
     `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree;
     `is_drawn`: the inputs are drawn from a declaration, and show errors alone; `calibrating` is how many calibrate.
-    Raises ValueError for a name that is none.
+    Raises UnknownCandidate for a name that is none.
     """
     refuse_unknown(wanted)
     chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]

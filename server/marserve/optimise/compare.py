@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -9,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from marserve.optimise.comparison import ALONE, Agreement, Bounds, RunErrors, Verdict, judge
+from marserve.errors import MarserveError
+from marserve.files.nearest import did_you_mean
+from marserve.optimise.comparison import ALONE, NOTHING, Agreement, Bounds, RunErrors, Verdict, judge
 from marserve.optimise.inputs import Input
 from marserve.optimise.measures import Array, may_be_scores, measure
 from marserve.optimise.ratio import PAIRS, Ratio, ratio_of
@@ -23,24 +26,38 @@ ANY_OUTPUT: Final = "*"
 MOST_FAULTS: Final = 10
 
 
+Difference = tuple[int, str, str, str]
+BY_COMPARE: Final = "the handler's compare"
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is compared, and how. `batch_size` 0: that of the reference. `scores` names outputs with class scores."""
+    """What is compared, and how. `batch_size` 0: that of the reference. `scores` names outputs with class scores.
+
+    With `same_answers` each answer that differs is a fault, whatever the models gave.
+    """
 
     bounds: Bounds = field(default_factory=Bounds)
     batch_size: int = 0
     scores: tuple[str, ...] = ()
     within_s: float = 600.0
     pairs: int = PAIRS
+    same_answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How the handlers' answers compare: `differing` of `compared`, `by` the handler's `compare` or a tolerance."""
+    """How the handlers' answers compare: `differing` of `compared`, `by` the handler's `compare` or a tolerance.
+
+    `differing` are input, place, what was seen and what was wanted; `beyond_numbers` those that differ in more than
+    numbers, none where the handler's `compare` decided (`by_handler`).
+    """
 
     by: str
     compared: int
-    differing: tuple[tuple[int, str, str, str], ...]
+    differing: tuple[Difference, ...]
+    by_handler: bool = False
+    beyond_numbers: tuple[Difference, ...] = ()
 
 
 @dataclass(slots=True)
@@ -58,6 +75,10 @@ class Report:
     load_s: tuple[float, float]
 
 
+class UnknownScores(MarserveError):
+    """A name is that of no output that holds class scores; the message says which outputs there are."""
+
+
 def compare(
     reference: Subject,
     other: Subject,
@@ -65,7 +86,7 @@ def compare(
     wish: Wish,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Report:
-    """Compare `other` with `reference`, both as they are. Blocks. Raises SubjectFailed.
+    """Compare `other` with `reference`, both as they are. Blocks. Raises SubjectFailed, UnknownScores.
 
     `on_step` gets what happens next, in few words.
     """
@@ -78,23 +99,21 @@ def compare(
         for subject, folder in zip((reference, other), folders, strict=True):
             on_step(f"{len(inputs)} inputs through {subject.name}")
             recordings.append(subject.record(inputs, folder, size, wish.within_s))
+            check_scores(wish.scores, recordings[0], folders[0])
         on_step("comparing what they gave")
         errors = Errors(recordings, folders, wish.scores)
         answers, failed = _compare_answers(reference, recordings, folders)
     on_step("measuring both in turns")
     ratios, untimed = measure_both(reference, other, sorted({1, size}), wish.pairs)
-    if not errors.runs and answers.differing:
-        failed.append(f"{len(answers.differing)} of {answers.compared} answers differ ({answers.by})")
     agreement = errors.agreement or (
-        Agreement("the handler's compare", answers.compared - len(answers.differing), answers.compared)
+        Agreement(BY_COMPARE, answers.compared - len(answers.differing), answers.compared)
         if recordings[0].has_compare and answers.compared
         else None
     )
-    verdict = judge(errors.runs, errors.mates, agreement, wish.bounds, errors.reference_mates)
+    failed += faults_of_answers(answers, errors, agreement, wish)
+    verdict = errors.judge(agreement, wish.bounds)
     if not errors.runs and answers.compared:
-        verdict = Verdict(
-            tuple(fault for fault in verdict.faults if fault != "nothing could be compared"), verdict.notes
-        )
+        verdict = Verdict(tuple(fault for fault in verdict.faults if fault != NOTHING), verdict.notes)
     notes = [*verdict.notes, *errors.notes, *untimed]
     for subject, recording in zip((reference, other), recordings, strict=True):
         notes += [f"{subject.name}: {note}" for note in recording.notes]
@@ -102,6 +121,52 @@ def compare(
             notes.append(f"{subject.name}: only answers are compared: {recording.why_not}")
     verdict = Verdict((*failed, *verdict.faults), tuple(dict.fromkeys(notes)))
     return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
+
+
+def faults_of_answers(answers: Answers, errors: Errors, agreement: Agreement | None, wish: Wish) -> list[str]:
+    """Which answers that differ are at fault, in a sentence each; numbers alone are for the models' errors to judge."""
+    is_bounded = agreement is not None and agreement.by == BY_COMPARE and wish.bounds.min_agreement is not None
+    if not answers.differing or (is_bounded and not wish.same_answers):  # how many may differ was asked for
+        return []
+    if answers.by_handler or wish.same_answers or not any(run.outputs for run in errors.runs.values()):
+        return [f"{len(answers.differing)} of {answers.compared} answers differ ({answers.by})"]
+    same = [each for each in answers.differing if each[0] in errors.same]
+    # Another best class is another text: how many there may be is for the agreement to say.
+    more = [each for each in answers.beyond_numbers if each[0] not in errors.same | errors.disagreeing]
+    faults = []
+    for found, where in ((same, "where the models give the same"), (more, "in more than numbers")):
+        if found:
+            at, path, seen, wanted = found[0]
+            faults.append(
+                f"{len(found)} of {answers.compared} answers differ {where}: input {at}{f' at {path}' if path else ''} "
+                f"is {seen}, wanted {wanted}; if they may, let the handler say so in compare(primary, shadow)"
+            )
+    return faults
+
+
+def check_scores(scores: Sequence[str], reference: Recording, folder: Path) -> None:
+    """Raise UnknownScores for a name of which the reference has no output that may hold class scores.
+
+    Nothing is said of a reference whose model was not looked into, or gave no output.
+    """
+    alone = reference.run(ALONE)
+    if not scores or alone is None:
+        return
+    with RunArrays(folder, alone) as arrays:
+        names = list(dict.fromkeys(name for call in arrays for name in arrays.names(call)))
+        there = f"there are {', '.join(names)}"
+        for name in scores if names else ():
+            if name == ANY_OUTPUT and len(names) > 1:
+                raise UnknownScores(f"{ANY_OUTPUT} is the only output, and {there}")
+            found = names[0] if name == ANY_OUTPUT else name
+            if found not in names:
+                raise UnknownScores(f"there is no output {name}; {there}{did_you_mean(name, names)}")
+            given = [outputs[found] for outputs in map(arrays.outputs, arrays) if found in outputs]
+            if not any(map(may_be_scores, given)):
+                raise UnknownScores(
+                    f"the output {found} holds no class scores, which are floating numbers of two classes or "
+                    f"more along the last axis: it is {given[0].dtype} {list(given[0].shape)}; {there}"
+                )
 
 
 def describe_agreement(agreement: Agreement | None) -> dict[str, Any] | None:
@@ -153,9 +218,12 @@ class Errors:
         self.mates: dict[str, RunErrors] = {}
         self.reference_mates: dict[str, RunErrors] = {}
         self.notes: list[str] = []
+        self._bare = next((each.bare for each in recordings if each.bare), "")
         self._scores = scores or tuple(recordings[0].scores)
         self._ranked: set[int] = set()
-        self._disagreeing: set[int] = set()
+        # The inputs for which another class is the best in a run, and those for which the models give the same alone.
+        self.disagreeing: set[int] = set()
+        self.same: set[int] = set()
         self._scored: set[str] = set()
         reference, other = recordings
         alone = reference.run(ALONE), other.run(ALONE)
@@ -167,7 +235,11 @@ class Errors:
             for recorded in other.runs:
                 with RunArrays(folders[1], recorded) as seen:
                     errors = RunErrors({}, list(recorded.faults))
-                    self._compare(errors, seen, wanted, calls, names)
+                    same = self._compare(errors, seen, wanted, calls, names)
+                    if recorded.name == ALONE:
+                        self.same = same
+                    if recorded.name == ALONE and not recorded.faults:
+                        self._look_for_lacking(errors, seen, wanted, calls)
                     self.runs[recorded.name] = errors
                     if recorded.name != ALONE:
                         self.mates[recorded.name] = self._beside_itself(seen, own, names)
@@ -182,7 +254,17 @@ class Errors:
         if not self._ranked:
             return None
         by = f"top-1 of {', '.join(sorted(self._scored))}"
-        return Agreement(by, len(self._ranked - self._disagreeing), len(self._ranked))
+        return Agreement(by, len(self._ranked - self.disagreeing), len(self._ranked))
+
+    def judge(self, agreement: Agreement | None, bounds: Bounds) -> Verdict:
+        """The verdict on the errors, with how many inputs agree."""
+        nothing = NOTHING
+        if self._bare:
+            nothing += (
+                f": the model gives a value of the type {self._bare}, in which no tensor and no array was found; let "
+                "it return tensors, or lists, tuples, dicts or dataclasses of them"
+            )
+        return judge(self.runs, self.mates, agreement, bounds, self.reference_mates, nothing)
 
     @staticmethod
     def _calls(reference: Recording, other: Recording) -> dict[int, tuple[int, int]]:
@@ -205,7 +287,9 @@ class Errors:
         wanted: RunArrays,
         calls: dict[int, tuple[int, int]],
         names: dict[str, str],
-    ) -> None:
+    ) -> set[int]:
+        """Compare a run with what is wanted; the inputs of which each output is as good as equal."""
+        same = set()
         for call in seen:
             if call not in calls:
                 continue
@@ -213,8 +297,10 @@ class Errors:
             outputs = {names.get(name, name): array for name, array in seen.outputs(call).items()}
             expected = wanted.outputs(reference_call)
             if set(outputs) != set(expected):
-                _note_fault(errors, f"input {at}: the outputs are {', '.join(outputs)}, wanted {', '.join(expected)}")
+                wanted_names = ", ".join(expected) or "none"
+                _note_fault(errors, f"input {at}: the outputs are {', '.join(outputs)}, wanted {wanted_names}")
                 continue
+            rows = []
             for name, array in outputs.items():
                 is_scores = self._holds_scores(name, expected)
                 try:
@@ -223,11 +309,27 @@ class Errors:
                     _note_fault(errors, f"input {at}: {name}: {error}")
                     continue
                 errors.add(name, at, row)
+                rows.append(row)
                 if row.is_top1 is not None:
                     self._scored.add(name)
                     self._ranked.add(at)
                     if not row.is_top1:
-                        self._disagreeing.add(at)
+                        self.disagreeing.add(at)
+            if len(rows) == len(outputs) and all(row.sums.is_same for row in rows):
+                same.add(at)
+        return same
+
+    @staticmethod
+    def _look_for_lacking(
+        errors: RunErrors, seen: RunArrays, wanted: RunArrays, calls: dict[int, tuple[int, int]]
+    ) -> None:
+        """Note inputs for which the reference gave outputs and the other none: its file has nothing of them."""
+        there = set(seen)
+        lacking = {reference_call: at for call, (reference_call, at) in calls.items() if call not in there}
+        for call in wanted:
+            if call in lacking:
+                names = ", ".join(wanted.outputs(call))
+                _note_fault(errors, f"input {lacking[call]}: there are no outputs, wanted {names}")
 
     def _holds_scores(self, name: str, outputs: dict[str, Array]) -> bool:
         is_named = name in self._scores or (ANY_OUTPUT in self._scores and len(outputs) == 1)
@@ -239,8 +341,9 @@ class Errors:
         for call in seen:
             expected = alone.outputs(call)
             for name, array in seen.outputs(call).items():
-                if name in expected and array.shape == expected[name].shape:
-                    errors.add(names.get(name, name), call, measure(array, expected[name]))
+                if name in expected:
+                    with contextlib.suppress(ValueError):  # beside the reference it is a fault already
+                        errors.add(names.get(name, name), call, measure(array, expected[name]))
         return errors
 
 
@@ -285,9 +388,12 @@ def _compare_answers(
         },
         600.0,
     )
-    by = "by the handler's compare" if said["by_handler"] else f"by more than {RELATIVE:g}"
-    differing = tuple((pairs[at][0], where, seen, wanted) for at, where, seen, wanted in said["differences"])
-    return Answers(by, len(pairs), differing), faults[:MOST_FAULTS]
+    by = f"by {BY_COMPARE}" if said["by_handler"] else f"by more than {RELATIVE:g}"
+    differing, beyond = (
+        tuple((pairs[at][0], where, seen, wanted) for at, where, seen, wanted in said[key])
+        for key in ("differences", "beyond_numbers")
+    )
+    return Answers(by, len(pairs), differing, said["by_handler"], beyond), faults[:MOST_FAULTS]
 
 
 def measure_both(

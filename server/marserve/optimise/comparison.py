@@ -21,6 +21,9 @@ MAX_ERROR_FLOAT32 = 1e-4
 # How far a row may be from itself alone for the sake of its mates, as a share of the largest number. Kernels for other
 # batch sizes add up in another order (1e-6 in float32); one scale for a whole batch was seen to do 1.6e-3 and more.
 MAX_MATES = 1e-3
+# Outputs whose largest error is not more than this share of the largest number give the same answers.
+SAME = 1e-5
+NOTHING = "nothing could be compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class Sums:
     seen_squares: float = 0.0
     wanted_squares: float = 0.0
     new_nans: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether they are as good as equal, each of them."""
+        return not self.new_nans and self.largest_error <= SAME * self.largest_wanted
 
     def __add__(self, other: Sums) -> Sums:
         """Those of both."""
@@ -174,8 +182,9 @@ def judge(
     agreement: Agreement | None,
     bounds: Bounds,
     reference_mates: Mapping[str, RunErrors] | None = None,
+    nothing: str = NOTHING,
 ) -> Verdict:
-    """The verdict on a build.
+    """The verdict on a build; `nothing` is the fault where nothing at all was compared.
 
     `runs` compare it with the reference alone; `mates` compare its own batches with itself alone, and
     `reference_mates` the reference's with itself: a build may depend on mates as far as its reference does.
@@ -197,8 +206,9 @@ def judge(
                     f"output from the row alone; {shown(bounds.max_mates)} is allowed"
                 )
     agreement_faults, agreement_notes = _judge_agreement(agreement, bounds)
-    if not runs and agreement is None:
-        faults.append("nothing could be compared")
+    # Runs without an output: what the model gave holds no numbers, or none of its calls is one of the reference's.
+    if not faults and not any(errors.outputs for errors in runs.values()) and (runs or agreement is None):
+        faults.append(nothing)
     return Verdict((*faults, *agreement_faults), (*notes, *agreement_notes))
 
 

@@ -82,7 +82,7 @@ def export(
             Subject(archive, threads=threads, trusted=trusted) as parent,
             Subject(ready, threads=threads, trusted=trusted_both) as other,
         ):
-            wish = Wish(Bounds(MAX_ERROR_FLOAT32), size, within_s=within_s)
+            wish = Wish(Bounds(MAX_ERROR_FLOAT32), size, within_s=within_s, same_answers=True)
             report = compare(parent, other, inputs, wish, on_step)
         if not report.verdict.has_passed:
             faults = "; ".join([*report.verdict.faults[:3], *made.notes])

@@ -14,16 +14,17 @@ Array = np.ndarray[Any, Any]
 
 
 def measure(seen: Array, wanted: Array, *, is_scores: bool = False) -> RowErrors:
-    """The errors of `seen`. Whole numbers and truth values count by value as others do.
+    """The errors of `seen`. Whole numbers and truth values count by value as others do, complex ones as two real ones.
+
+    Texts are equal or not: each one that differs is an error of 1 where 1 is wanted.
 
     With `is_scores` the last axis holds one score a class: the best class must be the same in every place. Elements
-    that are infinite or no number on both sides alike are left out. Raises ValueError for unequal shapes or no numbers.
+    that are infinite or no number on both sides alike are left out. Raises ValueError for unequal shapes, and for what
+    is neither numbers nor texts.
     """
     if seen.shape != wanted.shape:
         raise ValueError(f"it is {list(seen.shape)}, wanted {list(wanted.shape)}")
-    if not (_is_number(seen) and _is_number(wanted)):
-        raise ValueError(f"it is of type {seen.dtype}, wanted {wanted.dtype}, which cannot be compared as numbers")
-    ours, theirs = seen.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
+    ours, theirs = _as_reals(seen, wanted)
     fine, wanted_fine = np.isfinite(ours), np.isfinite(theirs)
     # An infinity in the place of a finite number, or another infinity, is as bad as what is no number.
     strange = ~wanted_fine & ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
@@ -62,5 +63,18 @@ def _ranks(seen: Array, wanted: Array) -> tuple[bool | None, float | None]:
     return is_top1, float(np.mean(shared))
 
 
-def _is_number(array: Array) -> bool:
-    return array.dtype.kind in "fiub"
+def _as_reals(seen: Array, wanted: Array) -> tuple[Array, Array]:
+    """Both as rows of real numbers, as long as each other."""
+    kinds = {seen.dtype.kind, wanted.dtype.kind}
+    if kinds == {"U"}:
+        return (seen == wanted).astype(np.float64).ravel(), np.ones(wanted.size)
+    if not kinds <= set("fiubc"):
+        what = f"it is of type {seen.dtype}, wanted {wanted.dtype}"
+        if "U" in kinds:
+            raise ValueError(f"{what}, and texts are compared with texts alone")
+        raise ValueError(f"{what}, which are neither numbers nor texts")
+    if "c" in kinds:
+        ours, theirs = (each.astype(np.complex128).ravel().view(np.float64) for each in (seen, wanted))
+    else:
+        ours, theirs = (each.astype(np.float64).ravel() for each in (seen, wanted))
+    return ours, theirs

@@ -40,8 +40,15 @@ from marserve.optimise.candidates import (
     refuse_unknown,
     split,
 )
-from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
-from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, judge, worst
+from marserve.optimise.compare import (
+    Errors,
+    check_scores,
+    describe_agreement,
+    describe_outputs,
+    describe_ratios,
+    measure_both,
+)
+from marserve.optimise.comparison import Agreement, Bounds, OutputErrors, Verdict, worst
 from marserve.optimise.inputs import BadInputs, Input, OwnInputs, own_inputs
 from marserve.optimise.optimised_archive import (
     digests_of_build,
@@ -162,7 +169,7 @@ def optimise(
     that its `optimise` key names.
 
     Raises BadInputs where it has no inputs, NothingToOptimise, SubjectFailed for an archive that cannot be loaded,
-    BadArchive, CannotArchive, ValueError for a candidate that is none.
+    BadArchive, CannotArchive, UnknownCandidate, UnknownScores.
     """
     trusted = [archive.name] if wish.is_trusted else []
 
@@ -273,6 +280,7 @@ def _searched(
             failed = next((answer.message for answer in recorded.answers if answer.message), "")
             none = f"no input was answered{f', the first fails with {without_stop(failed)}' if failed else ''}"
             raise NothingToOptimise(f"{parent.name} cannot be built anew: {recorded.why_not or none}.")
+        check_scores(wish.scores, recorded, scratch / "parent")
         report = Report(
             parent.load.model,
             parent.load.version,
@@ -436,9 +444,7 @@ class _Search:
                 for at, (ours, theirs) in enumerate(zip(self.recorded.answers, recorded.answers, strict=False))
                 if theirs.message and not ours.message
             ]
-            verdict = judge(
-                errors.runs, errors.mates, errors.agreement, bounds_of(candidate, wish.bounds), errors.reference_mates
-            )
+            verdict = errors.judge(errors.agreement, bounds_of(candidate, wish.bounds))
             if recorded.why_not:
                 failing.append(recorded.why_not)
             faults = [*failing[:3], *verdict.faults]

@@ -39,7 +39,8 @@ class RecordedRun(msgspec.Struct, frozen=True):
 class Recording(msgspec.Struct, frozen=True):
     """All of one model. `why_not` says why its model was not looked into, empty where it was.
 
-    `scores` are outputs that hold class scores, `*` for the only one.
+    `scores` are outputs that hold class scores, `*` for the only one. `bare` is the type of a value that the model gave
+    and that has neither a tensor nor an array in it, empty where there was none.
     """
 
     answers: list[RecordedAnswer]
@@ -49,6 +50,7 @@ class Recording(msgspec.Struct, frozen=True):
     scores: list[str] = []
     has_compare: bool = False
     notes: list[str] = []
+    bare: str = ""
 
     def run(self, name: str) -> RecordedRun | None:
         """The run of that name; None where it was not made."""
@@ -88,10 +90,14 @@ class RunArrays:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._names))
 
+    def names(self, call: int) -> list[str]:
+        """The names of the outputs that the model gave for that call."""
+        return self._names.get(call, [])
+
     def outputs(self, call: int) -> dict[str, Array]:
         """What the model gave for that call, by the name of the output; empty for a call that is not in the run."""
         found = {}
-        for output in self._names.get(call, []):
+        for output in self.names(call):
             with self._file.open(f"{call}/{output}") as member:
                 found[output] = np.lib.format.read_array(member, allow_pickle=False)
         return found

@@ -162,6 +162,65 @@ def test_a_file_that_is_no_archive_and_an_unsafe_one_are_refused(tmp_path: Path,
     assert "bad.mar is no model archive" in ran.err
 
 
+NET = """
+import torch
+
+class Handler:
+    def initialize(self, context):
+        torch.manual_seed(1)
+        self.model = torch.nn.Linear(1, 3)
+
+    def handle(self, data, context):
+        with torch.inference_mode():
+            return self.model(torch.tensor([[float(row["body"])] for row in data])).tolist()
+"""
+
+
+SCORES = 'self.model(torch.tensor([[float(row["body"])] for row in data])).tolist()'
+NAMED = "[dict(zip({names!r}, each)) for each in " + SCORES + "]"
+BEST = "[{{'best': {names!r}[each.index(max(each))]}} for each in " + SCORES + "]"
+ERROR = "torch.nn.Linear(1, 3)\n        self.model.weight.data += 1e-3"
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_answers_that_differ_where_the_models_do_not_are_beyond_the_bound(tmp_path: Path, inputs: Path) -> None:
+    """Labels in another order, in numbers; in texts, which the errors of a model that is a little off do not make."""
+    pytest.importorskip("torch")
+    words = ["--inputs", inputs, "--pairs", 0, "--json"]
+
+    def run(right: str, other: str) -> list[str]:
+        ran = marserve("compare", *archives(tmp_path, right, other), *words)
+        assert ran.status == bool(ran.document["faults"])
+        return list(ran.document["faults"])
+
+    def net(answer: str, names: str = "abc", model: str = "torch.nn.Linear(1, 3)") -> str:
+        given = NET.replace(SCORES, answer.format(names=names)).replace("torch.nn.Linear(1, 3)", model)
+        assert given != NET
+        return given
+
+    permuted = run(net(NAMED), net(NAMED, "bca"))
+    inexact = run(net(BEST), net(BEST, "bca", ERROR))
+
+    assert permuted[0].startswith("3 of 3 answers differ where the models give the same: input 0 at a is ")
+    assert permuted[0].endswith("; if they may, let the handler say so in compare(primary, shadow)")
+    assert inexact[0].startswith("3 of 3 answers differ in more than numbers: input 0 at best is ")
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_wrong_name_for_scores_is_told_with_the_names_that_there_are(tmp_path: Path, inputs: Path) -> None:
+    """Exit 2, for the words are wrong; `optimise` says the same."""
+    pytest.importorskip("torch")
+    words = ["--inputs", inputs, "--scores", "outputs"]
+
+    ran = marserve("compare", *archives(tmp_path, NET, NET), *words, "--pairs", 0)
+
+    assert ran.status == 2
+    assert "there is no output outputs; there are output; did you mean output?" in ran.err
+    assert "Name one of them with --scores." in ran.err
+
+
 DAEMON = """
 import os, subprocess
 def handle(data, context):

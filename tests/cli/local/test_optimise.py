@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from marserve.errors import BadArchive
+from marserve.optimise import optimise as searching
 from marserve.optimise import subject
 from marserve.optimise.comparison import Bounds
 from marserve.optimise.inputs import find_inputs
@@ -185,6 +186,23 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
     assert "for the page." in runs[4].err
     assert "there is no candidate 'fp16'; there are channels-last, bf16" in runs[6].err
     assert "loading m" not in runs[6].err
+
+
+def test_only_a_wrong_name_of_a_build_asks_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails in another way is no matter of names."""
+    archive, folder = make_archive(tmp_path / "m.mar", PLAIN), pictures(tmp_path / "in", 4)
+
+    def search(*_: object, **given: object) -> None:
+        raise ValueError("math domain error")
+
+    monkeypatch.setattr(searching, "optimise", search)
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, "--candidate", "fast")
+
+    assert ran.status == 2
+    assert "there is no candidate 'fast'; there are channels-last, bf16," in ran.err
+    assert "Name one of them with --candidate." in ran.err
+    with pytest.raises(ValueError, match="math domain error"):
+        marserve("optimise", archive, "--inputs", folder, "-o", tmp_path)
 
 
 @pytest.mark.system
@@ -466,6 +484,20 @@ def test_a_build_that_crashes_hangs_or_takes_too_much_is_a_row_and_the_others_go
     assert layout["passed"], layout
     assert words in json.dumps(rounded), rounded
     assert not rounded["passed"]
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_wrong_name_for_scores_ends_before_a_build_is_tried(tmp_path: Path) -> None:
+    """Exit 2: no minutes are spent on builds of which nothing says whether they agree."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path), pictures(tmp_path / "in", 8)
+
+    ran = marserve("optimise", archive, "--inputs", folder, "-o", tmp_path, "--scores", "logits")
+
+    assert ran.status == 2
+    assert "there is no output logits; there are output" in ran.err
+    assert "building" not in ran.err
 
 
 @pytest.mark.torch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,15 @@ from marserve_handlers.optimising.call_arrays import Call, as_numpy, join, leave
 
 ONE = np.ones((1, 3), "f4")
 Pair = namedtuple("Pair", ["first", "second"])
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What some models give."""
+
+    scores: Any
+    names: str = "text"
+    hidden: Any = field(default=None, init=False)
 
 
 def test_leaves_are_named_by_their_path_and_a_value_that_is_one_is_the_output() -> None:
@@ -33,6 +44,18 @@ def test_a_value_is_rebuilt_with_other_leaves_and_keeps_its_kinds() -> None:
     assert type(rebuilt["b"]) is Pair
     assert rebuilt["a"][1] == "text"
     assert rebuilt["b"].first is two
+
+
+def test_a_dataclass_is_looked_into_as_a_named_tuple_is_and_rebuilt_without_its_init() -> None:
+    """One that cannot be changed, too; its class is no value."""
+    value = [Out(ONE), Out]
+    two = np.full((1, 3), 2.0)
+
+    rebuilt = with_leaves(value, {"0.scores": two})
+
+    assert list(leaves_of(value)) == ["0.scores"]
+    assert (rebuilt[0].scores is two, rebuilt[0].names, rebuilt[1]) == (True, "text", Out)
+    assert value[0].scores is ONE
 
 
 def test_a_value_that_holds_itself_ends() -> None:
@@ -72,6 +95,15 @@ def test_a_louder_call_has_larger_floating_numbers_and_the_same_whole_ones() -> 
     assert loud.args[0].max() == 30.0
     assert loud.kwargs["ids"].max() == 1
     assert louder(Call((np.ones((1, 2), "i8"),), {}), 30.0) is None
+
+
+def test_arrays_of_texts_hold_no_python_objects_and_those_of_other_objects_are_refused() -> None:
+    """ONNX Runtime gives texts as objects, which no file is to hold."""
+    texts = as_numpy(np.array([["cat", "doggy"]], object))
+
+    assert (texts.dtype.kind, texts.tolist()) == ("U", [["cat", "doggy"]])
+    with pytest.raises(TypeError, match="an array holds values of the types NoneType, dict, which cannot be compared"):
+        as_numpy(np.array([{}, None, "text"], object))
 
 
 @pytest.mark.torch

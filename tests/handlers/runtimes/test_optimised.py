@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,14 @@ def no_sample(folder: Path) -> None:
     np.savez(folder / "optimised" / "samples.npz", shapes=np.frombuffer(b"[]", np.uint8))
 
 
+def no_output(folder: Path) -> None:
+    """Samples of which nothing that the build gave is known."""
+    path = folder / "optimised" / "samples.npz"
+    with np.load(path) as arrays:
+        kept = {name: array for name, array in arrays.items() if "/out/" not in name}
+    np.savez(path, **kept)
+
+
 def no_proof(folder: Path) -> None:
     """No JSON."""
     (folder / "MAR-INF" / "optimised.json").write_text("{")
@@ -174,6 +183,7 @@ def deep_proof(folder: Path) -> None:
         (no_files, "the build bf16 cannot be loaded, the parent serves: TypeError"),
         (remove_samples, "optimised/samples.npz is missing, which MAR-INF/optimised.json names"),
         (no_sample, "there are no samples to check it by"),
+        (no_output, "no output of sample 0 is recorded to check it by"),
         (no_proof, "the build of the archive cannot be loaded, the parent serves: JSONDecodeError"),
         (no_build, "there is no build '../fast'"),
     ],
@@ -260,6 +270,24 @@ def test_on_another_processor_the_faster_of_both_serves(
             "it is 0.33 times as fast as the parent here; it was built for x86_64 amx_int8, and"
             in context.load_warnings[0]
         )
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "is_alike"),
+    [
+        (np.array([1 + 2j]), np.array([1 + 2j]), True),
+        (np.array([1 - 2j]), np.array([1 + 2j]), False),
+        (np.array(["cat"]), np.array(["cat"]), True),
+        (np.array(["dog"]), np.array(["cat"]), False),
+        (np.array([1.0]), np.array(["1.0"]), False),
+    ],
+)
+def test_complex_numbers_and_texts_are_checked_too(
+    seen: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], is_alike: bool
+) -> None:
+    """By both parts; by being equal."""
+    with contextlib.nullcontext() if is_alike else pytest.raises(optimised.NotAsPromised):
+        optimised._compare("output of sample 0", seen, wanted)
 
 
 class Clock:

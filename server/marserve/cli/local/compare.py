@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from marserve.cli import Tidied
-from marserve.cli.local.compared_words import check_archive, read_inputs
+from marserve.cli.local.compared_words import check_archive, read_inputs, wrong_scores
 from marserve.cli.options import ModelThreads, Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
 from marserve.errors import MarserveError
@@ -49,7 +49,7 @@ def compare(
 ) -> None:
     """Compare what two archives answer, and what their models give, input by input; exit status 1 beyond a bound."""
     # Here, for the time of other commands: numpy.
-    from marserve.optimise.compare import Wish
+    from marserve.optimise.compare import UnknownScores, Wish
     from marserve.optimise.compare import compare as compare_both
     from marserve.optimise.comparison import Bounds
 
@@ -65,6 +65,8 @@ def compare(
                 task = bar.add_task("")
                 report = compare_both(ours, theirs, found, wish, lambda step: bar.update(task, description=step))
                 names = ours.name, theirs.name
+        except UnknownScores as error:
+            raise wrong_scores(error) from error
         except MarserveError as error:
             raise CommandFailed(error.message) from error
         output.result(_document(report, names, (reference, other)), *_lines(report, names))

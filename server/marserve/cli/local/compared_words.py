@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from marserve.cli.output import WrongArguments
 
 if TYPE_CHECKING:
+    from marserve.optimise.compare import UnknownScores
     from marserve.optimise.inputs import Input
 
 
@@ -19,6 +20,12 @@ def read_inputs(folder: Path) -> list[Input]:
         return find_inputs(folder)
     except BadInputs as error:
         raise WrongArguments(error.message, "Name another folder with --inputs.") from error
+
+
+def wrong_scores(error: UnknownScores) -> WrongArguments:
+    """The error of a name of `--scores` that no output with class scores has."""
+    message = error.message if error.message.endswith("?") else f"{error.message}."
+    return WrongArguments(f"--scores: {message}", "Name one of them with --scores.")
 
 
 def check_archive(archive: Path) -> Path:

@@ -11,7 +11,14 @@ import typer
 from rich.table import Table
 
 from marserve.cli import Tidied
-from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
+from marserve.cli.local.compared_words import (
+    check_archive,
+    check_export_path,
+    check_page,
+    read_inputs,
+    trust_line,
+    wrong_scores,
+)
 from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
@@ -94,7 +101,8 @@ def optimise(
 ) -> None:
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
-    from marserve.optimise.candidates import refuse_unknown
+    from marserve.optimise.candidates import UnknownCandidate, refuse_unknown
+    from marserve.optimise.compare import UnknownScores
     from marserve.optimise.comparison import Bounds
     from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
@@ -107,7 +115,7 @@ def optimise(
             check_page(each)
         try:
             refuse_unknown(candidate or ())
-        except ValueError as error:
+        except UnknownCandidate as error:
             raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
         wish = Wish(
             goal.value,
@@ -128,6 +136,8 @@ def optimise(
             try:
                 with output.steps() as show:
                     report = search(archive, found, wish, export_path, force=force, on_step=show)
+            except UnknownScores as error:
+                raise wrong_scores(error) from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = describe_report(report), _lines(report)

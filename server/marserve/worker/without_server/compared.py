@@ -25,6 +25,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ import numpy as np
 from marserve.lineage import adopt_orphans
 from marserve.messages import Check, Load, Result
 from marserve.option_values import Tolerance
-from marserve.worker.checks import compare_answers
+from marserve.worker.checks import compare_answers, outcome_of
 from marserve.worker.load import LoadedModel, enter_model_folder, load_model
 from marserve.worker.outgoing import shown, why_not_loaded
 from marserve.worker.process.memory_limit import limit_memory
@@ -42,7 +43,7 @@ from marserve.worker.process.own_process import leave, use_threads
 from marserve.worker.process.parent import die_with_parent
 from marserve.worker.without_server.in_process import InProcess, in_process
 from marserve_handlers.batch_check import Tolerance as NumberTolerance
-from marserve_handlers.batch_check import shorten
+from marserve_handlers.batch_check import differences, shorten
 from marserve_handlers.optimising.batches import ALONE, Batch, parts_of, plan_runs
 from marserve_handlers.optimising.builds import CannotBuild, find_build
 from marserve_handlers.optimising.call_arrays import Call, join, leaves_of
@@ -59,6 +60,7 @@ MOST_CAPTURED = 1 << 30
 MOST_FAULTS = 10
 # Pairs of answers of one `Check`.
 _PAIRS = 10
+_ANY = NumberTolerance(any_number=True)
 
 
 class Compared:
@@ -70,6 +72,8 @@ class Compared:
         self._found: FoundModel = find_model(model.handle)
         self._calls: list[Call] = []
         self._requests: list[Request] = []
+        # The type of the first output without a leaf.
+        self._bare = ""
         # How the model in use is loaded for so many threads; None for a model that follows torch's.
         self._load_again: Callable[[int], Any] | None = None
 
@@ -108,6 +112,7 @@ class Compared:
         until = time.monotonic() + within_s
         answers, notes = self._answer_all(folder, inputs, until)
         runs: list[dict[str, Any]] = []
+        self._bare = ""
         if self._calls:
             runs = list(self._run_all(folder, batch_size, until))
             if any(run["is_cut_short"] for run in runs):
@@ -119,6 +124,7 @@ class Compared:
             "runs": runs,
             "scores": self._scores(),
             "has_compare": self._model.compare is not None,
+            "bare": self._bare,
             "notes": notes,
         }
 
@@ -186,12 +192,14 @@ class Compared:
         """Run one batch, and keep what its first members got; what went wrong, or nothing."""
         try:
             output = run_model(self._found.model, batch.call)
-        except Exception as error:  # the author's code
+            parts = parts_of(output, [self._calls[at] for at in batch.members])
+        except Exception as error:  # the author's code, or an output that cannot be compared
             return shown(error)
-        parts = parts_of(output, [self._calls[at] for at in batch.members])
         if parts is None:
             shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in leaves_of(output).items())
             return f"{batch.call.rows} rows gave outputs that are not as long: {shapes}"
+        if not parts[0]:
+            self._bare = self._bare or shorten(type(output).__name__)
         for at, part in list(zip(batch.members, parts, strict=True))[: batch.kept]:
             for name, array in part.items():
                 with file.open(f"{at}/{name}", "w", force_zip64=True) as member:
@@ -375,11 +383,15 @@ class Compared:
     def judge(
         self, pairs: Sequence[Sequence[Mapping[str, Any]]], ours: Path, theirs: Path, tolerance: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Whether pairs of answers, the handler's own first, are alike; each as `record` told of it."""
+        """Whether pairs of answers, the handler's own first, are alike; each as `record` told of it.
+
+        `beyond_numbers` are those of them that differ in more than numbers, where no `compare` decides.
+        """
         by_handler = self._model.compare is not None
         bound = Tolerance(relative=tolerance["relative"], absolute=tolerance["absolute"])
         numbers = NumberTolerance(tolerance["relative"], tolerance["absolute"])
-        differences: list[list[Any]] = []
+        found: list[list[Any]] = []
+        beyond: list[list[Any]] = []
         for begin in range(0, len(pairs), _PAIRS):
             some = pairs[begin : begin + _PAIRS]
             bodies = [
@@ -390,8 +402,11 @@ class Compared:
             results = [_result(answer) for pair in some for answer in pair]
             check = Check(0, [], 1, bound, 600.0, results, "handler" if by_handler else "tolerance")
             checked = compare_answers(self._model, check, bodies, numbers, lambda: None)
-            differences += [[begin + item, *rest] for _, item, *rest in checked.differences]
-        return {"by_handler": by_handler, "differences": differences}
+            found += [[begin + item, *rest] for _, item, *rest in checked.differences]
+            for _, item, *_ in checked.differences if not by_handler else ():
+                ours_then, theirs_then = (outcome_of(results[at], bodies[at]) for at in (2 * item, 2 * item + 1))
+                beyond += [[begin + item, *each] for each in islice(differences(theirs_then, ours_then, _ANY), 1)]
+        return {"by_handler": by_handler, "differences": found, "beyond_numbers": beyond}
 
 
 def _message(answer: Answer) -> str:
