@@ -82,6 +82,7 @@ class House(ManagementHouse):
         self.state = state
         self.happenings = Happenings()
         self.machine = {"processor": "a"}
+        self.now = 0.0
         self.background = Background(
             self.registry,
             self.searches,  # type: ignore[arg-type]
@@ -90,6 +91,7 @@ class House(ManagementHouse):
             share=share,
             memory_bytes=1 << 30,
             machine=lambda: self.machine,
+            clock=lambda: self.now,
         )
         self.pools.behaviours["m"] = Behaviour(body=b"m", computes_on="onnx")
 
@@ -257,7 +259,7 @@ async def test_a_build_whose_workers_die_gives_its_place_back(houses: Callable[.
         first.registry.states.tell()
         await first.until(state)
 
-    assert first.standing()["why"] == "3 workers died while the build onnx served"
+    assert first.standing()["why"] == "3 workers died within an hour while the build onnx served"
     assert first.pools.made[-1].load.build == ""
     assert first.background.report("m", None).report == FOUND
     async with asyncio.timeout(5):
@@ -267,8 +269,70 @@ async def test_a_build_whose_workers_die_gives_its_place_back(houses: Callable[.
 
     second = houses()
     await second.add()
-    assert "onnx: 3 workers died while the build onnx served" in (await second.until("parent"))["why"]
+    assert "onnx: 3 workers died within an hour while the build onnx served" in (await second.until("parent"))["why"]
     assert second.searches.orders == []
+
+
+async def _look(house: House) -> None:
+    """Have the watch of a build look at its deaths, if it does."""
+    house.registry.states.tell()
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_deaths_that_are_far_apart_leave_the_build(houses: Callable[..., House]) -> None:
+    """Two within an hour are any worker's."""
+    house = houses()
+    await house.add()
+    await house.until("serves")
+    build = house.pools.made[-1]
+
+    for house.now in (0.0, 1000.0, 3601.0, 4700.0):
+        build.metrics.worker_deaths["killed"] += 1
+        await _look(house)
+    assert house.standing()["state"] == "serves"
+
+    house.now = 7000.0  # two at once, after those of 3601 and 4700
+    build.metrics.worker_deaths["killed"] += 2
+    house.registry.states.tell()
+    assert "4 workers died within an hour" in (await house.until("parent"))["why"]
+
+
+@pytest.mark.parametrize("next_is", ["a death", "a while"])
+async def test_a_parent_that_does_not_load_is_tried_again(
+    houses: Callable[..., House], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, next_is: str
+) -> None:
+    """At a later death, and after a while; whatever else happens in the server is no reason."""
+    house = houses()
+    await house.add()
+    await house.until("serves")
+    rebuild, tries = house.registry.rebuild, 0
+
+    async def failing(*words: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise OSError(28, "No space left on device")
+        return await rebuild(*words)
+
+    monkeypatch.setattr(house.registry, "rebuild", failing)
+    house.pools.made[-1].metrics.worker_deaths["killed"] += 3
+    house.registry.states.tell()
+    async with asyncio.timeout(10):
+        while not tries:
+            await asyncio.sleep(0.002)
+
+    await _look(house)
+    assert (tries, house.standing()["state"]) == (1, "serves")
+    assert "its parent cannot serve: [Errno 28] No space left on device. It is tried again in 10 minutes" in caplog.text
+    if next_is == "a death":
+        house.pools.made[-1].metrics.worker_deaths["killed"] += 1
+    else:
+        house.now += module.TRY_AGAIN_S
+    house.registry.states.tell()
+
+    assert (await house.until("parent"))["why"] == "3 workers died within an hour while the build onnx served"
+    assert tries == 2
 
 
 async def test_a_parent_comes_back_though_what_was_found_is_damaged_by_now(
@@ -285,7 +349,7 @@ async def test_a_parent_comes_back_though_what_was_found_is_damaged_by_now(
     house.registry.states.tell()
     await house.until("parent")
 
-    assert "3 workers died while the build onnx served cannot be noted: " in caplog.text
+    assert "3 workers died within an hour while the build onnx served cannot be noted: " in caplog.text
 
 
 async def test_a_version_that_leaves_ends_its_search(houses: Callable[..., House]) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +21,7 @@ import msgspec
 
 from marserve.answers.management import Optimising
 from marserve.answers.optimising import OptimisingReport
-from marserve.errors import Draining, MarserveError
+from marserve.errors import Draining, MarserveError, without_stop
 from marserve.files.leased_folders import Lease, LeasedFolders, discard
 from marserve.optimise.background.cache import (
     MOST_BYTES,
@@ -60,8 +62,12 @@ SLEEPS: Final = "the version may be without workers until a request comes; with 
 HOLDS_BUILD: Final = "the archive holds a build already, which serves where it does what is recorded of it"
 # Of processor time; a share of a core makes it longer.
 WITHIN_S: Final = 1800.0
-# So many workers of a build that die unasked bring its parent back.
+# So many workers of a build that die unasked within so long bring its parent back. A worker may die at any time for
+# reasons that are not the build's.
 MOST_DEATHS: Final = 3
+DEATHS_WITHIN_S: Final = 3600.0
+# If its parent cannot be loaded, another try is made after so long, and at the next death.
+TRY_AGAIN_S: Final = 600.0
 # Another search makes it, or a build in it was damaged while it still serves elsewhere.
 HELD: Final = "until another search, or another server that serves the build in {folder}, lets go of it"
 # How often a folder is looked at that another search of this machine makes.
@@ -81,8 +87,12 @@ class Background:
         share: float,
         memory_bytes: int,
         machine: Callable[[], Mapping[str, Any]] = machine_of,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share` is of one core, 0 for none; `memory_bytes` is what each process of a search may allocate."""
+        """`share` is of one core, 0 for none; `memory_bytes` is what each process of a search may allocate.
+
+        `clock` has the time of deaths, in seconds.
+        """
         self._registry = registry
         self._searching = searching
         self._state_folder = state_folder
@@ -90,6 +100,7 @@ class Background:
         self._share = share
         self._memory_bytes = memory_bytes
         self._machine = machine
+        self._clock = clock
         self._turn = asyncio.Lock()
         self._folders: LeasedFolders | None = None
         self._tasks: dict[Version, asyncio.Task[None]] = {}
@@ -177,31 +188,59 @@ class Background:
 
     async def _watch(self, version: Version, weight_bytes: int) -> None:
         """Bring the parent back if the workers of a build die again and again; `weight_bytes` are the parent's."""
+        died: deque[float] = deque()
+        seen, why, again_at = 0, "", 0.0
         while self._registry.is_listed(version):
-            deaths = sum(version.pool.metrics.worker_deaths.values())
-            if deaths >= MOST_DEATHS:
-                break
-            await self._registry.states.wait()
-        else:
-            return
-        name, report = (version.optimising and version.optimising.build) or "", self._reports[version]
-        why = f"{deaths} workers died while the build {name} served"
+            now, deaths = self._clock(), sum(version.pool.metrics.worker_deaths.values())
+            is_new = deaths > seen
+            died.extend([now] * (deaths - seen))
+            seen = deaths
+            while died and now - died[0] > DEATHS_WITHIN_S:
+                died.popleft()
+            if not why and len(died) >= MOST_DEATHS:
+                name = (version.optimising and version.optimising.build) or ""
+                why = f"{len(died)} workers died within an hour while the build {name} served"
+                await self._refuse(version, why)
+            if why and (is_new or now >= again_at):
+                if await self._give_back(version, why, weight_bytes):
+                    return
+                again_at = self._clock() + TRY_AGAIN_S
+                continue  # there may have been a death meanwhile
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TRY_AGAIN_S if why else None):
+                    await self._registry.states.wait()
+
+    async def _refuse(self, version: Version, why: str) -> None:
+        """Have the next start leave the parent where it is."""
         try:
             await asyncio.to_thread(write_refused, self._leases[version].folder, why)
         except (Damaged, OSError) as error:  # the next start tries the build again
             log.warning("%s cannot be noted: %s", why, error)
+
+    async def _give_back(self, version: Version, why: str, weight_bytes: int) -> bool:
+        """Put the parent in the place of a build. Returns whether the build needs no watch any more."""
+        name, report = (version.optimising and version.optimising.build) or "", self._reports[version]
         self._swapping.add(version)
         try:
             parent = await self._registry.rebuild(version, "", "", weight_bytes)
-        except MarserveError as error:
-            if not isinstance(error, Draining):
-                log.error("%s %s: %s, and its parent cannot serve: %s", version.model, version.name, why, error)
-            return
+        except Draining:
+            return True
+        except (MarserveError, OSError) as error:
+            log.error(
+                "%s %s: %s, and its parent cannot serve: %s. It is tried again in %d minutes, and at the next death",
+                version.model,
+                version.name,
+                why,
+                without_stop(str(error)),
+                TRY_AGAIN_S / 60,
+            )
+            return False
         finally:
             self._swapping.discard(version)
         self._reports[parent] = report
         self._note(parent, parent_stays(why))
         self._tell(parent, f"its parent took the place of the build {name}")
+        return True
 
     async def _find_and_swap(self, version: Version) -> None:
         try:
