@@ -8,8 +8,8 @@ eager archive. Builds whose packages are missing are left out, and said. For eac
     through the server   one request at a time to a server with the chosen build, and to one with the parent, in short
                          turns; one worker of one torch thread each
     in one process       the two models alone, one row at a time, in the same round
-    the choice           beside an exhaustive measuring: every build that passed, or was only looked at since another one
-                         is surely faster, is made anew, and timed in more turns
+    the choice           beside an exhaustive measuring: every build that passed, or was only looked at since another
+                         one is surely faster, is made anew, and timed in more turns
     the check            what a load spends on comparing samples with what was recorded, of the load of a new process
     a package            an archive of native code (`marserve export --to aoti`): from the server's start to the first
                          answer, beside the same with the parent, a plain worker of torch

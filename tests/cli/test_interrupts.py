@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import marserve.cli
-from marserve.cli import Interruptible
+from marserve.cli import Interruptible, Tidied
 
 # Stops the import of a module of the command, says so, and goes on: the moment at which Ctrl-C comes.
 STOPPED_IMPORT = """
@@ -89,7 +89,7 @@ def test_an_interrupt_that_python_would_swallow_ends_the_command(tmp_path: Path)
     program = textwrap.dedent("""
         import signal, sys
         sys.argv = ["marserve"]
-        from marserve.cli import Interruptible
+        from marserve.cli import Interruptible, Tidied
 
         class Late:
             def __del__(self):
@@ -137,6 +137,40 @@ def test_a_signal_that_the_shell_ignores_stays_ignored() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert ended.stdout == "True\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_tidies_up_and_no_further_one_hinders_it(number: signal.Signals) -> None:
+    """Shells send a second one; afterwards all is as before."""
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    done = []
+
+    def work() -> None:
+        with Tidied():
+            try:
+                with Tidied():  # a block inside of another leaves it with the first
+                    signal.raise_signal(number)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGHUP)
+                done.append("tidied")
+
+    with pytest.raises(SystemExit) as raised:
+        work()
+
+    assert raised.value.code == 128 + number
+    assert done == ["tidied"]
+    assert {each: signal.getsignal(each) for each in handlers} == handlers
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
+    """The command goes on when its terminal closes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Tidied():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        assert signal.signal(signal.SIGHUP, before) is signal.SIG_IGN
 
 
 def test_a_program_that_imports_the_commands_keeps_its_own_handler() -> None:

@@ -51,7 +51,7 @@ def optimised_archive(path: Path, recorded_off_by: float) -> Any:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
     manifest["model"]["modelFile"] = "net.py"
-    proof = {"build": "bf16", "cpu": cpu_flags(), "versions": versions()}
+    proof = {"format": 1, "build": "bf16", "files": {}, "cpu": cpu_flags(), "versions": versions()}
     members |= {
         "MAR-INF/MANIFEST.json": json.dumps(manifest).encode(),
         "MAR-INF/optimised.json": json.dumps(proof).encode(),

@@ -135,7 +135,8 @@ def found_before(state: Path, archive: Path, candidates: tuple[str, ...], winner
         build.build(Material(names["Net"]().eval(), calls, 4), folder / "optimised")
         made = build.load(lambda: names["Net"]().eval(), folder / "optimised", 1)
         write_samples(folder / "optimised" / "samples.npz", made, calls)
-        proof = {"build": winner, "cpu": cpu_flags(), "versions": versions(), "ratios": {"1": [2.34, 2.1, 2.6]}}
+        machine = {"cpu": cpu_flags(), "versions": versions()}
+        proof = {"format": 1, "build": winner, "files": {}, **machine, "ratios": {"1": [2.34, 2.1, 2.6]}}
         (folder / "MAR-INF").mkdir()
         (folder / "MAR-INF" / "optimised.json").write_text(json.dumps(proof))
     write_found(folder, report, may_change=False)

@@ -79,7 +79,7 @@ def as_build(tmp_path: Path, canary: Path) -> Path:
     canary_package(folder / "optimised" / "model.pt2", canary)
     facts = {"torch": versions()["torch"], "cpu": cpu_flags(), "least_rows": 1, "most_rows": 8}
     (folder / "optimised" / "model.pt2.json").write_text(json.dumps(facts))
-    proof = {"build": "aot", "cpu": cpu_flags(), "versions": versions()}
+    proof = {"format": 1, "build": "aot", "files": {}, "cpu": cpu_flags(), "versions": versions()}
     (folder / "MAR-INF" / "optimised.json").write_text(json.dumps(proof))
     with_model(folder, modelFile="net.py")
     return packed(folder, tmp_path / "faster.mar")

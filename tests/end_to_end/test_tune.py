@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.command_line import marserve
-from support.server import Server, make_archive
+from support.server import Server, make_archive, poll
 
 # Batches of eight cost little more than one request alone.
 HANDLER = """
@@ -63,29 +63,73 @@ def test_a_model_with_dear_batches_gets_larger_ones_and_the_copy_is_gone(server:
     assert _names(server) == ["m"]
 
 
-@pytest.mark.system
-@pytest.mark.timeout(120)
-def test_ctrl_c_removes_the_copy(server: Server) -> None:
-    """While it is loaded with requests."""
+def _begin(server: Server, *more: str) -> subprocess.Popen[bytes]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TS_", "MARSERVE_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "marserve.cli", *_words(server, "--for", "60s")],
+    return subprocess.Popen(
+        [sys.executable, "-m", "marserve.cli", *_words(server, "--for", "60s", *more)],
         cwd=server.folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    name, deadline = f"m-tuning-{process.pid}", time.monotonic() + 60
-    while time.monotonic() < deadline:
-        answer = server.client.get(f"{server.management}/models/{name}")
-        if answer.status_code == 200 and answer.json()[0].get("lastMinute", {}).get("requestsPerSecond", 0) > 0:
-            break
+
+
+def _wait(process: subprocess.Popen[bytes], is_so: Callable[[], bool]) -> None:
+    for _ in poll(60, "the search is under way"):
         assert process.poll() is None
-        time.sleep(0.05)
+        if is_so():
+            return
 
-    process.send_signal(signal.SIGINT)
+
+def _described(server: Server, name: str) -> dict[str, Any]:
+    answer = server.client.get(f"{server.management}/models/{name}")
+    return answer.json()[0] if answer.status_code == 200 else {}
+
+
+def _end(process: subprocess.Popen[bytes], numbers: Sequence[signal.Signals]) -> bytes:
+    """Send these signals, and give what is said then on standard error."""
+    for number in numbers:
+        process.send_signal(number)
     _, said = process.communicate(timeout=60)
+    assert b"Traceback" not in said
+    assert process.returncode in [128 + number for number in numbers], said
+    return said
 
-    assert process.returncode == 130, said
+
+SIGNALS = pytest.mark.parametrize(
+    "numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGTERM, signal.SIGHUP, signal.SIGTERM]]
+)
+
+
+@SIGNALS
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_a_signal_removes_the_copy(server: Server, numbers: list[signal.Signals]) -> None:
+    """While it is loaded with requests; what comes while it is removed does not end that."""
+    process = _begin(server)
+    name = f"m-tuning-{process.pid}"
+    _wait(process, lambda: _described(server, name).get("lastMinute", {}).get("requestsPerSecond", 0) > 0)
+
+    said = _end(process, numbers)
+
     assert b"The copy is removed, and nothing changed." in said
     assert _names(server) == ["m"]
+
+
+@SIGNALS
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_a_signal_gives_the_version_that_serves_its_options_back(server: Server, numbers: list[signal.Signals]) -> None:
+    """With `--on-live`."""
+    before = _described(server, "m")
+    process = _begin(server, "--on-live")
+    _wait(process, lambda: _described(server, "m")["batchSize"] != before["batchSize"])
+
+    said = _end(process, numbers)
+
+    assert b"The version has its options back." in said
+    after = _described(server, "m")
+    assert {key: after[key] for key in OPTIONS} == {key: before[key] for key in OPTIONS}
+
+
+OPTIONS = ("batchSize", "maxBatchDelay", "minWorkers", "maxWorkers")

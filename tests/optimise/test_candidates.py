@@ -43,6 +43,7 @@ def chosen(kind: str = "torch", **given: Any) -> dict[str, str]:
         values["min_agreement"],
         has_agreement=values["has_agreement"],
         is_drawn=values.get("is_drawn", False),
+        calibrating=values.get("calibrating", 16),
     )
     return {choice.candidate.name: choice.why_not for choice in found}
 
@@ -86,6 +87,17 @@ def test_with_too_few_inputs_only_builds_in_float32_are_tried_and_it_says_how_ma
     assert [name for name, why in told.items() if not why] == ["channels-last", "onnx", "openvino", "compile", "aot"]
     assert told["onnx-int8"] == "85 more inputs are needed to show the agreement that is asked for"
     assert chosen(compared=64, has_agreement=False)["onnx-int8"] == ""
+
+
+def test_one_input_alone_calibrates_nothing_so_that_builds_that_calibrate_are_one_short() -> None:
+    """Whether or not something tells agreement; the others take it as an example."""
+    found = chosen(compared=1, calibrating=0, has_agreement=False)
+    told = {name for name, why in found.items() if why}
+
+    assert told == {"onnx-int8", "openvino-int8", "aot-int8"}
+    assert {found[name] for name in told} == {"1 more input is needed: one calibrates it, and another one is compared"}
+    agreeing = chosen(compared=148, calibrating=0)
+    assert agreeing["bf16"] == "1 more input is needed to show the agreement that is asked for"
 
 
 def test_drawn_inputs_are_for_builds_in_float32_alone_whether_or_not_something_tells_agreement() -> None:
@@ -163,7 +175,7 @@ def test_all_have_their_place_in_the_order_in_which_they_are_tried() -> None:
 
 
 def test_what_beats_another_is_the_surest_of_those_that_passed() -> None:
-    """By the low ends of their intervals, against the high end of the other's; none that is no faster than the parent."""
+    """By the low ends of their intervals, against the high end of the other's; none no faster than the parent."""
     passed = {
         "onnx": Measured({1: 2.0, 8: 3.0}, {1: 1.9, 8: 2.0}, 100),
         "openvino": Measured({1: 2.1, 8: 2.5}, {1: 1.8, 8: 2.4}, 100),

@@ -5,27 +5,42 @@ Its process is a stand-in that answers as one that has loaded a model, without t
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from marserve.optimise import optimise, subject
 from marserve.optimise.candidates import Candidate
+from marserve.optimise.inputs import Input
 from marserve.optimise.optimise import Wish
-from marserve.optimise.recording import Recording
+from marserve.optimise.recording import RecordedRun, Recording, read_recording
 from marserve.optimise.subject import Facts, Subject
 from support.server import make_archive
 
 HANDLER = "def handle(data, context):\n    return [0] * len(data)\n"
-# Loaded at once; what it does with the order to build is filled in.
+# Loaded at once; what it does with its first order, which is to build, is filled in.
 PROCESS = """
 import json, os, resource, signal, sys, time
-print(json.dumps({{"load_s": 0.0}}), flush=True)
-sys.stdin.readline()
+
+def read():
+    return json.loads(sys.stdin.readline())
+
+def answer(order, **said):
+    print(json.dumps({{**said, "number": order["number"]}}), flush=True)
+
+answer({{"number": 0}}, load_s=0.0)
+order = read()
 {does}
 """
 GREEDY = """
@@ -33,7 +48,7 @@ resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     bytearray(8 << 30)
 except MemoryError:
-    print(json.dumps({"refused": "MemoryError: there is no more"}), flush=True)
+    answer(order, refused="MemoryError: there is no more")
 time.sleep(60)
 """
 
@@ -58,6 +73,7 @@ def search(tmp_path: Path) -> Any:
         size=4,
         share=1,
         report=None,  # type: ignore[arg-type]  # as the parent
+        is_by_name=True,
     )
     made.scratch.mkdir()
     made.until = time.monotonic() + 60
@@ -119,3 +135,218 @@ def test_candidates_that_come_after_the_time_are_rows_that_say_so(
 
     assert (row.why_not, row.may_change, row.has_passed) == ("not finished: 300 s were over", True, False)
     assert started == []
+
+
+ANSWER = {"status": 200, "message": "", "headers": [], "file": "answer-0", "call": 0}
+ALONE = {"name": "alone", "file": "run-0.npz"}
+IN_TWOS = {"name": "in twos", "file": "run-1.npz"}
+# What a process records that had the time for two inputs and all runs.
+WHOLE: dict[str, Any] = {
+    "answers": [ANSWER, {**ANSWER, "call": 1}],
+    "kind": "torch",
+    "why_not": "",
+    "runs": [ALONE, IN_TWOS],
+}
+# Builds at once, records as it is told here, and answers whatever else comes; what it was told is in a file.
+RECORDS = """
+import pathlib, shutil
+here = pathlib.Path({here!r})
+answer(order, seconds=1.0, bytes=10)
+while line := sys.stdin.readline():
+    order = json.loads(line)
+    with open(here / "told", "a") as told:
+        told.write(line)
+    if order["do"] == "record":
+        for run in ("run-0.npz", "run-1.npz"):
+            shutil.copy(here / run, order["folder"])
+        answer(order, **json.loads({recorded!r}))
+    else:
+        answer(order, samples=2, seconds=0.1, calls=1)
+"""
+
+
+class Parent:
+    """The parent's process, as far as it is measured."""
+
+    def use_threads(self, threads: int, within_s: float) -> None:
+        """At once."""
+
+    def time(self, rows: int, seconds: float) -> float:
+        """As the stand-in."""
+        return 0.2
+
+
+@pytest.fixture
+def recording(search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+    """Has the candidates of the search record this, and the parent what it is told; the orders that were given."""
+    (search.scratch / "parent").mkdir()
+    for at, folder in enumerate((tmp_path, search.scratch / "parent")):
+        for run in (ALONE, IN_TWOS):
+            with zipfile.ZipFile(folder / run["file"], "w") as file:
+                for call in range(2):
+                    with file.open(f"{call}/output", "w") as member:
+                        np.lib.format.write_array(member, np.array([1.0 + call, 2.0 + at * 1e-7]))
+    search.recorded, search.parent = read_recording(WHOLE), Parent()
+    search.compared = [Input(tmp_path / "a", ""), Input(tmp_path / "b", "")]
+
+    def record(**changed: Any) -> list[dict[str, Any]]:
+        does = RECORDS.format(here=str(tmp_path), recorded=json.dumps({**WHOLE, **changed}))
+        stand_in(does, tmp_path, monkeypatch)
+        return Told(tmp_path / "told")
+
+    return record
+
+
+class Told(list[dict[str, Any]]):
+    """The orders after the build, read when they are looked at."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return iter([json.loads(line) for line in lines])
+
+
+EXACT = Candidate("channels-last", is_exact=True)
+
+
+def test_a_candidate_that_recorded_all_passes_and_is_measured(search: Any, recording: Any) -> None:
+    """With what is left of the time, and no more."""
+    told = recording()
+
+    row = search.try_one(EXACT, lambda step: None)
+
+    assert row.has_passed, row
+    assert list(row.ratios) == [1, 4]
+    (order,) = [order for order in told if order["do"] == "record"]
+    assert 0 < order["within_s"] < 60
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"answers": [ANSWER]}, "not finished: 300 s were over after 1 of 2 inputs"),
+        (
+            {"runs": [ALONE, {**IN_TWOS, "is_cut_short": True}]},
+            "not finished: 300 s were over before all batches had been run",
+        ),
+    ],
+    ids=["inputs", "batches"],
+)
+def test_a_candidate_whose_recording_was_cut_short_has_not_passed(
+    changed: dict[str, Any], why: str, search: Any, recording: Any
+) -> None:
+    """A run without a batch has no fault. A later search may have the time."""
+    recording(**changed)
+
+    row = search.try_one(EXACT, lambda step: None)
+
+    assert (row.why_not, row.may_change, row.has_passed) == (why, True, False)
+
+
+def test_a_parent_that_answered_fewer_inputs_is_compared_by_those_and_without_its_batches_nothing_passes(
+    search: Any, recording: Any
+) -> None:
+    """Both happen where the time is over while it is recorded."""
+    recording(answers=[ANSWER])
+    fewer = read_recording({**WHOLE, "answers": [ANSWER]})
+    search.recorded, search.compared = fewer, search.compared[:1]
+    assert search.try_one(EXACT, lambda step: None).has_passed
+
+    cut = RecordedRun("in twos", "run-1.npz", is_cut_short=True)
+    search.recorded = msgspec.structs.replace(fewer, runs=[fewer.runs[0], cut])
+    row = search.try_one(Candidate("onnx", is_exact=True), lambda step: None)
+
+    why = "not finished: 300 s were over before the parent had run all its batches"
+    assert (row.why_not, row.may_change, row.has_passed) == (why, True, False)
+
+
+@pytest.mark.parametrize(
+    ("step", "orders"),
+    [("building", []), ("comparing", []), ("measuring", ["record"])],
+)
+def test_no_step_begins_once_the_time_is_over(step: str, orders: list[str], search: Any, recording: Any) -> None:
+    """What the steps before took is gone for those after."""
+    told = recording()
+
+    def over(said: str) -> None:
+        if step in said:
+            search.until = time.monotonic()
+
+    row = search.try_one(EXACT, over)
+
+    assert (row.why_not, row.may_change, row.has_passed) == ("not finished: 300 s were over", True, False)
+    assert [order["do"] for order in told] == orders
+
+
+@pytest.mark.parametrize(("turns", "passes"), [(2, False), (12, False), (18, True)])
+def test_a_measurement_ends_with_the_time_and_one_thread_alone_may_be_left_out(
+    turns: int, passes: bool, search: Any, recording: Any
+) -> None:
+    """Nine pairs of each batch size with a worker's share, which decides; then the same with one thread."""
+    recording()
+    seen = 0
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        nonlocal seen
+        seen += 1
+        yield
+        if seen == turns:
+            search.until = time.monotonic()
+
+    search.wish = Wish(within_s=300.0, turn=turn)
+    search.share = 2
+    row = search.try_one(EXACT, lambda step: None)
+
+    assert seen == turns
+    assert (row.has_passed, row.why_not) == (passes, "" if passes else "not finished: 300 s were over")
+    if passes:
+        assert list(row.ratios) == [1, 4]
+        assert "it was not timed with 1 thread: 300 s were over" in row.verdict.notes
+
+
+FACTS = """
+facts = {{"kind": "torch", "why_not": "", "build": "", "weight_bytes": 1, "cpu": [], "versions": {{}}}}
+answer(order, **facts, why_parent={why!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (
+            "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.2.",
+            "m 1.0: the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.2.",
+        ),
+        (
+            "",
+            "m 1.0 does not load the build bf16 of its archive: its handler loads its model neither by BaseHandler's "
+            "initialize nor by context.load_model() on the CPU.",
+        ),
+    ],
+)
+def test_a_build_that_is_not_used_once_it_is_written_says_why(
+    why: str, said: str, search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the load, if it tried the build at all."""
+    stand_in(FACTS.format(why=why), tmp_path, monkeypatch)
+    search.report = SimpleNamespace(winner="bf16")
+
+    with pytest.raises(optimise.NothingToOptimise) as raised:
+        search.look_again(search.start, lambda step: None)
+
+    assert str(raised.value) == said
+
+
+def test_a_proof_says_how_many_samples_were_written(search: Any) -> None:
+    """Large ones are fewer than inputs were compared."""
+    row = optimise.Row("bf16", is_exact=False, samples=7)
+    search.report = SimpleNamespace(winner="bf16", version="1.0", rows=[row])
+    search.parent = SimpleNamespace(flops=lambda: None)
+    search.compared = [None] * 64
+    search.folder_of("bf16").mkdir(parents=True)
+
+    assert search._proof("").samples == 7

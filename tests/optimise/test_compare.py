@@ -176,7 +176,9 @@ def inputs(many: list[dict[str, str]]) -> list[dict[str, str]]:
     return many[:INPUTS]
 
 
-def record(fault: Callable[[Any, Any], Any], folder: Path, inputs: list[dict[str, str]]) -> Recording:
+def record(
+    fault: Callable[[Any, Any], Any], folder: Path, inputs: list[dict[str, str]], within_s: float = 60
+) -> Recording:
     """What the build with that fault gives."""
     folder.mkdir()
     load = Load("m", "1.0", str(folder), "h", None, None, BATCH)
@@ -184,7 +186,7 @@ def record(fault: Callable[[Any, Any], Any], folder: Path, inputs: list[dict[str
     with in_process(model) as process:
         compared = Compared(model, process)
         said = compared.obey(
-            {"do": "record", "folder": str(folder), "inputs": inputs, "batch_size": BATCH, "within_s": 60}
+            {"do": "record", "folder": str(folder), "inputs": inputs, "batch_size": BATCH, "within_s": within_s}
         )
     return read_recording(json.loads(json.dumps(said)))
 
@@ -293,3 +295,18 @@ def test_a_handler_that_calls_its_model_twice_has_only_its_answers_compared(
     assert recording.runs == []
     assert [answer.message for answer in recording.answers] == ["", "", ""]
     assert timed["calls"] >= 1
+
+
+def test_a_recording_without_the_time_for_its_inputs_or_batches_says_that_it_is_cut_short(
+    reference: tuple[Recording, Path], inputs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    """Runs of no batch have no faults."""
+    none = record(lambda net, rows: net.linear(rows), tmp_path / "none", inputs, within_s=0)
+    one = record(lambda net, rows: net.linear(rows), tmp_path / "one", inputs[:1], within_s=0)
+
+    assert len(none.answers) == 1
+    assert none.is_cut_short(INPUTS)
+    assert one.is_cut_short(1)
+    assert [run.is_cut_short for run in one.runs] == [False, True, True, True]
+    assert not reference[0].is_cut_short(INPUTS)
+    assert reference[0].is_cut_short(INPUTS + 1)

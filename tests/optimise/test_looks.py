@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -61,6 +62,7 @@ def search_of(folder: Path, goal: Goal = "latency", passed: float | None = 5.0, 
         share=2,
         report=Report("m", "1.0", goal, 8, 20, 0, [row, Row("onnx")], 100, []),
         is_by_name=is_by_name,
+        until=math.inf,
     )
 
 

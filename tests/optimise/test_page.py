@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from marserve.optimise.page import LEAST_ERROR, WIDTH, points_of, write_page, write_picture
+from marserve.optimise.page import HEIGHT, LEAST_ERROR, WIDTH, points_of, write_page, write_picture
 
 
 def build(
@@ -178,3 +178,14 @@ def test_a_build_without_any_error_is_drawn_at_the_least_and_one_without_bounds_
 
     assert [(point.name, point.error) for point in points] == [("same", LEAST_ERROR)]
     parsed(write_page(report(build("same", error=0.0)), 0.03))
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e-300, 1e300, float("inf")])
+def test_a_bound_without_a_place_on_the_axis_is_drawn_at_its_end(bound: float) -> None:
+    """`--max-error 0` has no logarithm, and its page is written after the search, which took minutes."""
+    for error in (0.0, 0.5):
+        page = write_page(report(build("same", error=error)), bound)
+
+        drawn = [value or "" for name, value in parsed(page).attributes if name in ("y1", "y2", "cy")]
+        assert all(0 <= float(place) <= HEIGHT for place in drawn), drawn
+        assert f"mean error {bound:g}" in page

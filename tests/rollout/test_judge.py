@@ -8,6 +8,7 @@ from bisect import bisect_left
 import numpy
 import pytest
 
+from marserve.proportions import highest_rate, lowest_rate
 from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
 from marserve.rollout.judge import (
     ABOVE_P99,
@@ -21,7 +22,6 @@ from marserve.rollout.judge import (
     needed_for_p99,
     smallest_found,
 )
-from marserve.proportions import highest_rate, lowest_rate
 from support.judged_versions import Behaviour, counts_of, play_step
 
 RUNS = 100

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
 from marserve.tuning.bench import Plan, cut, measure
 from marserve.tuning.http_line import HttpTarget
-from marserve.tuning.load import Limit, Shape
+from marserve.tuning.load import Limit, Line, Shape, Tally
 from marserve.tuning.payloads import Payload
 from support.fake_apis import FakeApis, fake_apis
 
@@ -65,6 +67,44 @@ def test_both_get_the_same_requests_and_each_begins_every_second_pair(apis: Fake
     assert versions[:40] == ["1.0"] * 10 + ["2.0"] * 20 + ["1.0"] * 10
     sent = {version: [a.body for a in counted if a.path.endswith(version)] for version in ("1.0", "2.0")}
     assert sent["1.0"] == sent["2.0"] == [b"%d" % (number % 7) for number in range(90)]
+
+
+@dataclass
+class _Counted(Line):
+    """Stands for connections over which so many requests are answered within a turn."""
+
+    answers: int
+    begins: list[int] = field(default_factory=list)
+
+    def line(self, payloads: Sequence[Payload], timeout_s: float) -> Line:
+        """Itself, as a target."""
+        return self
+
+    async def load(self, shape: Shape, limit: Limit, tally: Tally, *, first: int = 0) -> None:
+        """A turn that takes no time."""
+        assert limit.requests is None
+        self.begins.append(first)
+        tally.sent += self.answers
+        tally.seconds += [0.01] * self.answers
+
+    async def ask(self, number: int, due: float | None, tally: Tally) -> None:
+        """Not of a turn."""
+        raise AssertionError(number)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize(("answers", "of_baseline"), [(10, 25), (25, 10), (7, 7), (0, 3)])
+def test_turns_by_seconds_go_on_through_the_inputs(answers: int, of_baseline: int) -> None:
+    """From where the slower one ended: both get the same inputs in a pair, and neither leaves one out."""
+    build, baseline = _Counted(answers), _Counted(of_baseline)
+
+    measure(build, [Payload(b"x")] * 500, Plan(Shape(), Limit(seconds=10.0), warm_up=0), baseline)
+
+    assert build.begins == baseline.begins
+    assert len(build.begins) == 10
+    assert [after - before for before, after in pairwise(build.begins)] == [min(answers, of_baseline)] * 9
 
 
 def test_a_model_that_answers_nothing_in_the_warm_up_is_not_measured(apis: FakeApis) -> None:

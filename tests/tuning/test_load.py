@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -288,3 +289,31 @@ def test_an_interrupt_that_leaves_the_loop_half_closed_is_still_one(monkeypatch:
     monkeypatch.setattr(asyncio, "Runner", Runner)
     with pytest.raises(KeyboardInterrupt):
         run(work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_with_a_handler_cancels_the_load_before_the_handler_is_called(number: signal.Signals) -> None:
+    """Raised within a callback its exception would be lost, and the load go on."""
+    seen: list[str] = []
+
+    def leave(number: int, frame: object) -> None:
+        seen.append("left")
+        sys.exit(128 + number)
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append("cancelled")
+
+    before = signal.signal(number, leave)
+    try:
+        with pytest.raises(SystemExit) as raised:
+            run(work)
+        assert signal.getsignal(number) is leave
+    finally:
+        signal.signal(number, before)
+
+    assert raised.value.code == 128 + number
+    assert seen == ["cancelled", "left"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from marserve.tuning.patch import declaration, patch, patched, values_of
@@ -71,13 +73,53 @@ def test_an_empty_file_and_the_end_of_a_document_are_kept() -> None:
     assert patched("'batchSize': 1\n...\n", {"batchSize": 2, "maxWorkers": 1}) == "'batchSize': 2\nmaxWorkers: 1\n...\n"
 
 
-def test_the_patch_is_one_that_patch_takes(tmp_path: Path) -> None:
-    """By git, which is there."""
-    after = patched(BEFORE, {"batchSize": 8})
-    (tmp_path / "model-config.yaml").write_text(BEFORE)
+def test_lines_keep_their_ends() -> None:
+    """Those that are changed, those that stay and those that are new; a file without one at its end gets none."""
+    values = {"batchSize": 8, "maxWorkers": 1}
 
-    text = patch(BEFORE, after)
-    subprocess.run(["git", "apply", "-p1", "-"], cwd=tmp_path, input=text.encode(), check=True)
+    assert patched("batchSize: 1\r\n# a\r\n", values) == "batchSize: 8\r\n# a\r\nmaxWorkers: 1\r\n"
+    assert patched("# a\r\nbatchSize: 1", {"batchSize": 8}) == "# a\r\nbatchSize: 8"
+    assert patched("# a\nbatchSize: 1", values) == "# a\nbatchSize: 8\nmaxWorkers: 1\n"
+    assert patched("batchSize: 1\n...", values) == "batchSize: 8\nmaxWorkers: 1\n..."
+    assert patch("batchSize: 1\r\n", "batchSize: 8\r\n").splitlines(keepends=True)[2:] == [
+        "@@ -1 +1 @@\n",
+        "-batchSize: 1\r\n",
+        "+batchSize: 8\r\n",
+    ]
+    assert patch("batchSize: 1", "batchSize: 8").splitlines()[2:] == [
+        "@@ -1 +1 @@",
+        "-batchSize: 1",
+        "\\ No newline at end of file",
+        "+batchSize: 8",
+        "\\ No newline at end of file",
+    ]
 
-    assert (tmp_path / "model-config.yaml").read_text() == after
-    assert patch(BEFORE, BEFORE) == ""
+
+PROGRAMS = {"git": ["git", "apply", "-p1", "-"], "patch": ["patch", "-p1"]}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        BEFORE,
+        BEFORE.rstrip("\n"),
+        BEFORE.replace("\n", "\r\n"),
+        BEFORE.replace("\n", "\r\n").rstrip("\r\n"),
+        BEFORE + "batchDelay: 1\nmaxBatchDelay: 100",
+        "# a\x85# b\u2028batchSize: 1\r# c\x0c\nminWorkers: 1\n",
+        "",
+    ],
+)
+def test_the_patch_is_one_that_patch_takes(tmp_path: Path, program: str, before: str) -> None:
+    """Whatever ends the file's lines, and whether anything ends the last one."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    after = patched(before, values_of(Setting(Layout(2), 16, 0.01)))
+    (file := tmp_path / "model-config.yaml").write_bytes(before.encode())
+
+    text = patch(before, after)
+    subprocess.run(PROGRAMS[program], cwd=tmp_path, input=text.encode(), check=True)
+
+    assert file.read_bytes().decode() == after
+    assert patch(before, before) == ""

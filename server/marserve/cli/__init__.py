@@ -17,7 +17,8 @@
 
 Commands share `remote` and `credentials` (the server), `options`, `words` and `typed_settings` (what was typed),
 `output`, `versions` and `dry_run` (what is shown), `manual` and `source_date`. Ctrl-C ends each command with status 130
-and without a traceback. This file sets that up before other imports, so it imports next to nothing itself.
+and without a traceback. This file sets that up before other imports, so it imports next to nothing itself. `Tidied` has
+SIGTERM and SIGHUP end a command as Ctrl-C does.
 """
 
 from __future__ import annotations
@@ -135,6 +136,42 @@ class Interruptible:
             _leave(signal.SIGINT, None)
 
 
+class Tidied:
+    """SIGTERM, and SIGHUP of a closed terminal, leave the block as Ctrl-C does, so that its contexts tidy up.
+
+    Only the first counts: shells and `timeout` send several. What is ignored, as SIGHUP under `nohup`, stays ignored.
+    """
+
+    def __enter__(self) -> None:
+        self._before = {}
+        for number in _TIDY:
+            handler = signal.getsignal(number)
+            if handler not in (signal.SIG_IGN, _leave_tidily, _is_leaving):
+                self._before[number] = handler
+                signal.signal(number, _leave_tidily)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+_TIDY = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _leave_tidily(number: int, frame: FrameType | None) -> None:
+    """Raise the end of the process, with the status of a command that this signal ended."""
+    for each in _TIDY:
+        if signal.getsignal(each) is _leave_tidily:
+            signal.signal(each, _is_leaving)
+    sys.exit(128 + number)
+
+
+def _is_leaving(number: int, frame: FrameType | None) -> None:
+    """Do nothing. Where two came at once, Python complains of the second one if its handler is gone by then."""
+
+
 def _leave_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
     """End on Ctrl-C where Python swallows exceptions: in a weak reference's callback or a destructor."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -142,4 +179,4 @@ def _leave_if_interrupted(unraisable: sys.UnraisableHookArgs) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-__all__ = ["main"]
+__all__ = ["Interruptible", "Tidied", "main"]

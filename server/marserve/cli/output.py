@@ -55,7 +55,7 @@ class WrongArguments(CommandFailed):
 
 
 class Interrupted(CommandFailed):
-    """Ctrl-C ended the command, but not what it had begun: `message` says where that goes on."""
+    """A signal ended the command, but not what it had begun: `message` says where that goes on."""
 
     status = INTERRUPTED_STATUS
 
@@ -191,7 +191,9 @@ class Output:
             return
         for line in lines:
             if isinstance(line, str):
-                typer.echo(escaped(line, keep="\n\t"))  # without rich, whose import a server's start need not wait for
+                # Without rich, whose import a server's start need not wait for. A patch has its file's line ends.
+                pieces = f"{line}\n".split("\r\n")
+                typer.echo("\r\n".join(escaped(piece, keep="\n\t") for piece in pieces), nl=False)
             else:
                 self._print_table(line)
 

@@ -22,7 +22,8 @@ LEAST_CALIBRATION, MOST_CALIBRATION = 16, 64
 class Candidate:
     """A build by its name. `is_exact`: it computes in float32, as its parent does, so that errors alone judge it.
 
-    `needs` are packages, `tools` programs; `of` are the kinds of models that it is made of.
+    `needs` are packages, `tools` programs; `of` are the kinds of models that it is made of. `calibrates`: it takes its
+    scales from inputs, which are not compared; others take them for examples alone.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Candidate:
     of: tuple[str, ...] = ("torch", "torchscript")
     flags: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    calibrates: bool = False
 
 
 CANDIDATES: Final = (
@@ -38,13 +40,17 @@ CANDIDATES: Final = (
     Candidate("bf16", is_exact=False, flags=("avx512_bf16", "amx_bf16", "bf16")),
     Candidate("onnx", is_exact=True, needs=("onnxruntime", "onnx", "onnxscript")),
     Candidate(
-        "onnx-int8", is_exact=False, needs=("onnxruntime", "onnx", "onnxscript"), of=("torch", "torchscript", "onnx")
+        "onnx-int8",
+        is_exact=False,
+        needs=("onnxruntime", "onnx", "onnxscript"),
+        of=("torch", "torchscript", "onnx"),
+        calibrates=True,
     ),
     Candidate("openvino", is_exact=True, needs=("openvino", "onnx", "onnxscript")),
-    Candidate("openvino-int8", is_exact=False, needs=("openvino", "nncf", "onnx", "onnxscript")),
+    Candidate("openvino-int8", is_exact=False, needs=("openvino", "nncf", "onnx", "onnxscript"), calibrates=True),
     Candidate("compile", is_exact=True, of=("torch",), tools=("g++",)),
     Candidate("aot", is_exact=True, of=("torch",), tools=("g++",)),
-    Candidate("aot-int8", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",)),
+    Candidate("aot-int8", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",), calibrates=True),
     Candidate("int8-rows", is_exact=False, needs=("torchao",), of=("torch",), tools=("g++",)),
 )
 # In which order they are tried: those first that mostly win and are soon built, so that the others need only a look.
@@ -76,6 +82,13 @@ class Choice:
     why_not: str = ""
 
 
+def refuse_unknown(wanted: Sequence[str]) -> None:
+    """Raise ValueError for the first name that is no candidate's."""
+    unknown = [name for name in wanted if name not in NAMES]
+    if unknown:
+        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+
+
 def choose(
     kind: str,
     flags: Collection[str],
@@ -86,19 +99,21 @@ def choose(
     *,
     has_agreement: bool,
     is_drawn: bool = False,
+    calibrating: int = LEAST_CALIBRATION,
 ) -> list[Choice]:
     """Each wanted candidate (none: all), in their order, with why it is not worth a try.
 
     `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree;
-    `is_drawn`: the inputs are drawn from a declaration, and show errors alone.
+    `is_drawn`: the inputs are drawn from a declaration, and show errors alone; `calibrating` is how many calibrate.
     Raises ValueError for a name that is none.
     """
-    unknown = [name for name in wanted if name not in NAMES]
-    if unknown:
-        raise ValueError(f"there is no candidate {unknown[0]!r}; there are {', '.join(NAMES)}")
+    refuse_unknown(wanted)
     chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]
     missing = inputs_needed(min_agreement) - compared if has_agreement and min_agreement is not None else 0
-    return [Choice(each, _why_not(each, kind, flags, installed, missing, is_drawn=is_drawn)) for each in chosen]
+    return [
+        Choice(each, _why_not(each, kind, flags, installed, missing, is_drawn=is_drawn, is_calibrated=calibrating > 0))
+        for each in chosen
+    ]
 
 
 def _why_not(
@@ -109,6 +124,7 @@ def _why_not(
     missing: int,
     *,
     is_drawn: bool,
+    is_calibrated: bool,
 ) -> str:
     if kind not in candidate.of:
         return f"it is not made of a model that is {kind}"
@@ -123,7 +139,10 @@ def _why_not(
     if not candidate.is_exact and is_drawn:
         return "inputs that are drawn from the signature show errors in float32 alone: it takes --inputs"
     if not candidate.is_exact and missing > 0:
-        return f"{missing} more inputs are needed to show the agreement that is asked for"
+        more = f"{missing} more inputs are" if missing > 1 else "1 more input is"
+        return f"{more} needed to show the agreement that is asked for"
+    if candidate.calibrates and not is_calibrated:
+        return "1 more input is needed: one calibrates it, and another one is compared"
     return ""
 
 

@@ -37,6 +37,7 @@ from marserve.optimise.candidates import (
     bounds_of,
     choose,
     in_order,
+    refuse_unknown,
     split,
 )
 from marserve.optimise.compare import Errors, describe_agreement, describe_outputs, describe_ratios, measure_both
@@ -53,7 +54,7 @@ from marserve.optimise.proof import FOLDER as BUILD_FOLDER
 from marserve.optimise.proof import PROOF_PATH, Proof, write_proof
 from marserve.optimise.ratio import PAIRS, Ratio
 from marserve.optimise.recording import Recording
-from marserve.optimise.subject import GRACE_S, Facts, Subject, SubjectFailed
+from marserve.optimise.subject import GRACE_S, LOAD_S, Facts, Subject, SubjectFailed
 from marserve.optimise.taken import Taken
 from marserve.pool.pool import threads_for
 
@@ -90,6 +91,7 @@ class Row:
     """One candidate: why it was not tried or refused, or what it showed.
 
     `ratios` are by batch size, with a worker's share of threads; `ratios_of_one` with one, where the share is larger.
+    `samples` calls lie beside its files, with what it gave.
     `may_change`: another try may end otherwise, for its process failed, or the time or the disk was not enough.
     """
 
@@ -104,12 +106,13 @@ class Row:
     ratios_of_one: dict[int, Ratio] = field(default_factory=dict)
     seconds: float = 0.0
     size: int = 0
+    samples: int = 0
     may_change: bool = False
 
     @property
     def has_passed(self) -> bool:
-        """Whether it may take the parent's place."""
-        return self.verdict is not None and self.verdict.has_passed
+        """Whether it may take the parent's place; a build that was judged may have failed after that."""
+        return not self.why_not and self.verdict is not None and self.verdict.has_passed
 
 
 @dataclass(slots=True)
@@ -134,6 +137,10 @@ class Report:
     archive: Path | None = None
     trust: str = ""
     seconds: float = 0.0
+
+
+class _OutOfTime(SubjectFailed):
+    """The time of the search is over; the message says it as the end of a sentence."""
 
 
 class NothingToOptimise(SubjectFailed):
@@ -243,6 +250,7 @@ def _searched(
     `check` raises where what is found could not be used.
     """
     began = time.monotonic()
+    refuse_unknown(wish.candidates)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marserve-optimise-")))
         parent = stack.enter_context(start())
@@ -258,7 +266,9 @@ def _searched(
         parent.use_threads(share, GRACE_S)  # one alone would take longer to compare
         (scratch / "parent").mkdir()
         on_step(f"{len(compared)} inputs through {parent.name}")
-        recorded = parent.record(compared, scratch / "parent", size, wish.within_s)
+        left = max(0.0, began + wish.within_s - time.monotonic())
+        recorded = parent.record(compared, scratch / "parent", size, left)
+        compared = compared[: len(recorded.answers)]  # a note says that the time was over
         if not recorded.runs:
             failed = next((answer.message for answer in recorded.answers if answer.message), "")
             none = f"no input was answered{f', the first fails with {without_stop(failed)}' if failed else ''}"
@@ -295,6 +305,7 @@ def _searched(
             wish.bounds.min_agreement,
             has_agreement=agreement_is_known,
             is_drawn=given.is_drawn,
+            calibrating=len(calibrating),
         )
         report.rows = [Row(each.candidate.name, each.candidate.is_exact, each.why_not) for each in choices]
         tried = in_order([choice.candidate for choice in choices if not choice.why_not])
@@ -371,25 +382,38 @@ class _Search:
     def try_one(self, candidate: Candidate, on_step: Callable[[str], None]) -> Row:
         """Make a candidate, compare it with the parent, and measure it. What fails is why the row is refused."""
         row = Row(candidate.name, candidate.is_exact)
-        left = self.until - time.monotonic()
-        if left <= 0:
-            row.why_not, row.may_change = f"not finished: {self.wish.within_s:g} s were over", True
-            return row
         try:
-            self._try(candidate, row, left, on_step)
+            if any(run.is_cut_short for run in self.recorded.runs):
+                raise self._out_of_time(" before the parent had run all its batches")
+            self._left()
+            self._try(candidate, row, on_step)
+        except _OutOfTime as error:
+            row.why_not, row.may_change = f"not finished: {error}", True
         except SubjectFailed as error:
             row.why_not, row.may_change = _first_line(str(error)), True
         return row
 
-    def _try(self, candidate: Candidate, row: Row, left: float, on_step: Callable[[str], None]) -> None:
+    def _left(self) -> float:
+        """The seconds that are left. Raises _OutOfTime where there are none."""
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise self._out_of_time()
+        return left
+
+    def _out_of_time(self, when: str = "") -> _OutOfTime:
+        return _OutOfTime(f"{self.wish.within_s:g} s were over{when}")
+
+    def _try(self, candidate: Candidate, row: Row, on_step: Callable[[str], None]) -> None:
         build, run = self.folder_of(candidate.name), self.scratch / f"run-{candidate.name}"
         build.mkdir(parents=True)
         run.mkdir()
         wish = self.wish
         with self.start(memory_bytes=wish.memory_bytes, threads=self.share) as subject:
             on_step(f"{candidate.name}: building")
-            subject.loaded()
-            built = subject.build(candidate.name, build, self.calibrating, self.size, left)
+            subject.loaded(min(LOAD_S, self._left() + GRACE_S))
+            # A single input calibrates nothing, and is an example all the same.
+            examples = self.calibrating or self.compared
+            built = subject.build(candidate.name, build, examples, self.size, self._left())
             if built.refused:
                 row.why_not = "; ".join([built.refused, *built.notes])
                 row.may_change = os.strerror(errno.ENOSPC) in built.refused
@@ -401,7 +425,11 @@ class _Search:
                 row.why_not = beaten
                 return
             on_step(f"{candidate.name}: comparing")
-            recorded = subject.record(self.compared, run, self.size, left)
+            recorded = subject.record(self.compared, run, self.size, self._left())
+            if recorded.is_cut_short(len(self.compared)):  # what was not run has no faults
+                tried, of = len(recorded.answers), len(self.compared)
+                what = f" after {tried} of {of} inputs" if tried < of else " before all batches had been run"
+                raise self._out_of_time(what)
             errors = Errors([self.recorded, recorded], [self.scratch / "parent", run], wish.scores)
             failing = [
                 f"input {at} fails with {theirs.message}"
@@ -422,7 +450,8 @@ class _Search:
             row.agreement = errors.agreement
             if row.has_passed:
                 on_step(f"{candidate.name}: measuring beside the parent")
-                subject.write_samples(build, MOST_SAMPLES)
+                self._left()
+                row.samples = subject.write_samples(build, MOST_SAMPLES)
                 self._measure(subject, row)
         shutil.rmtree(run, ignore_errors=True)
 
@@ -431,15 +460,16 @@ class _Search:
 
         Comparing takes most of a search. Those that were asked for by name are compared all the same.
         """
-        passed = _measured(self.report.rows)
-        goal, size = self.wish.goal, self.size
-        if self.is_by_name or not beaten_by(goal, size, 1.0, passed):
+        if self.is_by_name:
+            return ""
+        goal, size, passed = self.wish.goal, self.size, _measured(self.report.rows)
+        if not beaten_by(goal, size, 1.0, passed):
             return ""
         on_step(f"{candidate.name}: a look at its speed")
         rows = 1 if goal == "latency" else size
         folder = self.scratch / f"look-{candidate.name}"
         folder.mkdir()
-        subject.record(self.compared[: max(rows, 2)], folder, rows, GRACE_S)
+        subject.record(self.compared[: max(rows, 2)], folder, rows, self._left())
         shutil.rmtree(folder)
         for each in (self.parent, subject):
             each.use_threads(self.share, GRACE_S)
@@ -450,24 +480,38 @@ class _Search:
         return f"not compared: {faster} is faster with certainty"
 
     def _measure(self, subject: Subject, row: Row) -> None:
-        """Measure a build that passed, with one thread and with the worker's share of them."""
+        """Measure a build that passed, with one thread and with the worker's share of them.
+
+        Raises _OutOfTime where the time is over before the share was measured, which decides.
+        """
         assert row.verdict is not None
         sizes = sorted({1, self.size})
         # The share first, with which it was compared: loaded anew for other threads, a build may be compiled anew.
         for threads in sorted({1, self.share}, reverse=True):
             try:
+                self._left()
                 for each in (self.parent, subject):
                     each.use_threads(threads, GRACE_S)
             except SubjectFailed as error:
                 measured: dict[int, Ratio] = {}
-                untimed = [f"it was not timed with {threads} threads: {_first_line(str(error))}"]
+                with_threads = f"{threads} thread{'s' if threads > 1 else ''}"
+                untimed = [f"it was not timed with {with_threads}: {_first_line(str(error))}"]
             else:
-                measured, untimed = measure_both(self.parent, subject, sizes, self.wish.pairs, self.wish.turn)
+                measured, untimed = measure_both(self.parent, subject, sizes, self.wish.pairs, self._turn)
             if threads == self.share:
                 row.ratios = measured
+                if len(measured) < len(sizes):
+                    self._left()
             else:
                 row.ratios_of_one = measured
             row.verdict = Verdict(row.verdict.faults, (*row.verdict.notes, *untimed))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Where a pair is measured. Raises _OutOfTime."""
+        self._left()
+        with self.wish.turn():
+            yield
 
     def write(self, archive: Path, folder: Path, *, force: bool) -> Path:
         """Write the winner's archive, the one that was searched with the build in it; its path."""
@@ -499,7 +543,7 @@ class _Search:
             cpu=self.facts.cpu,
             versions=self.facts.versions,
             threads=self.share,
-            samples=min(MOST_SAMPLES, len(self.compared)),
+            samples=row.samples,
             flops=self._flops(),
             agreement=describe_agreement(row.agreement),
         )
@@ -516,11 +560,15 @@ class _Search:
         on_step("loading what was written")
         with start(threads=self.share) as made:
             made.loaded()
-            if made.facts().build != self.report.winner:
-                raise NothingToOptimise(
-                    f"{made.name} does not load the build {self.report.winner} of its archive: its handler does not "
-                    f"use BaseHandler's initialize."
-                )
+            facts = made.facts()
+            if facts.build == self.report.winner:
+                return
+            if facts.why_parent:
+                raise NothingToOptimise(f"{made.name}: {without_stop(facts.why_parent)}.")
+            raise NothingToOptimise(
+                f"{made.name} does not load the build {self.report.winner} of its archive: its handler loads its model "
+                "neither by BaseHandler's initialize nor by context.load_model() on the CPU."
+            )
 
 
 def _candidate(name: str) -> Candidate:

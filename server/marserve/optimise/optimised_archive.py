@@ -29,7 +29,7 @@ def place_of(model: str, folder: Path) -> Path:
 
 
 def states_of(archive: Path) -> dict[str, State]:
-    """The state of an archive's file, or of a folder's files by name, which differs after every change. Raises OSError."""
+    """The state of an archive's file, or of each file of a folder, which differs after every change. Raises OSError."""
     files = walk(archive) if archive.is_dir() else [(archive.name, archive)]
     return {name: state_of(path.stat()) for name, path in files}
 

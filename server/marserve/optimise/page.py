@@ -16,6 +16,8 @@ from marserve.optimise.ratio import Ratio
 WIDTH, HEIGHT, MARGIN = 640, 320, 56
 # What has no error at all is drawn here: the axis is logarithmic.
 LEAST_ERROR: Final = 1e-8
+# The highest place of the bound: errors that large are of answers that have nothing in common.
+MOST_ERROR: Final = 1e3
 # The ends of the picture's axis: an interval that other work on the machine made wide is cut off there.
 LEAST_RATIO: Final = 1 / 16
 MOST_RATIO: Final = 64.0
@@ -126,7 +128,9 @@ def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float)
     low = max(LEAST_RATIO, min(0.5, *(point.low for point in points)))
     high = min(MOST_RATIO, max(2.0, *(point.high for point in points)))
     least = min(LEAST_ERROR, *(point.error for point in points))
-    most = max(max_error * 2, *(point.error for point in points))
+    # The bound is drawn inside of the picture, also where none at all is allowed, or any.
+    bound = min(MOST_ERROR, max(LEAST_ERROR, max_error))
+    most = max(bound * 2, *(point.error for point in points))
 
     def x(ratio: float) -> float:
         return MARGIN + (WIDTH - 2 * MARGIN) * _share(min(high, max(low, ratio)), low, high)
@@ -141,8 +145,8 @@ def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float)
         f'<line class="axis" x1="{MARGIN}" y1="{HEIGHT - MARGIN}" x2="{WIDTH - MARGIN}" y2="{HEIGHT - MARGIN}"/>',
         f'<line class="axis" x1="{x(1):.1f}" y1="{MARGIN}" x2="{x(1):.1f}" y2="{HEIGHT - MARGIN}"/>',
         f'<text class="dim" x="{x(1):.1f}" y="{MARGIN - 8}" text-anchor="middle">the parent</text>',
-        f'<line class="bound" x1="{MARGIN}" y1="{y(max_error):.1f}" x2="{WIDTH - MARGIN}" y2="{y(max_error):.1f}"/>',
-        f'<text class="dim" x="{MARGIN}" y="{y(max_error) - 5:.1f}">mean error {max_error:g}</text>',
+        f'<line class="bound" x1="{MARGIN}" y1="{y(bound):.1f}" x2="{WIDTH - MARGIN}" y2="{y(bound):.1f}"/>',
+        f'<text class="dim" x="{MARGIN}" y="{y(bound) - 5:.1f}">mean error {max_error:g}</text>',
     ]
     below = HEIGHT - MARGIN + 18
     drawn += [
@@ -155,7 +159,7 @@ def _picture(points: Sequence[Point], rows: int, threads: int, max_error: float)
     for point in points:
         kind = "good" if point.has_passed else "bad"
         at = y(point.error)
-        named = at + 18 if 0 <= at - y(max_error) < 24 else at - 9  # not across the line of the bound
+        named = at + 18 if 0 <= at - y(bound) < 24 else at - 9  # not across the line of the bound
         drawn += [
             f'<line class="axis" x1="{x(point.low):.1f}" y1="{at:.1f}" x2="{x(point.high):.1f}" y2="{at:.1f}"/>',
             f'<circle class="{kind}" cx="{x(point.ratio):.1f}" cy="{at:.1f}" r="5"/>',

@@ -1,4 +1,4 @@
-"""`MAR-INF/optimised.json`: what an optimised archive says of the build it holds. Pure."""
+"""`MAR-INF/optimised.json`: what an optimised archive says of its build, for the worker that loads it. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import msgspec
 
 PROOF_PATH: Final = "MAR-INF/optimised.json"
 FOLDER: Final = "optimised"
-SAMPLES: Final = f"{FOLDER}/samples.npz"
 FORMAT: Final = 1
-_MOST_BYTES: Final = 1 << 20
 
 
-class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class Proof(msgspec.Struct, frozen=True):
     """What was built, from what, where, and what was shown.
 
     `parent` is the SHA-256 digest of the parent's archive; `files` those of the build's files, by member. `bounds`,
     `errors`, `agreement` and `ratios` are what the report says of the build. `cpu` and `versions` are of the machine
-    that measured. `flops` is what the parent's model takes, None where that was not counted.
+    that measured. `samples` calls lie beside the build, with what it gave. `flops` is what the parent's model takes,
+    None where that was not counted.
     """
 
     build: str
@@ -40,19 +39,6 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 def write_proof(proof: Proof) -> bytes:
     """Its JSON, the same bytes for the same proof."""
     return msgspec.json.format(msgspec.json.encode(proof, order="sorted"), indent=2) + b"\n"
-
-
-def read_proof(text: bytes) -> Proof:
-    """The proof. Raises ValueError, in words, for a text that is none, or of a format that is not known here."""
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"it has {len(text)} bytes; at most {_MOST_BYTES} are read")
-    try:
-        proof = msgspec.json.decode(text, type=Proof)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"it is no description of a build: {error}") from None
-    if proof.format != FORMAT:
-        raise ValueError(f"it is of format {proof.format}; this version of marserve reads format {FORMAT}")
-    return proof
 
 
 def optimised_version(version: str) -> str:

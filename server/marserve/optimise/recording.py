@@ -54,6 +54,10 @@ class Recording(msgspec.Struct, frozen=True):
         """The run of that name; None where it was not made."""
         return next((run for run in self.runs if run.name == name), None)
 
+    def is_cut_short(self, inputs: int) -> bool:
+        """Whether the time was over before so many inputs were tried and all runs were made."""
+        return len(self.answers) < inputs or any(run.is_cut_short for run in self.runs)
+
     def inputs_of_calls(self) -> dict[int, int]:
         """The index of the input behind each call of the model."""
         return {answer.call: at for at, answer in enumerate(self.answers) if answer.call >= 0}

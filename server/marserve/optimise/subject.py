@@ -46,7 +46,8 @@ GRACE_S = 60.0
 class Facts(msgspec.Struct, frozen=True):
     """What a process says of its model: `torch`, `torchscript`, `onnx` or nothing; `why_not` it cannot be built anew.
 
-    `build` is the name of the build that serves in the archive's own model's place.
+    `build` is the name of the build that serves in the archive's own model's place; `why_parent` is what the load said
+    of one that was to serve and does not.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Facts(msgspec.Struct, frozen=True):
     weight_bytes: int
     cpu: list[str]
     versions: dict[str, str]
+    why_parent: str = ""
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -111,6 +113,7 @@ class Subject:
         above = os.environ.get(VARIABLE)
         self._lineage = f"{above}/{secrets.token_hex(8)}" if above else secrets.token_hex(8)
         self._rest = bytearray()
+        self._last_order = 0
         self._scratch = Path(tempfile.mkdtemp(prefix="marserve-compare-"))
         try:
             self.taken = taken or Taken.of(take_in(archive, self._scratch, threads, trusted))
@@ -138,9 +141,9 @@ class Subject:
         """The batch size that the archive asks for."""
         return self.load.batch_size
 
-    def loaded(self) -> float:
+    def loaded(self, within_s: float = LOAD_S) -> float:
         """Wait until the model is loaded; the seconds that it took there. Raises SubjectFailed."""
-        return float(self._answer(LOAD_S)["load_s"])
+        return float(self._answer(0, within_s)["load_s"])
 
     def record(self, inputs: Sequence[Input], folder: Path, batch_size: int, within_s: float) -> Recording:
         """Have every input answered, and what reached the model run in batches. Raises SubjectFailed."""
@@ -196,19 +199,24 @@ class Subject:
     def use_threads(self, threads: int, within_s: float) -> None:
         """Have the model compute with so many threads from now on. Raises SubjectFailed."""
         if threads != self.threads:
+            self.threads = 0  # not known until it has said so
             self.ask({"do": "threads", "threads": threads}, within_s)
             self.threads = threads
 
     def ask(self, order: Mapping[str, Any], within_s: float) -> dict[str, Any]:
-        """Send an order and wait for its answer. Raises SubjectFailed."""
+        """Send an order and wait for its answer; those to earlier orders, which came too late, are left out.
+
+        Raises SubjectFailed.
+        """
         assert self._process is not None
         assert self._process.stdin is not None
+        self._last_order += 1
         try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.write(json.dumps({**order, "number": self._last_order}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._died() from None
-        return self._answer(within_s + GRACE_S)
+        return self._answer(self._last_order, within_s + GRACE_S)
 
     def close(self) -> None:
         """End the process with all that it started, and delete what was unpacked. May be called twice."""
@@ -247,11 +255,23 @@ class Subject:
         assert self._process.stderr is not None
         self._printing = _Printing(self._process.stderr)
 
-    def _answer(self, within_s: float) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
+    def _answer(self, order: int, within_s: float) -> dict[str, Any]:
         within_s *= self._patience
         until = time.monotonic() + within_s
+        while True:
+            number, said = self._read_answer(until, within_s)
+            if number == order:
+                break
+            if number > order:  # the author's code found the descriptor
+                raise self._no_answer()
+        if "fault" in said:
+            raise SubjectFailed(f"{self.name}: {said['fault']}.{self._printed()}")
+        return said
+
+    def _read_answer(self, until: float, within_s: float) -> tuple[int, dict[str, Any]]:
+        """The next answer, and the number of the order that it belongs to; the load's is 0."""
+        assert self._process is not None
+        assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         chunk = bytes(self._rest)
         with selectors.DefaultSelector() as selector:
@@ -269,11 +289,12 @@ class Subject:
         self._rest = bytearray(rest)
         try:
             said = msgspec.json.decode(line, type=dict[str, Any])
+            return msgspec.convert(said.pop("number", None), int), said
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the author's code found the descriptor
-            raise SubjectFailed(f"{self.name}: its process wrote what is no answer.{self._printed()}") from None
-        if "fault" in said:
-            raise SubjectFailed(f"{self.name}: {said['fault']}.{self._printed()}")
-        return said
+            raise self._no_answer() from None
+
+    def _no_answer(self) -> SubjectFailed:
+        return SubjectFailed(f"{self.name}: its process wrote what is no answer.{self._printed()}")
 
     def _died(self) -> SubjectFailed:
         assert self._process is not None

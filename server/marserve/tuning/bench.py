@@ -142,12 +142,15 @@ async def _take_turns(
     measured: Measured,
     on_step: Callable[[str, int, int], None],
 ) -> None:
-    """Turns of both, each of which begins every second pair, with the same requests at the same times."""
+    """Turns of both, each of which begins every second pair, with the same requests at the same times.
+
+    A pair goes on where the one of the last pair ended that sent fewer, so that neither leaves an input out.
+    """
     assert measured.baseline is not None
+    first = 0
     for number in range(turns.pairs):
         on_step("Taking turns", number, turns.pairs)
         shape = replace(plan.shape, seed=plan.shape.seed + number)
-        first = number * (turns.limit.requests or 0)
         seen = {"build": Tally(), "baseline": Tally()}
         order = [("baseline", baseline, measured.baseline), ("build", line, measured.tally)]
         for name, one, whole in order if number % 2 == 0 else order[::-1]:
@@ -155,6 +158,7 @@ async def _take_turns(
                 await one.load(shape, turns.limit, seen[name], first=first)
             finally:
                 whole.add(seen[name])
+        first += min(each.sent for each in seen.values())
         if seen["build"].seconds and seen["baseline"].seconds:
             measured.pairs.append((turn_s(seen["baseline"].seconds), turn_s(seen["build"].seconds)))
         if measured.tally.gave_up or measured.baseline.gave_up:

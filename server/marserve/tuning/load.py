@@ -13,13 +13,16 @@ It gives up early where a server does not answer any more.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
+import signal
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from marserve.tuning.payloads import Payload
@@ -206,7 +209,55 @@ class Line(ABC):
 
 
 def run(work: Callable[[], Any]) -> None:
-    """Run a coroutine function to its end, on uvloop where it is there. Ctrl-C cancels it; raises KeyboardInterrupt."""
+    """Run a coroutine function to its end, on uvloop where it is there. Ctrl-C cancels it; raises KeyboardInterrupt.
+
+    SIGTERM and SIGHUP cancel it, too, where the process has handlers for them; these are called at the end.
+    """
+    with _Signals() as signals:
+        _run(lambda: signals.await_unless_one_comes(work))
+
+
+class _Signals:
+    """Signals while a loop runs: an exception of their handlers would be lost in some callback of the loop's."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._came: list[int] = []
+        self._cancel: Callable[[], object] | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._came:
+            self._handlers[self._came[0]](self._came[0], None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+        if self._cancel is not None and len(self._came) == 1:
+            self._cancel()
+
+    async def await_unless_one_comes(self, work: Callable[[], Any]) -> None:
+        """The work, which the first signal cancels."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = functools.partial(loop.call_soon_threadsafe, task.cancel)
+        try:
+            if not self._came:
+                await work()
+        finally:
+            self._cancel = None
+
+
+def _run(work: Callable[[], Any]) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop  # an optional package

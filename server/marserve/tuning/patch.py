@@ -1,6 +1,6 @@
 """A `model-config.yaml` with other values of a few keys, and the difference as a patch; or a document's lines. Pure.
 
-Lines are changed and nothing else: comments, order and all other keys stay.
+Lines are changed and nothing else: comments, order, all other keys and the ends of lines stay.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from marserve.tuning.settings import FOUND, KEPT, Setting
 FILE: Final = "model-config.yaml"
 # A key in the first column: its quote, its name, the colon, its value, and what is behind it.
 _KEY = re.compile(r"([\"']?)(\w+)\1(\s*:\s*)(\{[^}]*\}|[^#\s]*)(\s*(?:#.*)?)$").match
+# What `patch` takes for lines: fewer things end one than in Python, or in YAML.
+_LINES = re.compile(r"[^\n]*\n|[^\n]+").findall
 
 
 Value = float | Mapping[str, int]
@@ -41,10 +43,12 @@ def values_of(setting: Setting, threads: Mapping[str, int] | None = None) -> dic
 
 def patched(text: str, values: Mapping[str, Value]) -> str:
     """The text with these values: in the place of a key's own, else at the end. Keys inside of others are not meant."""
-    lines, left = text.splitlines(), dict(values)
+    lines, left = text.splitlines(keepends=True), dict(values)
+    new_end = next(filter(None, map(_end_of, lines)), "\n")
     changed: list[str] = []
     skips = False
-    for line in lines:
+    for whole in lines:
+        line = whole.removesuffix(end := _end_of(whole))
         if skips and (not line.strip() or line[0] in " \t"):
             continue  # the lines of a map whose key got another value
         skips = False
@@ -54,11 +58,17 @@ def patched(text: str, values: Mapping[str, Value]) -> str:
             skips = not found[4] and not isinstance(value, int | float)
             behind = f" {found[5]}" if found[5].startswith("#") else found[5]
             line = f"{found[1]}{found[2]}{found[1]}{found[3].rstrip()} {_written(value)}{behind}"
-        changed.append(line)
-    end = 1 if changed and changed[-1].strip() == "..." else 0  # what ends a document of YAML stays at its end
-    place = len(changed) - end
-    changed[place:place] = [f"{key}: {_written(value)}" for key, value in left.items()]
-    return "\n".join(changed) + "\n"
+        changed.append(line + end)
+    is_ended = 1 if changed and changed[-1].strip() == "..." else 0  # what ends a document of YAML stays at its end
+    place = len(changed) - is_ended
+    if left and place and not _end_of(changed[place - 1]):
+        changed[place - 1] += new_end
+    changed[place:place] = [f"{key}: {_written(value)}{new_end}" for key, value in left.items()]
+    return "".join(changed)
+
+
+def _end_of(line: str) -> str:
+    return line.removeprefix(line.splitlines()[0])
 
 
 def declaration(model: str, version: str, values: Mapping[str, Value], default: str | None = None) -> str:
@@ -77,8 +87,5 @@ def _written(value: Value) -> str:
 
 def patch(before: str, after: str, name: str = FILE) -> str:
     """The difference, as `patch -p1` takes it; empty where there is none."""
-    return "".join(
-        difflib.unified_diff(
-            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-        )
-    )
+    lines = difflib.unified_diff(_LINES(before), _LINES(after), f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -44,7 +44,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
         ("net.onnx:Net", "net.onnx is no Python file, so Net cannot be looked for in it; leave out :Net."),
         ("notes.txt", "notes.txt is no model: name a Python file"),
         ("empty", "empty has no model: no model.py or handler.py, no other Python file with one, no program"),
-        ("node", "node/model-config.yaml names a workerProgram, of which nobody can tell which file is its handler: pack"),
+        ("node", "node/model-config.yaml names a workerProgram, and nothing says which file is its handler: pack"),
         ("many", "2 files of many have one: a.py, b.py. Name the file."),
     ],
 )

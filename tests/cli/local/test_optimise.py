@@ -66,6 +66,20 @@ def handle(data, context):
     with torch.inference_mode():
         return net(torch.tensor([row["body"] for row in data])).tolist()
 """
+OWN_DECLARED = """
+import torch
+from marserve_handlers import Tensor, model
+
+
+@model(inputs={"body": Tensor("float32", ["batch", 1, 24, 24])}, outputs={"out": Tensor("float32", ["batch", 10])})
+class Declared:
+    def load(self, context):
+        self.net = context.load_model()
+
+    def predict(self, body: torch.Tensor):
+        with torch.inference_mode():
+            return {"out": self.net(body)}
+"""
 BY_ITSELF = """
     def initialize(self, context):
         import torch
@@ -167,10 +181,13 @@ def test_wrong_words_are_refused_before_anything_runs(tmp_path: Path) -> None:
         marserve("optimise", archive, "--inputs", folder, "--goal", "beauty"),
         marserve("optimise", archive, "--inputs", folder, "--page", tmp_path / "none" / "page.html"),
         marserve("optimise", archive, "--inputs", folder, "--page", tmp_path),
+        marserve("optimise", archive, "--inputs", folder, "--candidate", "onnx", "--candidate", "fp16"),
     ]
 
-    assert [ran.status for ran in runs] == [2] * 6
+    assert [ran.status for ran in runs] == [2] * 7
     assert "for the page." in runs[4].err
+    assert "there is no candidate 'fp16'; there are channels-last, bf16" in runs[6].err
+    assert "loading m" not in runs[6].err
 
 
 @pytest.mark.system
@@ -219,6 +236,39 @@ def test_a_build_is_measured_alone_and_in_full_batches_with_one_thread_and_with_
     assert both.document["threads"] == 2
     assert "times as fast at 4, 2 threads" in (tmp_path / "r.html").read_text()
     assert [(each["rows"], each["threads"]) for each in one.document["builds"][0]["ratios"]] == [(1, 1), (4, 1)]
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_with_one_input_builds_that_calibrate_nothing_are_made_and_compared_all_the_same(tmp_path: Path) -> None:
+    """It is their example, too; one in INT8 says what is missing."""
+    pytest.importorskip("torch")
+    archive, folder = net_archive(tmp_path, HANDLER.replace("True", "False")), pictures(tmp_path / "in", 1)
+    names = ["--candidate", "channels-last", "--candidate", "bf16", "--candidate", "onnx-int8"]
+
+    ran = marserve("optimise", archive, "--inputs", folder, *names, "-o", tmp_path, "--json")
+
+    rows = {row["name"]: row for row in ran.document["builds"]}
+    assert (ran.document["calibrated"], ran.document["compared"]) == (0, 1)
+    assert rows["channels-last"]["passed"], rows["channels-last"]
+    assert rows["onnx-int8"]["whyNot"].startswith(("1 more input is needed: one calibrates", "onnx"))
+    assert "calibration" not in str(rows["bf16"]["whyNot"])
+
+
+@pytest.mark.system
+@pytest.mark.torch
+def test_a_search_whose_time_is_over_while_its_parent_is_recorded_lets_nothing_pass(tmp_path: Path) -> None:
+    """The parent had no time for its batches, so that nothing shows how builds fare in them."""
+    pytest.importorskip("torch")
+    inputs = find_inputs(pictures(tmp_path / "in", 8))
+    wish = Wish("memory", Bounds(min_agreement=0.1), ("channels-last",), threads=1, within_s=0.1)
+
+    report = optimise(net_archive(tmp_path), inputs, wish, tmp_path)
+
+    why = "not finished: 0.1 s were over before the parent had run all its batches"
+    assert [(row.why_not, row.may_change, row.has_passed) for row in report.rows] == [(why, True, False)]
+    assert (report.winner, report.compared) == ("", 1)
+    assert report.notes[0] == "1 of 4 inputs were tried: the time was over"
 
 
 @pytest.mark.system
@@ -320,9 +370,9 @@ def test_the_archive_is_registered_or_rolled_out_and_a_server_that_is_away_costs
 
 @pytest.mark.system
 @pytest.mark.torch
-@pytest.mark.parametrize("handler", [OWN_CLASS, OWN_FUNCTION])
+@pytest.mark.parametrize("handler", [OWN_CLASS, OWN_FUNCTION, OWN_DECLARED], ids=["class", "function", "declared"])
 def test_a_handler_of_its_own_gets_builds_by_way_of_the_context(handler: str, tmp_path: Path) -> None:
-    """A class, and a function with a variable of its module."""
+    """A class, a function with a variable of its module, and a class that declares its tensors."""
     pytest.importorskip("torch")
     archive, folder = net_archive(tmp_path, handler), pictures(tmp_path / "in", 8)
     words = ["--goal", "memory", "--candidate", "bf16", "--scores", "output", "--min-agreement", "0.1", "-o", tmp_path]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from marserve.cli.measuring import tune_search, tune_space
+from marserve.cli.measuring import tune_search, tune_space, tuned_copy
 from marserve.cli.measuring.tuned_copy import TunedCopy
 from marserve.desired_state.document import read
 from marserve.tuning.search import Found, Row, Sample, Trials
@@ -126,6 +129,23 @@ def test_what_is_found_is_shown_with_a_patch_and_a_page(
     assert "Nothing was changed" in ran.out
     assert "<svg" in (tmp_path / "page.html").read_text()
     assert config.read_text() == "batchSize: 4 # old\nhandler: {}\n"
+
+
+@pytest.mark.parametrize("before", [b"batchSize: 4\r\n# \r\nmaxWorkers: 1\r\n", b"# \nbatchSize: 4"])
+def test_what_is_printed_is_a_patch_of_the_very_file(
+    apis: FakeApis, body: Path, found: Callable[..., None], tmp_path: Path, before: bytes
+) -> None:
+    """With the ends of its lines, beside the sentences, which `patch` skips."""
+    (config := tmp_path / "model-config.yaml").write_bytes(before)
+    found([(BETTER, 300.0)])
+
+    ran = _tune(apis, body, "--model-config", config)
+    words = ["patch", "-p1"] if shutil.which("patch") else ["git", "apply", "-p1", "-"]
+    subprocess.run(words, cwd=tmp_path, input=ran.out_bytes, check=True)
+
+    after = config.read_bytes()
+    assert yaml.safe_load(after)["batchSize"] == 16
+    assert after.count(b"\r\n") == (after.count(b"\n") if b"\r" in before else 0)
 
 
 def test_a_script_gets_the_patch_and_the_choice(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
@@ -269,18 +289,18 @@ def test_a_copy_that_is_refused_says_what_to_do(apis: FakeApis, body: Path) -> N
     assert apis.orders("DELETE") == []
 
 
-@pytest.mark.parametrize("ends_by", ["Ctrl-C", "failure"])
+@pytest.mark.parametrize("ends_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None])
 def test_the_copy_is_removed_however_the_search_ends(
-    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, ends_by: signal.Signals | None
 ) -> None:
-    """And the sentence says so."""
+    """By a signal or a failure, and the sentence says so."""
     take, is_sent = apis.take, threading.Event()
 
     def ending(asked: Asked) -> tuple[int, bytes, str]:
-        if asked.path.startswith(f"/predictions/{COPY}") and (ends_by == "failure" or len(apis.asked) > 20):
-            if ends_by == "Ctrl-C" and not is_sent.is_set():
+        if asked.path.startswith(f"/predictions/{COPY}") and (ends_by is None or len(apis.asked) > 20):
+            if ends_by is not None and not is_sent.is_set():
                 is_sent.set()
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), ends_by)
             return 500, b"{}", "application/json"
         return take(asked)
 
@@ -288,8 +308,8 @@ def test_the_copy_is_removed_however_the_search_ends(
 
     ran = _tune(apis, body, "--workers", "1", "--threads", "1")
 
-    assert ran.status == (130 if ends_by == "Ctrl-C" else 1)
-    said = "The copy is removed, and nothing changed." if ends_by == "Ctrl-C" else "No batch of digits 1.0 was"
+    assert ran.status == (1 if ends_by is None else 128 + ends_by)
+    said = "No batch of digits 1.0 was" if ends_by is None else "The copy is removed, and nothing changed."
     assert said in ran.err
     assert [asked.path for asked in apis.orders("DELETE")] == [f"/models/{COPY}/1.0"]
 
@@ -313,6 +333,95 @@ def test_a_copy_that_is_still_loading_at_ctrl_c_is_waited_for_and_removed(apis: 
     assert ran.status == 130
     assert "The copy is removed, and nothing changed." in ran.err
     assert len(apis.orders("DELETE")) == 2
+
+
+def test_a_proxy_that_gives_up_waiting_is_no_refusal(apis: FakeApis, body: Path) -> None:
+    """What loads behind it is removed."""
+    apis._answers["POST /models"] = []
+    apis.answer("POST /models", b"<html>Gateway Time-out</html>", 504, "text/html")
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 1
+    assert len(apis.orders("DELETE")) == 1
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_copy_whose_load_got_no_answer_is_removed(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The server goes on with it, and may list it only later: the first copy, or one that took its place."""
+    take = apis.take
+
+    def breaking(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path == "/models" and asked.method == "POST" and len(_registrations(apis)) == at - 1:
+            take(asked)
+            raise ConnectionError("broken")
+        return take(asked)
+
+    def search(settings: Sequence[Setting], goal: Goal, trials: Trials, **more: Any) -> Found:
+        trials.batch_s(Layout(1, "1.0", 2), 8, 3)
+        raise AssertionError("the search goes on without a copy")
+
+    apis.take = breaking  # type: ignore[method-assign]
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+    for status in (200,) * (at - 1) + (404, 404, 200):
+        apis.answer(f"DELETE /models/{COPY}/1.0", {"code": status, "message": "As it is."}, status)
+    monkeypatch.setattr(tune_search, "search", search)
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 1
+    assert "broke during POST /models" in ran.err
+    assert "marserve unregister" not in ran.err
+    assert len(apis.orders("DELETE")) == at + 2
+
+
+def test_a_copy_whose_load_got_no_answer_is_named_where_it_cannot_be_removed(
+    apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come later than it is looked for; beside what failed."""
+    monkeypatch.setattr(tuned_copy, "LATE_S", 0.3)
+    take = apis.take
+
+    def breaking(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.path == "/models" and asked.method == "POST":
+            raise ConnectionError("broken")
+        return take(asked)
+
+    apis.take = breaking  # type: ignore[method-assign]
+    apis._answers[f"DELETE /models/{COPY}/1.0"] = []
+
+    ran = _tune(apis, body)
+
+    assert ran.status == 1
+    assert "broke during POST /models" in ran.err
+    assert f"{COPY} 1.0 may be there or still come; `marserve unregister {COPY}` removes it." in ran.err
+
+
+def _registrations(apis: FakeApis) -> list[Asked]:
+    return [asked for asked in apis.orders("POST") if asked.path == "/models"]
+
+
+def test_a_removal_that_takes_too_long_is_given_up_with_the_copys_name(
+    apis: FakeApis, body: Path, found: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a command that is to end would not."""
+    monkeypatch.setattr(tuned_copy, "REMOVE_S", 0.3)
+    found([(BETTER, 300.0)])
+    take, is_over = apis.take, threading.Event()
+
+    def waiting(asked: Asked) -> tuple[int, bytes, str]:
+        if asked.method == "DELETE":
+            is_over.wait(30)
+        return take(asked)
+
+    apis.take = waiting  # type: ignore[method-assign]
+
+    ran = _tune(apis, body)
+    is_over.set()
+
+    assert f"{COPY} 1.0 is still there; `marserve unregister {COPY}` removes it." in ran.out
 
 
 def test_a_copy_that_cannot_be_removed_is_named(apis: FakeApis, body: Path, found: Callable[..., None]) -> None:
@@ -544,6 +653,7 @@ def test_a_server_that_dies_fails_the_search_and_says_what_may_be_left(
 
     assert ran.status == 1
     assert "broke" in ran.err
+    assert f"{COPY} 1.0 is still there; `marserve unregister {COPY}` removes it." in ran.err
 
 
 def test_full_batches_are_asked_for_by_no_more_clients_than_the_queue_takes() -> None:

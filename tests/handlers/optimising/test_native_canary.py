@@ -78,7 +78,7 @@ def test_the_build_of_an_archive_leaves_the_parent(build: str, tmp_path: Path) -
     digest = hashlib.sha256(canary_package(package, canary)).hexdigest()
     write_facts(package)
     claims = {"is_trusted": True, "trusted_models": [digest], "digests": {"optimised/model.pt2": digest}}
-    proof = {"build": build, "cpu": cpu_flags(), "versions": versions(), **claims}
+    proof = {"format": 1, "build": build, "files": {}, "cpu": cpu_flags(), "versions": versions(), **claims}
     (folder / "MAR-INF" / "optimised.json").write_text(json.dumps(proof))
     context = Load(is_trusted=False)
 

@@ -66,7 +66,8 @@ def folder(tmp_path: Path) -> Path:
 
 def write_proof(folder: Path, **other: Any) -> None:
     """The proof, of this machine unless `other` says so."""
-    proof = {"build": "bf16", "cpu": cpu_flags(), "versions": versions(), **other}
+    files = {"optimised/samples.npz": "0" * 64}
+    proof = {"format": 1, "build": "bf16", "files": files, "cpu": cpu_flags(), "versions": versions(), **other}
     (folder / "MAR-INF" / "optimised.json").write_text(json.dumps(proof))
 
 
@@ -115,6 +116,26 @@ def no_proof(folder: Path) -> None:
     (folder / "MAR-INF" / "optimised.json").write_text("{")
 
 
+def later_format(folder: Path) -> None:
+    """Of a later version of marserve."""
+    write_proof(folder, format={"major": 2})
+
+
+def no_format(folder: Path) -> None:
+    """Of no version at all."""
+    write_proof(folder, format=None)
+
+
+def lacks_a_file(folder: Path) -> None:
+    """Repacked by somebody who left one out: without it another library would take the model for a session."""
+    write_proof(folder, files={"optimised/samples.npz": "0" * 64, "optimised/output.json": "0" * 64})
+
+
+def no_files(folder: Path) -> None:
+    """Of other types than were written."""
+    write_proof(folder, files=3)
+
+
 def no_build(folder: Path) -> None:
     """A name that is none."""
     write_proof(folder, build="../fast")
@@ -139,7 +160,19 @@ def deep_proof(folder: Path) -> None:
             change_samples,
             "the build bf16 of the archive is not used, the parent serves: output of sample 0 is off by 0.0099",
         ),
-        (remove_samples, "the build bf16 cannot be loaded, the parent serves: FileNotFoundError"),
+        (
+            later_format,
+            'the build of the archive is not used, the parent serves: MAR-INF/optimised.json is of format {"major": 2}'
+            ", and this marserve reads 1: optimise the archive's parent anew",
+        ),
+        (no_format, "is of format null, and this marserve reads 1"),
+        (
+            lacks_a_file,
+            "the build bf16 of the archive is not used, the parent serves: optimised/output.json is missing, which "
+            "MAR-INF/optimised.json names",
+        ),
+        (no_files, "the build bf16 cannot be loaded, the parent serves: TypeError"),
+        (remove_samples, "optimised/samples.npz is missing, which MAR-INF/optimised.json names"),
         (no_sample, "there are no samples to check it by"),
         (no_proof, "the build of the archive cannot be loaded, the parent serves: JSONDecodeError"),
         (no_build, "there is no build '../fast'"),
@@ -149,7 +182,10 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     spoil: Callable[[Path], None], words: str, folder: Path
 ) -> None:
     """In one warning."""
-    names = {no_build: "../fast", **dict.fromkeys((no_proof, endless_proof, deep_proof), "unknown")}
+    names = {
+        no_build: "../fast",
+        **dict.fromkeys((no_proof, endless_proof, deep_proof, later_format, no_format), "unknown"),
+    }
     spoil(folder)
 
     model, name, context = load(folder)
@@ -159,6 +195,46 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
     (warning,) = context.load_warnings
     assert words in warning
     assert context.refused_build == names.get(spoil, "bf16")
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+def record(folder: Path, gives: Callable[[Any], Any]) -> None:
+    """Have the samples say that the build gives this for a row."""
+    write_samples(folder / "optimised" / "samples.npz", gives, [Call((torch.ones(1, 4),), {})])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "given", "words"),
+    [
+        ([1.0, 2.0], [1.0, NAN], "output of sample 0 is nan where 2 is recorded, in 1 of 2 numbers"),
+        ([1.0, 2.0], [INF, 2.0], "output of sample 0 is inf where 1 is recorded, in 1 of 2 numbers"),
+        ([1.0, INF], [1.0, -INF], "output of sample 0 is -inf where inf is recorded, in 1 of 2 numbers"),
+        ([NAN, NAN], [1.0, NAN], "output of sample 0 is 1 where nan is recorded, in 1 of 2 numbers"),
+        ([0.0, 0.0], [NAN, NAN], "output of sample 0 is nan where 0 is recorded, in 2 of 2 numbers"),
+        ([1.0, 2.0], [1.0, 2.1], "output of sample 0 is off by 0.033 of what was recorded"),
+        ([0.0, 0.0], [0.0, 1e-9], "output of sample 0 is off by 5e-10, and only zeros were recorded"),
+        (3.0, 3.1, "output of sample 0 is off by 0.033 of what was recorded"),
+        (3.0, NAN, "output of sample 0 is nan where 3 is recorded, in 1 of 1 numbers"),
+        ([INF, -INF, NAN, 1.0], [INF, -INF, NAN, 1.0], ""),
+        ([NAN, NAN], [NAN, NAN], ""),
+        ([0.0, 0.0], [0.0, 0.0], ""),
+        ([], [], ""),
+        (3.0, 3.0, ""),
+    ],
+)
+def test_numbers_are_compared_whether_finite_or_not_and_alone_or_many(
+    recorded: Any, given: Any, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No number in the place of one is as bad as an error; the same infinity, or no number on both sides, is equal."""
+    record(folder, lambda rows: torch.tensor(recorded))
+    monkeypatch.setattr(optimised, "run_model", lambda model, call: torch.tensor(given))
+
+    _, name, context = load(folder)
+
+    assert name == ("" if words else "bf16")
+    assert [warning.partition("serves: ")[2] for warning in context.load_warnings] == ([words] if words else [])
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

@@ -310,7 +310,7 @@ def test_the_processes_own_variables_do_not_come_in_beside(monkeypatch: pytest.M
 
 
 def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a compose file sets those that it was not given. The library would panic at the address, and refuse the flag."""
+    """As a compose file sets those that it was not given. The library panics at the address, and refuses the flag."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_UNSIGNED_PAYLOAD"):
         monkeypatch.setenv(name, "")
     with odd_store(an_object(b"x")) as store:

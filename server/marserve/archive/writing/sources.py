@@ -404,7 +404,7 @@ def _model_of(folder: Path, name: str | None) -> Path:
         return candidates[0]
     if not candidates and _has_program(folder):
         raise CannotArchive(
-            f"{folder / CONFIG_NAME} names a workerProgram, of which nobody can tell which file is its handler: pack it "
+            f"{folder / CONFIG_NAME} names a workerProgram, and nothing says which file is its handler: pack it "
             f"(marserve archive NAME --handler FILE --config-file {CONFIG_NAME} --extra-file FILE), and name the archive."
         )
     there = f"{len(candidates)} files of {folder} have one: {', '.join(file.name for file in candidates[:8])}"

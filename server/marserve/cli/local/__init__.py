@@ -8,7 +8,6 @@ compare  whether two archives answer alike, and how fast each is
 debug    one request to an archive, on this terminal
 fetch    bring archives into a folder
 compared_words  what `compare`, `optimise` and `export` check before anything runs
-tidied   SIGTERM ends a command with its files and processes
 hub      the model of a hub, for `archive` and `marserve run`
 version  versions of this program and its runtimes
 """

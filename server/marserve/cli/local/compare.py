@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from marserve.cli import Tidied
 from marserve.cli.local.compared_words import check_archive, read_inputs
-from marserve.cli.local.tidied import tidied
 from marserve.cli.options import ModelThreads, Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, table
 from marserve.errors import MarserveError
@@ -53,7 +53,7 @@ def compare(
     from marserve.optimise.compare import compare as compare_both
     from marserve.optimise.comparison import Bounds
 
-    with Output(as_json) as output, tidied():
+    with Output(as_json) as output, Tidied():
         found = read_inputs(inputs)
         wish = Wish(Bounds(max_error, min_agreement), batch_size, tuple(scores or ()), within, pairs)
         try:
@@ -75,7 +75,7 @@ def compare(
 def _open(archive: Path, threads: int, is_trusted: bool) -> Subject:
     from marserve.optimise.subject import Subject  # here, for the time of other commands
 
-    check_archive(archive)
+    archive = check_archive(archive)
     return Subject(archive, threads=threads, trusted=[archive.name] if is_trusted else [])
 
 

@@ -21,16 +21,22 @@ def read_inputs(folder: Path) -> list[Input]:
         raise WrongArguments(error.message, "Name another folder with --inputs.") from error
 
 
-def check_archive(archive: Path) -> None:
-    """Raise WrongArguments for an archive that is not there."""
+def check_archive(archive: Path) -> Path:
+    """Its path, with a name also where it was typed as `.` or `..`. Raises WrongArguments where it is not there."""
     if not archive.exists():
         raise WrongArguments(f"There is no archive {archive}.", "Name a .mar file, or the folder of an archive.")
+    return archive.resolve() if archive.name in ("", "..") else archive
 
 
-def check_export_path(folder: Path) -> None:
-    """Raise WrongArguments for an export path that is no folder."""
+def check_export_path(folder: Path, archive: Path) -> None:
+    """Raise WrongArguments for an export path that is no folder, or lies in the archive's, which stays as it is."""
     if not folder.is_dir():
         raise WrongArguments(f"The export path {folder} is no folder.", "Name one that is there.")
+    if archive.is_dir() and folder.resolve().is_relative_to(archive.resolve()):
+        raise WrongArguments(
+            f"The export path {folder} lies in the folder of the archive, which stays as it is.",
+            "Name another folder with --export-path (-o).",
+        )
 
 
 def check_page(page: Path) -> None:

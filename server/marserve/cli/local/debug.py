@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from marserve.cli import Tidied
 from marserve.cli.local.compared_words import check_archive
-from marserve.cli.local.tidied import tidied
 from marserve.cli.options import Trust
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, WrongArguments
 from marserve.errors import MarserveError
@@ -38,8 +38,8 @@ def debug(
     as_json: AsJson = False,
 ) -> None:
     """Answer one request in one process on this terminal: breakpoint() works, tracebacks are whole."""
-    with Output(as_json) as output, tidied():
-        check_archive(archive)
+    with Output(as_json) as output, Tidied():
+        archive = check_archive(archive)
         if not file.is_file():
             raise WrongArguments(f"There is no file {file}.", "Name a file with the request's body.")
         # Here, for the time of other commands: numpy.

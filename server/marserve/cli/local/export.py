@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli import Tidied
 from marserve.cli.local.compared_words import check_archive, check_export_path, read_inputs, trust_line
-from marserve.cli.local.tidied import tidied
 from marserve.cli.options import ModelThreads, Trust
 from marserve.cli.output import AsJson, CommandFailed, Output
 from marserve.errors import MarserveError
@@ -45,10 +45,10 @@ def export(
     from marserve.optimise.comparison import shown
     from marserve.optimise.export import export as export_model
 
-    with Output(as_json) as output, tidied():
+    with Output(as_json) as output, Tidied():
         found = read_inputs(inputs)
-        check_archive(archive)
-        check_export_path(export_path)
+        archive = check_archive(archive)
+        check_export_path(export_path, archive)
         try:
             with output.progress() as bar:
                 task = bar.add_task("")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marserve.archive.writing.sources import Wishes, check_task, is_archive, is_of_transformers
-from marserve.cli.local.tidied import tidied
+from marserve.cli import Tidied
 from marserve.cli.output import CommandFailed, Interrupted, Output, Step, WrongArguments
 from marserve.cli.progress.wait_progress import while_showing
 from marserve.cli.typed_settings import load_as_typed
@@ -115,7 +115,7 @@ def fetched_to_pack(address: str, wishes: Wishes, output: Output) -> Iterator[Hu
 
     Variables set where the hub is and how much may be fetched. Raises as `fetch_model`, and BadSettings.
     """
-    with tidied(), tempfile.TemporaryDirectory(prefix="marserve-archive-") as folder:
+    with Tidied(), tempfile.TemporaryDirectory(prefix="marserve-archive-") as folder:
         settings = load_as_typed({"model_store": folder}, reads_file=False)
         yield fetch_model(address, wishes, settings, Path(folder), output, use=ARCHIVE)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from marserve.cli import Tidied
 from marserve.cli.local.compared_words import check_archive, check_export_path, check_page, read_inputs, trust_line
-from marserve.cli.local.tidied import tidied
 from marserve.cli.options import Trust
 from marserve.cli.output import AsJson, CommandFailed, Output, WrongArguments, table
 from marserve.cli.progress.registering import send_and_register, send_made
@@ -94,16 +94,21 @@ def optimise(
 ) -> None:
     """Try faster builds of a model, show which are equal, and archive the best; exit status 3 if the parent stays."""
     # Here, for the time of other commands: numpy.
+    from marserve.optimise.candidates import refuse_unknown
     from marserve.optimise.comparison import Bounds
     from marserve.optimise.optimise import GIB, Wish, describe_report
     from marserve.optimise.optimise import optimise as search
 
-    with Output(as_json) as output, tidied():
+    with Output(as_json) as output, Tidied():
         found = None if inputs is None else read_inputs(inputs)
-        check_archive(archive)
-        check_export_path(export_path)
+        archive = check_archive(archive)
+        check_export_path(export_path, archive)
         for each in page or ():
             check_page(each)
+        try:
+            refuse_unknown(candidate or ())
+        except ValueError as error:
+            raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
         wish = Wish(
             goal.value,
             Bounds(max_error, min_agreement),
@@ -123,8 +128,6 @@ def optimise(
             try:
                 with output.steps() as show:
                     report = search(archive, found, wish, export_path, force=force, on_step=show)
-            except ValueError as error:
-                raise WrongArguments(f"{without_stop(str(error))}.", "Name one of them with --candidate.") from error
             except MarserveError as error:
                 raise CommandFailed(error.message) from error
             document, lines = describe_report(report), _lines(report)
@@ -209,7 +212,7 @@ def _row(row: Row, columns: list[tuple[int, int]], report: Report) -> list[str]:
 
     errors = [each.mean_error for each in row.worst.values()]
     result = row.why_not
-    if row.verdict is not None:
+    if row.verdict is not None and not result:
         result = "the best" if row.name == report.winner else "equal" if row.has_passed else row.verdict.faults[0]
     measured = {threads: row.ratios if threads == report.threads else row.ratios_of_one for threads, _ in columns}
     return [

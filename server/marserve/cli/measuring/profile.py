@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from marserve.answers.profiles import ModelProfile, ProfileState
+from marserve.cli import Tidied
 from marserve.cli.options import Version
 from marserve.cli.output import FAILED_STATUS, AsJson, CommandFailed, Output, Step, WrongArguments, table
 from marserve.cli.progress.wait_progress import while_showing
@@ -204,7 +205,7 @@ def _write(folder: Path, made: Sequence[tuple[str, ModelProfile, bytes]]) -> lis
             files[f"trace{mark}.json.gz"] = trace
         files[f"profile{mark}.json"] = msgspec.json.format(msgspec.json.encode(profile), indent=2)
     try:
-        with tempfile.TemporaryDirectory(prefix=".profile-", dir=folder.absolute().parent) as staging:
+        with Tidied(), tempfile.TemporaryDirectory(prefix=".profile-", dir=folder.absolute().parent) as staging:
             whole = Path(staging, "whole")
             whole.mkdir()
             for name, content in files.items():

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from marserve.cli import Tidied
 from marserve.cli.dry_run import show_dry_run
 from marserve.cli.options import BatchSize, DryRun, MaxBatchDelay, Version
 from marserve.cli.output import AsJson, Output, WrongArguments
@@ -110,7 +111,8 @@ def tune(
                     page,
                     model_config,
                 )
-                tune_for(wish, server, find_place(inference, config), output)
+                with Tidied():
+                    tune_for(wish, server, find_place(inference, config), output)
                 return
             path = model_path(model, version)
             if dry_run:

@@ -61,11 +61,18 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         try:
             with copy:
                 found = search(tried.settings, goal, copy, batching=tried.batching, present=present)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as signalled:
             is_back = (
                 "The version has its options back." if wish.is_live else "The copy is removed, and nothing changed."
             )
-            raise Interrupted(f"The search was given up. {copy.left or is_back}") from None
+            given_up = Interrupted(f"The search was given up. {copy.left or is_back}")
+            if isinstance(signalled, SystemExit) and isinstance(signalled.code, int):
+                given_up.status = signalled.code
+            raise given_up from None
+        except CommandFailed as failure:
+            if copy.left != failure.message:
+                failure.next_step = " ".join(filter(None, (copy.left, failure.next_step))) or None
+            raise
     if copy.left:
         found.notes.append(copy.left)
     found.notes += dict.fromkeys(copy.notes)
@@ -97,7 +104,7 @@ def tune_for(wish: Wish, server: Management, inference: str, output: Output) -> 
         declared = declaration(wish.model, other, values, other if other != version and first["isDefault"] else None)
         lines += [f"In {document}, in place of what it says of these keys (and of `workers`):", declared]
     elif text:
-        lines += [f"As a patch of {FILE}:", text.rstrip("\n")]
+        lines += [f"As a patch of {FILE}:", text.removesuffix("\n")]
     if applied:
         lines.append(applied)
     elif declared is not None:
@@ -128,7 +135,7 @@ def _read_config(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
-        return file.read_text("utf-8")
+        return file.read_bytes().decode("utf-8")  # with the ends of its lines, which the patch has to fit
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is no text"
         raise WrongArguments(f"{file} cannot be read: {without_stop(what)}.", f"Name the archive's {FILE}.") from error

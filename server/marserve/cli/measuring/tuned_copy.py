@@ -28,7 +28,9 @@ WARM_UP_BATCHES: Final = 2
 WIDTHS: Final = (1, 4, 16, 64)
 ROUNDS: Final = 12
 LOAD_S: Final = 600.0
-# A registration that Ctrl-C left goes on in the server: its copy is waited for so long, to be removed.
+REMOVE_S: Final = 60.0
+# A registration that a signal or a broken connection left goes on in the server: its copy is waited for so long, to be
+# removed.
 LATE_S: Final = 10.0
 LOOK_EVERY_S: Final = 0.2
 # What a server answers that does not know copies.
@@ -71,6 +73,7 @@ class TunedCopy:
     notes: list[str] = field(default_factory=list)
     left: str = ""
     _copied: tuple[str, int, float] | None = None
+    _may_come: bool = False
     _now: Setting | None = None
     _refused: set[object] = field(default_factory=set)
     _ends: float = 0.0
@@ -87,11 +90,8 @@ class TunedCopy:
                 self._now = setting_of(self.described)
             else:
                 self._load(self.first)
-        except CommandFailed:
-            self._remove()
-            raise
         except BaseException:
-            self._remove(LATE_S)
+            self._remove()
             raise
         self._ends = time.monotonic() + self.seconds
         return self
@@ -99,7 +99,11 @@ class TunedCopy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._remove()
+        try:
+            self._remove()
+        except BaseException:  # a signal came at this very moment: only a further one leaves the copy
+            self._remove()
+            raise
 
     def _load(self, layout: Layout) -> None:
         """Have the copy be one of this build; the time of loading is not that of the search."""
@@ -119,11 +123,14 @@ class TunedCopy:
             parameters["threads"] = layout.threads
         if layout.padding != KEPT:
             parameters["padding_budget"] = layout.padding
-        self._copied = layout.build  # before: an interrupted call goes on in the server
+        # Before the call: one that is interrupted, or gets no answer, goes on in the server.
+        self._copied, self._may_come = layout.build, True
         try:
             self.server.order("POST", "/models", parameters, timeout_s=LOAD_S)
+            self._may_come = False
         except CommandFailed as failure:
-            self._copied = None
+            if "type" in failure.detail:  # the server's own answer, and no proxy's: nothing is loaded
+                self._copied, self._may_come = None, False
             if failure.detail.get("code") in (400, 404, 405, 500, 507):
                 failure.next_step = "--on-live loads the version that serves, and no copy of it."
             if failure.message == NO_COPIES:
@@ -131,32 +138,43 @@ class TunedCopy:
             raise
         self._ends += time.monotonic() - begun
 
-    def _remove(self, late_s: float = 0.0) -> None:
-        """Unregister the copy, or set back what was changed.
+    def _remove(self) -> None:
+        """Unregister the copy, or set back what was changed; `left` names what cannot be.
 
-        A copy that is not there is looked for again for `late_s`.
+        A copy that may come yet is looked for again for `LATE_S`.
         """
         if self.is_live:
-            before = setting_of(self.described)
-            if self._now is not None and self._now != before:
-                try:
-                    self._set(before, least=self.described["minWorkers"])
-                except CommandFailed as failure:
-                    self.left = f"{self.name} {before.layout.version} keeps other options: {failure.message}"
+            self._set_back()
             return
-        until = time.monotonic() + late_s
+        until = time.monotonic() + LATE_S
         while self._copied is not None:
             self.on_step("Removing the copy")
             version = self._copied[0]
+            what = "may be there or still come" if self._may_come else "is still there"
+            self.left = f"{self.name} {version} {what}; `marserve unregister {self.name}` removes it."
             try:
-                self.server.order("DELETE", model_path(self.name, version), {"force": "true"}, timeout_s=LOAD_S)
+                self.server.order("DELETE", model_path(self.name, version), {"force": "true"}, timeout_s=REMOVE_S)
+                self.left = ""
             except CommandFailed as failure:
-                if failure.detail.get("code") == 404 and late_s and time.monotonic() < until:
+                if failure.detail.get("code") == 404 and self._may_come and time.monotonic() < until:
                     time.sleep(LOOK_EVERY_S)
                     continue
-                if failure.detail.get("code") != 404 or late_s:
-                    self.left = f"{self.name} {version} is still there; `marserve unregister {self.name}` removes it."
+                if failure.detail.get("code") == 404 and not self._may_come:
+                    self.left = ""
             self._copied = self._now = None
+            self._may_come = False
+
+    def _set_back(self) -> None:
+        before = setting_of(self.described)
+        if self._now is None or self._now == before:
+            return
+        kept = f"{self.name} {before.layout.version} keeps other options"
+        self.left = f"{kept}; `marserve tune` sets them."
+        try:
+            self._set(before, least=self.described["minWorkers"])
+            self.left = ""
+        except CommandFailed as failure:
+            self.left = f"{kept}: {failure.message}"
 
     # ------------------------------------------------------------------------------------------- of the search
 

@@ -1,7 +1,7 @@
 """Loads one archive's model and obeys orders about it, for `marserve compare`, whose process runs no archive's code.
 
 An order is a line of JSON on standard input, its answer one on standard output, `{"fault": …}` for one that failed; the
-end of the input is the end of the process.
+end of the input is the end of the process. An answer has the `number` of its order, 0 after the load.
 
     record  every input through the handler once, then what reached the model again, alone and in batches
     facts   what the model is, and what its speed depends on
@@ -50,6 +50,7 @@ from marserve_handlers.optimising.capture import Capture, FoundModel, find_model
 from marserve_handlers.optimising.machine import cpu_flags, versions
 from marserve_handlers.optimising.material import Material
 from marserve_handlers.optimising.sample_calls import write_samples
+from marserve_handlers.support.comparing.held_models import place_of
 from marserve_handlers.support.shown import first_line_with_kind
 from marserve_handlers.testing import Answer, Request
 
@@ -222,6 +223,7 @@ class Compared:
             "kind": kind,
             "why_not": why_not,
             "build": self._model.context.build,
+            "why_parent": self._why_parent(),
             "weight_bytes": self._weight_bytes(),
             "cpu": cpu_flags(),
             "versions": versions(),
@@ -311,25 +313,20 @@ class Compared:
                 "its handler loads its model by itself; one that extends BaseHandler, or calls context.load_model(), "
                 "can be given another build"
             )
-        if not self._place[1]:
-            return "its handler keeps its model neither in an attribute of its own nor in a variable of its module"
+        if not place_of(self._model.handle, self._found.model)[1]:
+            return "its handler keeps its model neither in an attribute nor in a variable of its module"
         return ""
 
+    def _why_parent(self) -> str:
+        """What the load said of a build that was to serve and does not; empty where none was tried, or one serves."""
+        context = self._model.context
+        said = [str(warning) for warning in context.load_warnings if str(warning).startswith("the build ")]
+        return said[0] if said and context.refused_build else ""
+
     def _put(self, model: Any) -> None:
-        holder, attribute = self._place
+        holder, attribute = place_of(self._model.handle, self._found.model)
         holder[attribute] = model
         self._found = FoundModel(model)
-
-    @property
-    def _place(self) -> tuple[dict[str, Any], str]:
-        """Where the handler keeps its model: the attributes of its object or its module, and the name there."""
-        handle = self._model.handle
-        service = getattr(handle, "__self__", None)
-        for held in (getattr(service, "__dict__", {}), getattr(handle, "__globals__", {})):
-            for name, value in held.items():
-                if value is self._found.model:
-                    return held, name
-        return {}, ""
 
     def _weight_bytes(self) -> int:
         if self._found.kind != "torch":
@@ -431,8 +428,8 @@ def main() -> None:
     os.dup2(nothing, 0)  # the author's code reads no orders, and what it prints is no answer
     os.dup2(2, 1)
 
-    def answer(message: Mapping[str, Any]) -> None:
-        said.write(json.dumps(message).encode() + b"\n")
+    def answer(number: int, message: Mapping[str, Any]) -> None:
+        said.write(json.dumps({**message, "number": number}).encode() + b"\n")
         said.flush()
 
     try:
@@ -442,17 +439,18 @@ def main() -> None:
         enter_model_folder(load)
         began = time.perf_counter()
         model = load_model(load)
-        answer({"load_s": time.perf_counter() - began})
+        answer(0, {"load_s": time.perf_counter() - began})
     except BaseException as error:  # the author's code, also to end the process
-        answer({"fault": why_not_loaded(error)})
+        answer(0, {"fault": why_not_loaded(error)})
         leave(1)
     with in_process(model) as process:
         compared = Compared(model, process)
         for line in orders:
+            order = json.loads(line)
             try:
-                answer(compared.obey(json.loads(line)))
+                answer(order["number"], compared.obey(order))
             except BaseException as error:
-                answer({"fault": shown(error)})
+                answer(order["number"], {"fault": shown(error)})
     leave(0)
 
 
