@@ -132,7 +132,8 @@ def _choose(plan: Plan, net: str) -> Chosen:
 
 
 def _table(chosen: Chosen) -> str:
-    lines = [f"{chosen.net}: × at 1, × at {BATCH}, mean error, agreement shown, MB, seconds to build"]
+    head = f"times as fast at 1 row, at {BATCH} rows, mean error, agreement shown, MB, seconds to build"
+    lines = [f"{chosen.net}: {head}"]
     for row in chosen.report.rows:
         said = row.why_not or ("" if row.has_passed or row.verdict is None else row.verdict.faults[0])
         ratios = [str(row.ratios.get(size, "-")) for size in (1, BATCH)]

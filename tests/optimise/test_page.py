@@ -166,8 +166,8 @@ def test_ratios_of_one_thread_and_of_a_workers_share_stand_beside_each_other_and
     page = write_page({**report(build("onnx", ratios=ratios), goal="throughput"), "threads": 4}, 0.03)
 
     parsed(page)
-    assert "times as fast at 8, 1 thread<" in page
-    assert "times as fast at 8, 4 threads<" in page
+    assert "times as fast at 8 rows, 1 thread<" in page
+    assert "times as fast at 8 rows, 4 threads<" in page
     assert "onnx: 1.50 times as fast" in page
     assert page.index("2.50 [") < page.index("1.50 [")  # one thread first
 

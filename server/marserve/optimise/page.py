@@ -172,7 +172,7 @@ def _table(builds: Sequence[Mapping[str, Any]], batch_size: int, threads: int, w
     columns = [(count, size) for count in sorted({1, threads}) for size in sorted({1, batch_size})]
     head = [
         "build",
-        *(f"times as fast at {size}, {_threads(count)}" for count, size in columns),
+        *(f"times as fast at {'1 row' if size == 1 else f'{size} rows'}, {_threads(count)}" for count, size in columns),
         "mean error",
         "agreement shown",
         "MB",

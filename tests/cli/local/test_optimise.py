@@ -10,13 +10,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.table import Table
 
+from marserve.cli.local.optimise import _lines
 from marserve.errors import BadArchive
 from marserve.optimise import optimise as searching
 from marserve.optimise import subject
 from marserve.optimise.comparison import Bounds
 from marserve.optimise.inputs import find_inputs
-from marserve.optimise.optimise import Wish, optimise
+from marserve.optimise.optimise import Report, Row, Wish, optimise
+from marserve.optimise.ratio import Ratio
 from support.command_line import marserve
 from support.server import Server, make_archive, poll
 
@@ -511,3 +514,17 @@ def test_a_handler_that_loads_its_model_by_itself_is_told_what_to_do(tmp_path: P
     assert ran.status == 1
     assert "one that extends BaseHandler, or calls context.load_model(), can be given another build" in ran.err
     assert not (tmp_path / "net-optimised.mar").exists()
+
+
+def test_the_heads_of_the_table_say_what_a_ratio_is_and_of_how_many_rows_and_threads() -> None:
+    """The first has the words that hold for all."""
+    ratios = {size: Ratio(2.0, 1.53, 2.6) for size in (1, 16)}
+    row = Row("channels-last", why_not="equal", ratios=ratios, ratios_of_one=ratios, seconds=12.8, size=200_000)
+    report = Report("m", "1.0", "latency", 16, 24, 16, [row], 200_000, [])
+
+    (found,) = (each for each in _lines(report) if isinstance(each, Table))
+    assert [str(each.header) for each in found.columns[:3]] == ["build", "times as fast at 1 row", "at 16 rows"]
+    report.threads = 2
+    (found,) = (each for each in _lines(report) if isinstance(each, Table))
+    heads = ["times as fast at 1 row, 1 thread", "at 16 rows, 1 thread", "at 1 row, 2 threads", "at 16 rows, 2 threads"]
+    assert [str(each.header) for each in found.columns[1:5]] == heads

@@ -69,7 +69,7 @@ def estimate_lines(document: Mapping[str, Any]) -> list[str | Table]:
     rows = [[str(rank), *map(decimal, one), decimal(sum(one))] for rank in range(ranks)]
     count = "tensors of which no header says" if document["tensors"] is None else f"{document['tensors']} tensors"
     lines: list[str | Table] = [
-        table(["rank", "its part", "whole on each", "weights"], rows),
+        table(["rank", "its share", "same on every rank", "together"], rows),
         f"{count}, {decimal(document['weightBytes'])} together. Activations, and what torch itself takes, come on top.",
     ]
     if document["isMapped"]:

@@ -217,7 +217,7 @@ def _of_one(title: str, tally: Tally) -> list[str | Table]:
             assert each.low is not None
             assert each.high is not None
             rows.append([each.name, _ms(each.seconds), f"{_ms(each.low)} to {_ms(each.high)}"])
-    lines.append(table(["", "time", "at 95 %"], rows))
+    lines.append(table(["", "time", "bounds, 95 % sure each"], rows))
     if tally.failed:
         lines.append(
             table(

@@ -50,9 +50,9 @@ function Table({ report, serves }) {
   return html`<section class="panel" aria-labelledby="builds"><h3 id="builds">What was tried</h3>
     <p class="muted">${counted(report.calibrated, "input")} calibrated, ${report.compared} were compared; ${counted(report.threads, "thread")}; ${Math.round(report.seconds)} s.</p>
     <table role="table" class="figures models builds"><caption class="hidden">Builds</caption>
-      <thead role="rowgroup"><tr role="row">${["Build", ...sizes.map((rows) => `× at ${rows}`), "Mean error", "Agreement", "MB", "Result"].map((title, at) => html`<th key=${title} role="columnheader" scope="col" class=${at > 0 && title !== "Result" ? "number" : ""}>${title}</th>`)}</tr></thead>
+      <thead role="rowgroup"><tr role="row">${["Build", ...sizes.map(fasterAt), "Mean error", "Agreement", "MB", "Result"].map((title, at) => html`<th key=${title} role="columnheader" scope="col" class=${at > 0 && title !== "Result" ? "number" : ""}>${title}</th>`)}</tr></thead>
       <tbody role="rowgroup">${report.builds.map((row) => html`<tr key=${row.name} role="row"><th role="rowheader" scope="row" class="id">${row.name}</th>
-        ${sizes.map((rows) => html`<td key=${rows} role="cell" class="number" data-title=${`× at ${rows}`}>${ratioOf(row, rows, report.threads)}</td>`)}
+        ${sizes.map((rows) => html`<td key=${rows} role="cell" class="number" data-title=${fasterAt(rows)}>${ratioOf(row, rows, report.threads)}</td>`)}
         <td role="cell" class="number" data-title="Mean error">${row.outputs.length ? small(Math.max(...row.outputs.map((each) => each.meanError ?? Infinity))) : DASH}</td>
         <td role="cell" class="number" data-title="Agreement">${row.agreement ? percent(row.agreement.shown) : DASH}</td>
         <td role="cell" class="number" data-title="MB">${row.bytes ? (row.bytes / 1e6).toFixed(1) : DASH}</td>
@@ -74,6 +74,7 @@ function resultOf(row, serves, winner) {
   return [row.whyNot, ...row.faults].filter(Boolean).slice(0, MORE).join("; ");
 }
 
+const fasterAt = (rows) => `Times as fast at ${rows === 1 ? "1 row" : `${rows} rows`}`;
 const times = (ratio) => `${ratio.toFixed(2)} ×`;
 const percent = (share) => `${(share * 100).toFixed(1)} %`;
 const small = (value) => (Number.isFinite(value) ? (value === 0 ? "0" : value.toPrecision(2)) : "not finite");
