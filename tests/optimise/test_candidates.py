@@ -9,6 +9,7 @@ import pytest
 
 from marserve.optimise.candidates import CANDIDATES, NAMES, Measured, best, bounds_of, choose, split
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
+from marserve.optimise.ratio import Ratio
 
 ALL = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao", "g++")
 
@@ -118,7 +119,9 @@ def test_a_quarter_calibrates_and_is_not_compared(inputs: int, calibrating: int)
 
 def measured(one: float, full: float, low: float = 1.01, size: int = 0) -> Measured:
     """A build with these ratios at batch 1 and 8."""
-    return Measured({1: one, 8: full}, {1: min(low, one), 8: min(low, full)}, size)
+    return Measured(
+        {rows: Ratio(middle, min(low, middle), middle * 1.1) for rows, middle in ((1, one), (8, full))}, size
+    )
 
 
 def test_the_goal_says_which_ratio_counts() -> None:
@@ -136,8 +139,16 @@ def test_what_is_not_surely_faster_does_not_win_however_large_its_ratio() -> Non
 
 
 def test_for_memory_the_smallest_wins_if_it_is_smaller_than_the_parent() -> None:
-    """Whatever its speed."""
-    builds = {"a": measured(0.5, 0.5, size=30), "b": measured(2.0, 2.0, size=60)}
+    """It need not be faster; one whose size is not known is none."""
+    builds = {"a": measured(0.95, 1.0, size=30), "b": measured(2.0, 2.0, size=60), "c": measured(9.0, 9.0)}
 
     assert best("memory", 8, builds, 100) == "a"
-    assert best("memory", 8, builds, 20) == ""
+    assert best("memory", 8, builds, 30) == ""
+
+
+@pytest.mark.parametrize(("one", "full"), [(0.5, 2.0), (2.0, 0.5), (0.9, 0.9)])
+def test_for_memory_one_that_is_surely_slower_does_not_win(one: float, full: float) -> None:
+    """Alone or in full batches: the whole interval is below one."""
+    builds = {"a": measured(one, full, size=30), "b": measured(1.0, 1.0, size=60), "untimed": Measured({}, 10)}
+
+    assert best("memory", 8, builds, 100) == "b"

@@ -332,15 +332,7 @@ def _refuse_what_cannot_be(facts: Facts, parent: Subject) -> None:
 
 
 def _measured(rows: Sequence[Row]) -> dict[str, Measured]:
-    return {
-        row.name: Measured(
-            {rows: ratio.middle for rows, ratio in row.ratios.items()},
-            {rows: ratio.low for rows, ratio in row.ratios.items()},
-            row.size,
-        )
-        for row in rows
-        if row.has_passed
-    }
+    return {row.name: Measured(row.ratios, row.size) for row in rows if row.has_passed}
 
 
 @dataclass(slots=True)
@@ -390,9 +382,7 @@ class _Search:
                 row.why_not = "; ".join([built.refused, *built.notes])
                 row.may_change = os.strerror(errno.ENOSPC) in built.refused
                 return
-            row.seconds, row.size = built.seconds, built.bytes or self.facts.weight_bytes
-            if candidate.name == "bf16":
-                row.size = self.facts.weight_bytes // 2
+            row.seconds, row.size = built.seconds, built.bytes
             on_step(f"{candidate.name}: comparing")
             recorded = subject.record(self.compared, run, self.size, left)
             errors = Errors([self.recorded, recorded], [self.scratch / "parent", run], wish.scores)
@@ -470,6 +460,7 @@ class _Search:
             versions=self.facts.versions,
             threads=self.share,
             samples=row.samples,
+            goal=self.report.goal,
             flops=self._flops(),
             agreement=describe_agreement(row.agreement),
         )
