@@ -20,6 +20,7 @@ from marserve.optimise.candidates import (
     split,
 )
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds
+from marserve.optimise.ratio import Ratio
 
 ALL = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino", "nncf", "torchao", "g++")
 
@@ -141,7 +142,9 @@ def test_a_quarter_calibrates_and_is_not_compared(inputs: int, calibrating: int)
 
 def measured(one: float, full: float, low: float = 1.01, size: int = 0) -> Measured:
     """A build with these ratios at batch 1 and 8."""
-    return Measured({1: one, 8: full}, {1: min(low, one), 8: min(low, full)}, size)
+    return Measured(
+        {rows: Ratio(middle, min(low, middle), middle * 1.1) for rows, middle in ((1, one), (8, full))}, size
+    )
 
 
 def test_the_goal_says_which_ratio_counts() -> None:
@@ -159,11 +162,19 @@ def test_what_is_not_surely_faster_does_not_win_however_large_its_ratio() -> Non
 
 
 def test_for_memory_the_smallest_wins_if_it_is_smaller_than_the_parent() -> None:
-    """Whatever its speed."""
-    builds = {"a": measured(0.5, 0.5, size=30), "b": measured(2.0, 2.0, size=60)}
+    """It need not be faster; one whose size is not known is none."""
+    builds = {"a": measured(0.95, 1.0, size=30), "b": measured(2.0, 2.0, size=60), "c": measured(9.0, 9.0)}
 
     assert best("memory", 8, builds, 100) == "a"
-    assert best("memory", 8, builds, 20) == ""
+    assert best("memory", 8, builds, 30) == ""
+
+
+@pytest.mark.parametrize(("one", "full"), [(0.5, 2.0), (2.0, 0.5), (0.9, 0.9)])
+def test_for_memory_one_that_is_surely_slower_does_not_win(one: float, full: float) -> None:
+    """Alone or in full batches: the whole interval is below one."""
+    builds = {"a": measured(one, full, size=30), "b": measured(1.0, 1.0, size=60), "untimed": Measured({}, 10)}
+
+    assert best("memory", 8, builds, 100) == "b"
 
 
 def test_all_have_their_place_in_the_order_in_which_they_are_tried() -> None:
@@ -178,12 +189,12 @@ def test_all_have_their_place_in_the_order_in_which_they_are_tried() -> None:
 def test_what_beats_another_is_the_surest_of_those_that_passed() -> None:
     """By the low ends of their intervals, against the high end of the other's; none no faster than the parent."""
     passed = {
-        "onnx": Measured({1: 2.0, 8: 3.0}, {1: 1.9, 8: 2.0}, 100),
-        "openvino": Measured({1: 2.1, 8: 2.5}, {1: 1.8, 8: 2.4}, 100),
+        "onnx": Measured({1: Ratio(2.0, 1.9, 2.1), 8: Ratio(3.0, 2.0, 4.0)}, 100),
+        "openvino": Measured({1: Ratio(2.1, 1.8, 2.4), 8: Ratio(2.5, 2.4, 2.6)}, 100),
     }
 
     assert beaten_by("latency", 8, 1.85, passed) == "onnx"
     assert beaten_by("throughput", 8, 1.85, passed) == "openvino"
     assert beaten_by("latency", 8, 1.9, passed) == ""
-    assert beaten_by("latency", 8, 0.5, {"onnx": Measured({1: 1.0}, {1: 0.9}, 100)}) == ""
+    assert beaten_by("latency", 8, 0.5, {"onnx": Measured({1: Ratio(1.0, 0.9, 1.1)}, 100)}) == ""
     assert beaten_by("memory", 8, 0.5, passed) == ""

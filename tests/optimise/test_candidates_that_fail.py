@@ -341,12 +341,14 @@ def test_a_build_that_is_not_used_once_it_is_written_says_why(
     assert str(raised.value) == said
 
 
-def test_a_proof_says_how_many_samples_were_written(search: Any) -> None:
+def test_a_proof_says_how_many_samples_were_written_and_the_goal(search: Any) -> None:
     """Large ones are fewer than inputs were compared."""
     row = optimise.Row("bf16", is_exact=False, samples=7)
-    search.report = SimpleNamespace(winner="bf16", version="1.0", rows=[row])
+    search.report = SimpleNamespace(winner="bf16", version="1.0", goal="memory", rows=[row])
     search.parent = SimpleNamespace(flops=lambda: None)
     search.compared = [None] * 64
     search.folder_of("bf16").mkdir(parents=True)
 
-    assert search._proof("").samples == 7
+    proof = search._proof("")
+
+    assert (proof.samples, proof.goal) == (7, "memory")

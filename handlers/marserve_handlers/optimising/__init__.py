@@ -7,6 +7,7 @@ material     what a build is made from
 onnx_export  a model of torch as an ONNX file
 traps        what exporters bake or refuse, with the author's file and line
 tracing      a trace beside its class, at several batch sizes
+weights      how many bytes of weights a build holds while it serves
 sample_calls calls with what a build gave, in one file
 native_package  a model compiled by AOTInductor, in one file with native code
 telemetry_off   keeps OpenVINO and NNCF from reporting to their maker

@@ -3,8 +3,9 @@
 `MAR-INF/optimised.json` names the build; `optimised/` has its files, and samples with what the build gave. At each load
 some samples are run again. Where their outputs are others, or the build does not load, the parent serves, and
 `warnings` of describe say why. On a processor with other instructions, or with other versions of libraries, both are
-measured, and the faster one serves. A build of native code, which runs as soon as it is loaded, is loaded for archives
-that are trusted alone, and of a folder in which the server made it by itself (`context.build_folder`).
+measured, and the faster one serves; a build that was chosen for its memory serves unless it is surely slower. A build
+of native code, which runs as soon as it is loaded, is loaded for archives that are trusted alone, and of a folder in
+which the server made it by itself (`context.build_folder`).
 
 The digests that the proof has of the files are not computed here: for 50 MB that takes as long as the load itself. A
 damaged archive fails when it is unpacked, by its own checksums, and a damaged folder of the server's when that starts.
@@ -123,7 +124,8 @@ def _load(
     here = {"cpu": cpu_flags(), "versions": versions()}
     there = {key: proof[key] for key in here}
     if here != there:
-        return model, _measure_again(model, parent, first, _changed(there, here))
+        may_be_as_fast = proof.get("goal") == "memory"
+        return model, _measure_again(model, parent, first, _changed(there, here), may_be_as_fast=may_be_as_fast)
     return model, {}
 
 
@@ -184,8 +186,13 @@ def _as_reals(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.stack([array.real, array.imag], -1).astype(np.float64)
 
 
-def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: str) -> dict[str, float]:
-    """How many times as fast as its parent it is here, by rows. Raises NotAsPromised where it is not faster."""
+def _measure_again(
+    model: Any, parent: Callable[[], Any], call: Call, changed: str, *, may_be_as_fast: bool
+) -> dict[str, float]:
+    """How many times as fast as its parent it is here, by rows. Raises NotAsPromised where it is not faster.
+
+    One that may be as fast, for it takes less memory, must not be slower with certainty, as where it was chosen.
+    """
     other = parent()
     ratios = []
     until = time.perf_counter() + MEASURE_S
@@ -198,7 +205,10 @@ def _measure_again(model: Any, parent: Callable[[], Any], call: Call, changed: s
         ratios.append(seconds[0] / max(seconds[1], 1e-9))
         if time.perf_counter() > until:
             break
-    if median(ratios) < 1.0:
+    ratios.sort()
+    # Of nine ratios the eighth is above the median with a certainty of 98 %.
+    decides = ratios[-2 if len(ratios) >= PAIRS else -1] if may_be_as_fast else median(ratios)
+    if decides < 1.0:
         raise NotAsPromised(f"it is {median(ratios):.2f} times as fast as the parent here; {changed}")
     logger.info("The build was measured again: %.2f times as fast as the parent; %s", median(ratios), changed)
     return {str(call.rows): median(ratios)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from marserve.optimise.comparison import MAX_ERROR_FLOAT32, Bounds, inputs_needed
+from marserve.optimise.ratio import Ratio
 from marserve.option_values import BUILDS
 
 Goal = Literal["latency", "throughput", "memory"]
@@ -174,10 +175,9 @@ def split(count: int) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is known of a build that passed: how many times as fast, with the low end of its interval, and its bytes."""
+    """What is known of a build that passed: how many times as fast by batch size, and the bytes of its weights."""
 
-    ratios: Mapping[int, float]
-    lows: Mapping[int, float]
+    ratios: Mapping[int, Ratio]
     size: int
 
 
@@ -189,18 +189,27 @@ def beaten_by(goal: Goal, batch_size: int, high: float, passed: Mapping[str, Mea
     if goal == "memory":
         return ""
     rows = 1 if goal == "latency" else batch_size
-    lows = {name: each.lows[rows] for name, each in passed.items() if each.lows.get(rows, 0.0) > max(high, 1.0)}
+    lows = {name: each.ratios[rows].low for name, each in passed.items() if rows in each.ratios}
+    lows = {name: low for name, low in lows.items() if low > max(high, 1.0)}
     return max(lows, key=lambda name: lows[name], default="")
 
 
 def best(goal: Goal, batch_size: int, measured: Mapping[str, Measured], parent_bytes: int) -> str:
     """The name of the best build for a goal, empty where none is better than its parent.
 
-    Faster is what is so with certainty: by the low end of its interval. Of builds with the same figure the first wins.
+    Faster is what is so with certainty: by the low end of its interval. One that is smaller must not be slower with
+    certainty, neither alone nor in full batches. Of builds with the same figure the first wins.
     """
-    rows = 1 if goal == "latency" else batch_size
     if goal == "memory":
-        smaller = {name: each.size for name, each in measured.items() if each.size and each.size < parent_bytes}
+        smaller = {
+            name: each.size
+            for name, each in measured.items()
+            if 0 < each.size < parent_bytes
+            and each.ratios
+            and not any(ratio.is_slower for ratio in each.ratios.values())
+        }
         return min(smaller, key=lambda name: smaller[name], default="")
-    faster = {name: each.ratios[rows] for name, each in measured.items() if each.lows.get(rows, 0.0) > 1.0}
+    rows = 1 if goal == "latency" else batch_size
+    ratios = {name: each.ratios[rows] for name, each in measured.items() if rows in each.ratios}
+    faster = {name: ratio.middle for name, ratio in ratios.items() if ratio.is_faster}
     return max(faster, key=lambda name: faster[name], default="")

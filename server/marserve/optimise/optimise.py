@@ -354,15 +354,7 @@ def _refuse_what_cannot_be(facts: Facts, parent: Subject) -> None:
 
 
 def _measured(rows: Sequence[Row]) -> dict[str, Measured]:
-    return {
-        row.name: Measured(
-            {rows: ratio.middle for rows, ratio in row.ratios.items()},
-            {rows: ratio.low for rows, ratio in row.ratios.items()},
-            row.size,
-        )
-        for row in rows
-        if row.has_passed
-    }
+    return {row.name: Measured(row.ratios, row.size) for row in rows if row.has_passed}
 
 
 @dataclass(slots=True)
@@ -426,9 +418,7 @@ class _Search:
                 row.why_not = "; ".join([built.refused, *built.notes])
                 row.may_change = os.strerror(errno.ENOSPC) in built.refused
                 return
-            row.seconds, row.size = built.seconds, built.bytes or self.facts.weight_bytes
-            if candidate.name == "bf16":
-                row.size = self.facts.weight_bytes // 2
+            row.seconds, row.size = built.seconds, built.bytes
             if beaten := self._beaten(candidate, subject, row, on_step):
                 row.why_not = beaten
                 return
@@ -550,6 +540,7 @@ class _Search:
             versions=self.facts.versions,
             threads=self.share,
             samples=row.samples,
+            goal=self.report.goal,
             flops=self._flops(),
             agreement=describe_agreement(row.agreement),
         )

@@ -14,6 +14,7 @@ FORMAT: Final = 1
 class Proof(msgspec.Struct, frozen=True):
     """What was built, from what, where, and what was shown.
 
+    `goal` is what the build was chosen for, which says how fast it has to be on another machine.
     `parent` is the SHA-256 digest of the parent's archive; `files` those of the build's files, by member. `bounds`,
     `errors`, `agreement` and `ratios` are what the report says of the build. `cpu` and `versions` are of the machine
     that measured. `samples` calls lie beside the build, with what it gave. `flops` is what the parent's model takes,
@@ -31,6 +32,7 @@ class Proof(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     threads: int
     samples: int
+    goal: str = "latency"
     agreement: dict[str, Any] | None = None
     flops: dict[str, Any] | None = None
     format: int = FORMAT

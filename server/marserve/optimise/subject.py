@@ -60,7 +60,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A build that was made, in seconds, with so many bytes of files; or why it was `refused`.
+    """A build that was made, in seconds, with so many bytes of weights while it serves; or why it was `refused`.
 
     `notes` are sentences, without a full stop, about what an exporter baked, with the author's lines.
     """

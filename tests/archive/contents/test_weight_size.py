@@ -131,13 +131,18 @@ def test_a_huge_archive_is_weighed_by_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "weights"), [({"optimised/model.onnx": b"o" * 50}, 50), ({"optimised/samples.npz": b"s" * 70}, 300)]
+    ("build", "weights"),
+    [
+        ({"optimised/model.onnx": b"o" * 50}, 50),
+        ({"optimised/samples.npz": b"s" * 70}, 300),
+        ({"optimised/example.npz": b"e" * 60}, 300),
+    ],
 )
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_of_an_archive_with_a_build_what_is_served_counts(
     build: dict[str, bytes], weights: int, is_folder: bool, tmp_path: Path
 ) -> None:
-    """The build's own weights, else the parent's; its samples are no weights."""
+    """The build's own weights, else the parent's; its samples and its example are no weights."""
     members = {
         "weights.bin": b"w" * 300,
         "optimised/samples.npz": b"s" * 70,

@@ -208,11 +208,12 @@ def test_a_build_that_is_not_as_promised_leaves_the_parent_and_says_why(
 
 
 INF, NAN = float("inf"), float("nan")
+ONE = [Call((torch.ones(1, 4),), {})]
 
 
 def record(folder: Path, gives: Callable[[Any], Any]) -> None:
     """Have the samples say that the build gives this for a row."""
-    write_samples(folder / "optimised" / "samples.npz", gives, [Call((torch.ones(1, 4),), {})])
+    write_samples(folder / "optimised" / "samples.npz", gives, ONE)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +289,29 @@ def test_complex_numbers_and_texts_are_checked_too(
     """By both parts; by being equal."""
     with contextlib.nullcontext() if is_alike else pytest.raises(optimised.NotAsPromised):
         optimised._compare("output of sample 0", seen, wanted)
+
+
+@pytest.mark.parametrize(("slow_pairs", "serves"), [(9, False), (8, False), (7, True), (0, True)])
+@pytest.mark.parametrize("goal", ["memory", "latency"])
+def test_on_another_processor_a_build_for_memory_serves_unless_it_is_surely_slower(
+    goal: str, slow_pairs: int, serves: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The eighth of nine ratios decides; one for speed must be faster, by the fifth."""
+    write_proof(folder, cpu=["x86_64", "amx_int8"], goal=goal)
+    clock, runs = Clock(), [0]
+
+    def run(model: Any, call: Call) -> Any:
+        runs[0] += not is_parent(model)
+        is_slow = not is_parent(model) and 1 < runs[0] <= 1 + slow_pairs  # the first run is the check's
+        return clock.spend(model(*call.args), 0.02 if is_parent(model) else 0.04 if is_slow else 0.01)
+
+    write_samples(folder / "optimised" / "samples.npz", find_build("bf16").load(parent, folder, 1), ONE)
+    monkeypatch.setattr(optimised.time, "perf_counter", clock)
+    monkeypatch.setattr(optimised, "run_model", run)
+
+    _, name, _context = load(folder)
+
+    assert name == ("bf16" if (serves if goal == "memory" else slow_pairs < 5) else "")
 
 
 class Clock:

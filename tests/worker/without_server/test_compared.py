@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,15 @@ def test_the_facts_say_why_a_build_that_was_to_serve_does_not(compared: Compared
 
     assert before == ""
     assert compared.facts()["why_parent"] == "the build bf16 of the archive is not used: it is slow"
+
+
+def test_a_build_is_as_large_as_the_weights_that_it_serves_with(compared: Compared, tmp_path: Path) -> None:
+    """It has no files of its own."""
+    (tmp_path / "build").mkdir()
+    (tmp_path / "in.json").write_text(json.dumps([0.5] * 1000))
+    inputs = [{"path": str(tmp_path / "in.json"), "content_type": "application/json"}]
+
+    built = compared.build("bf16", tmp_path / "build", inputs, 4)
+
+    assert compared.facts()["weight_bytes"] == built["bytes"] == 2 * (1000 * 100 + 100)
+    assert list((tmp_path / "build").iterdir()) == []

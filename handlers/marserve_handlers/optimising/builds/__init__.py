@@ -33,6 +33,9 @@ BUILDS = {
 NATIVE = frozenset({"aot", "aot-int8"})
 """Builds that hold native code, which runs as soon as it is loaded, even where the load then fails."""
 
+OF_PARENT = frozenset({"channels-last", "bf16", "compile", "int8-rows"})
+"""Builds that bring no weights: they hold the parent's, in another layout or another type."""
+
 Parent = Callable[[], Any]
 
 

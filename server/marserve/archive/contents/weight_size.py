@@ -46,8 +46,8 @@ ENDINGS = (
     ".joblib",
     ".pkl",
 )
-# Of an archive that holds a build: its proof, its files, and calls with what they gave.
-_PROOF, _BUILD, _SAMPLES = "MAR-INF/optimised.json", "optimised/", "optimised/samples.npz"
+# Of an archive that holds a build: its proof, its files, and among them calls, with what they gave.
+_PROOF, _BUILD, _CALLS = "MAR-INF/optimised.json", "optimised/", ("optimised/samples.npz", "optimised/example.npz")
 _MAX_ENTRIES = 200_000
 _MAX_DIRECTORY = 64 << 20
 _MAX_HEADER = 16 << 20
@@ -108,7 +108,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _served(names: Sequence[str]) -> list[str]:
     """Those of the members that hold weights which are loaded."""
-    weights = [name for name in names if _is_weights(name) and name != _SAMPLES]
+    weights = [name for name in names if _is_weights(name) and name not in _CALLS]
     if _PROOF not in names:
         return weights
     own = [name for name in weights if name.startswith(_BUILD)]

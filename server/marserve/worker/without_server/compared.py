@@ -51,6 +51,7 @@ from marserve_handlers.optimising.capture import Capture, FoundModel, find_model
 from marserve_handlers.optimising.machine import cpu_flags, versions
 from marserve_handlers.optimising.material import Material
 from marserve_handlers.optimising.sample_calls import write_samples
+from marserve_handlers.optimising.weights import build_bytes, model_bytes
 from marserve_handlers.support.comparing.held_models import place_of
 from marserve_handlers.support.shown import first_line_with_kind
 from marserve_handlers.testing import Answer, Request
@@ -232,7 +233,7 @@ class Compared:
             "why_not": why_not,
             "build": self._model.context.build,
             "why_parent": self._why_parent(),
-            "weight_bytes": self._weight_bytes(),
+            "weight_bytes": model_bytes(self._found.model) if kind else 0,
             "cpu": cpu_flags(),
             "versions": versions(),
         }
@@ -276,8 +277,8 @@ class Compared:
             return {"refused": first_line_with_kind(error), "notes": material.notes}
         self._load_again = lambda threads: made.load(lambda: parent, folder, threads)
         self._put(model)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        return {"seconds": time.perf_counter() - began, "bytes": size, "notes": material.notes}
+        seconds = time.perf_counter() - began
+        return {"seconds": seconds, "bytes": build_bytes(name, model, folder), "notes": material.notes}
 
     def export(self, kind: str, file: Path, inputs: Sequence[Mapping[str, str]], most_rows: int) -> dict[str, Any]:
         """Write the model in another format, made from these inputs; `refused` says why not."""
@@ -335,13 +336,6 @@ class Compared:
         holder, attribute = place_of(self._model.handle, self._found.model)
         holder[attribute] = model
         self._found = FoundModel(model)
-
-    def _weight_bytes(self) -> int:
-        if self._found.kind != "torch":
-            path = getattr(self._found.model, "_model_path", "") or ""
-            return os.path.getsize(path) if path else 0
-        model = self._found.model
-        return sum(int(each.nbytes) for each in (*model.parameters(), *model.buffers()))
 
     # ------------------------------------------------------------------------------------------------------ time
 
