@@ -5,12 +5,19 @@ torchao is needed to build it; the package runs with torch alone.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from marserve_handlers.optimising.builds import CannotBuild, Parent, aot_float
 from marserve_handlers.optimising.material import Material
+
+# What warns while torchao is imported: of its kernels for graphics cards, which no build here uses and a processor's
+# torch cannot load, and of how it registers a type with torch. A worker's log would show it at each load.
+_NOISY = ("torchao", "torch.utils._pytree")
 
 
 def build(material: Material, folder: Path) -> None:
@@ -80,8 +87,23 @@ def import_torchao(name: str) -> Any:
     from importlib import import_module  # here, as above
 
     try:
-        return import_module(f"torchao.{name}")
+        with _without_warnings():
+            return import_module(f"torchao.{name}")
     except ImportError as error:
         if error.name == "torchao":
             raise CannotBuild('torchao is not installed: pip install "marserve[optimise]"') from None
         raise CannotBuild(f"torchao is installed, and has no {name}: {error}") from None
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Only errors of these loggers are logged meanwhile."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
