@@ -128,20 +128,26 @@ def faults_of_answers(answers: Answers, errors: Errors, agreement: Agreement | N
     is_bounded = agreement is not None and agreement.by == BY_COMPARE and wish.bounds.min_agreement is not None
     if not answers.differing or (is_bounded and not wish.same_answers):  # how many may differ was asked for
         return []
-    if answers.by_handler or wish.same_answers or not any(run.outputs for run in errors.runs.values()):
+    if wish.same_answers:
+        return [_differ(answers, answers.differing, f"({answers.by})")]
+    if answers.by_handler or not any(run.outputs for run in errors.runs.values()):
         return [f"{len(answers.differing)} of {answers.compared} answers differ ({answers.by})"]
     same = [each for each in answers.differing if each[0] in errors.same]
     # Another best class is another text: how many there may be is for the agreement to say.
     more = [each for each in answers.beyond_numbers if each[0] not in errors.same | errors.disagreeing]
-    faults = []
-    for found, where in ((same, "where the models give the same"), (more, "in more than numbers")):
-        if found:
-            at, path, seen, wanted = found[0]
-            faults.append(
-                f"{len(found)} of {answers.compared} answers differ {where}: input {at}{f' at {path}' if path else ''} "
-                f"is {seen}, wanted {wanted}; if they may, let the handler say so in compare(primary, shadow)"
-            )
-    return faults
+    return [
+        _differ(answers, found, how)
+        for found, how in ((same, "where the models give the same"), (more, "in more than numbers"))
+        if found
+    ]
+
+
+def _differ(answers: Answers, found: Sequence[Difference], how: str) -> str:
+    """That these differ in that way, with the first of them."""
+    at, path, seen, wanted = found[0]
+    first = f"input {at}{f' at {path}' if path else ''} is {seen}, wanted {wanted}"
+    hint = "" if answers.by_handler else "; if they may, let the handler say so in compare(primary, shadow)"
+    return f"{len(found)} of {answers.compared} answers differ {how}: {first}{hint}"
 
 
 def check_scores(scores: Sequence[str], reference: Recording, folder: Path) -> None:
