@@ -102,14 +102,10 @@ def compare(
             check_scores(wish.scores, recordings[0], folders[0])
         on_step("comparing what they gave")
         errors = Errors(recordings, folders, wish.scores)
-        answers, failed = _compare_answers(reference, recordings, folders)
+        answers, failed = compare_answers(reference, recordings, folders)
     on_step("measuring both in turns")
     ratios, untimed = measure_both(reference, other, sorted({1, size}), wish.pairs)
-    agreement = errors.agreement or (
-        Agreement(BY_COMPARE, answers.compared - len(answers.differing), answers.compared)
-        if recordings[0].has_compare and answers.compared
-        else None
-    )
+    agreement = agreement_of(errors, answers, has_compare=recordings[0].has_compare)
     failed += faults_of_answers(answers, errors, agreement, wish)
     verdict = errors.judge(agreement, wish.bounds)
     if not errors.runs and answers.compared:
@@ -121,6 +117,13 @@ def compare(
             notes.append(f"{subject.name}: only answers are compared: {recording.why_not}")
     verdict = Verdict((*failed, *verdict.faults), tuple(dict.fromkeys(notes)))
     return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
+
+
+def agreement_of(errors: Errors, answers: Answers, *, has_compare: bool) -> Agreement | None:
+    """How many inputs agree: by their best class, else by the handler's compare, else None."""
+    if errors.agreement is not None or not has_compare or not answers.compared:
+        return errors.agreement
+    return Agreement(BY_COMPARE, answers.compared - len(answers.differing), answers.compared)
 
 
 def faults_of_answers(answers: Answers, errors: Errors, agreement: Agreement | None, wish: Wish) -> list[str]:
@@ -358,7 +361,7 @@ def _note_fault(errors: RunErrors, fault: str) -> None:
         errors.faults.append(fault)
 
 
-def _compare_answers(
+def compare_answers(
     reference: Subject, recordings: Sequence[Recording], folders: Sequence[Path]
 ) -> tuple[Answers, list[str]]:
     """How the answers compare, and sentences about inputs that one answers and the other does not."""
