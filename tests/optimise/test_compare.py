@@ -467,7 +467,7 @@ ALL = "2 of 9 answers differ "
         (BY_TOLERANCE, (), (4,), Wish(), None, []),
         (BY_TOLERANCE, (5,), (4,), Wish(), None, ["1 of 9 answers differ where the models give the same: input 5 at"]),
         (BY_TOLERANCE, (4, 5), (), Wish(), None, [f"{ALL}where the models give the same: input 4 at best is 'dog',"]),
-        (BY_TOLERANCE, (), (4,), Wish(same_answers=True), None, [f"{ALL}(by more than 0.001)"]),
+        (BY_TOLERANCE, (), (4,), Wish(same_answers=True), None, [f"{ALL}(by more than 0.001): input 4 at best is"]),
         (BY_HANDLER, (), (4, 5), Wish(), BY_COMPARE, [f"{ALL}(by the handler's compare)"]),
         (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5)), BY_COMPARE, []),
         (BY_HANDLER, (), (), Wish(Bounds(min_agreement=0.5)), Agreement("top-1 of x", 9, 9), [f"{ALL}(by the han"]),

@@ -102,14 +102,10 @@ def compare(
             check_scores(wish.scores, recordings[0], folders[0])
         on_step("comparing what they gave")
         errors = Errors(recordings, folders, wish.scores)
-        answers, failed = _compare_answers(reference, recordings, folders)
+        answers, failed = compare_answers(reference, recordings, folders)
     on_step("measuring both in turns")
     ratios, untimed = measure_both(reference, other, sorted({1, size}), wish.pairs)
-    agreement = errors.agreement or (
-        Agreement(BY_COMPARE, answers.compared - len(answers.differing), answers.compared)
-        if recordings[0].has_compare and answers.compared
-        else None
-    )
+    agreement = agreement_of(errors, answers, has_compare=recordings[0].has_compare)
     failed += faults_of_answers(answers, errors, agreement, wish)
     verdict = errors.judge(agreement, wish.bounds)
     if not errors.runs and answers.compared:
@@ -123,25 +119,38 @@ def compare(
     return Report(len(inputs), size, errors.runs, errors.mates, agreement, answers, ratios, verdict, load_s)
 
 
+def agreement_of(errors: Errors, answers: Answers, *, has_compare: bool) -> Agreement | None:
+    """How many inputs agree: by their best class, else by the handler's compare, else None."""
+    if errors.agreement is not None or not has_compare or not answers.compared:
+        return errors.agreement
+    return Agreement(BY_COMPARE, answers.compared - len(answers.differing), answers.compared)
+
+
 def faults_of_answers(answers: Answers, errors: Errors, agreement: Agreement | None, wish: Wish) -> list[str]:
     """Which answers that differ are at fault, in a sentence each; numbers alone are for the models' errors to judge."""
     is_bounded = agreement is not None and agreement.by == BY_COMPARE and wish.bounds.min_agreement is not None
     if not answers.differing or (is_bounded and not wish.same_answers):  # how many may differ was asked for
         return []
-    if answers.by_handler or wish.same_answers or not any(run.outputs for run in errors.runs.values()):
+    if wish.same_answers:
+        return [_differ(answers, answers.differing, f"({answers.by})")]
+    if answers.by_handler or not any(run.outputs for run in errors.runs.values()):
         return [f"{len(answers.differing)} of {answers.compared} answers differ ({answers.by})"]
     same = [each for each in answers.differing if each[0] in errors.same]
     # Another best class is another text: how many there may be is for the agreement to say.
     more = [each for each in answers.beyond_numbers if each[0] not in errors.same | errors.disagreeing]
-    faults = []
-    for found, where in ((same, "where the models give the same"), (more, "in more than numbers")):
-        if found:
-            at, path, seen, wanted = found[0]
-            faults.append(
-                f"{len(found)} of {answers.compared} answers differ {where}: input {at}{f' at {path}' if path else ''} "
-                f"is {seen}, wanted {wanted}; if they may, let the handler say so in compare(primary, shadow)"
-            )
-    return faults
+    return [
+        _differ(answers, found, how)
+        for found, how in ((same, "where the models give the same"), (more, "in more than numbers"))
+        if found
+    ]
+
+
+def _differ(answers: Answers, found: Sequence[Difference], how: str) -> str:
+    """That these differ in that way, with the first of them."""
+    at, path, seen, wanted = found[0]
+    first = f"input {at}{f' at {path}' if path else ''} is {seen}, wanted {wanted}"
+    hint = "" if answers.by_handler else "; if they may, let the handler say so in compare(primary, shadow)"
+    return f"{len(found)} of {answers.compared} answers differ {how}: {first}{hint}"
 
 
 def check_scores(scores: Sequence[str], reference: Recording, folder: Path) -> None:
@@ -352,7 +361,7 @@ def _note_fault(errors: RunErrors, fault: str) -> None:
         errors.faults.append(fault)
 
 
-def _compare_answers(
+def compare_answers(
     reference: Subject, recordings: Sequence[Recording], folders: Sequence[Path]
 ) -> tuple[Answers, list[str]]:
     """How the answers compare, and sentences about inputs that one answers and the other does not."""

@@ -42,7 +42,9 @@ from marserve.optimise.candidates import (
 )
 from marserve.optimise.compare import (
     Errors,
+    agreement_of,
     check_scores,
+    compare_answers,
     describe_agreement,
     describe_outputs,
     describe_ratios,
@@ -301,7 +303,7 @@ def _searched(
             start, parent, recorded, facts, wish, scratch, calibrating, compared, size, share, report, bool(named)
         )
         search.until = began + wish.within_s
-        agreement_is_known = bool(wish.scores or recorded.scores)
+        agreement_is_known = bool(wish.scores or recorded.scores or recorded.has_compare)
         installed = [name for name in PACKAGES if find_spec(name) is not None]
         installed += [name for name in TOOLS if shutil.which(name)]
         choices = choose(
@@ -434,7 +436,12 @@ class _Search:
                 for at, (ours, theirs) in enumerate(zip(self.recorded.answers, recorded.answers, strict=False))
                 if theirs.message and not ours.message
             ]
-            verdict = errors.judge(errors.agreement, bounds_of(candidate, wish.bounds))
+            agreement = errors.agreement
+            if agreement is None and self.recorded.has_compare:
+                both, folders = [self.recorded, recorded], [self.scratch / "parent", run]
+                answers, _ = compare_answers(self.parent, both, folders)
+                agreement = agreement_of(errors, answers, has_compare=True)
+            verdict = errors.judge(agreement, bounds_of(candidate, wish.bounds))
             if recorded.why_not:
                 failing.append(recorded.why_not)
             faults = [*failing[:3], *verdict.faults]
@@ -443,7 +450,7 @@ class _Search:
             row.verdict = Verdict(tuple(faults), (*built.notes, *verdict.notes))
             row.worst = worst(list(errors.runs.values())).outputs
             row.outputs = describe_outputs(errors.runs, errors.mates)
-            row.agreement = errors.agreement
+            row.agreement = agreement
             if row.has_passed:
                 on_step(f"{candidate.name}: measuring beside the parent")
                 self._left()

@@ -56,9 +56,11 @@ def inputs(tmp_path: Path) -> Path:
     return folder
 
 
-def archive_of(folder: Path, body: str, layers: str = "self.linear = torch.nn.Linear(4, 3)") -> Path:
+def archive_of(
+    folder: Path, body: str, layers: str = "self.linear = torch.nn.Linear(4, 3)", handler: str = HANDLER
+) -> Path:
     """An eager model whose forward is this."""
-    archive = make_archive(folder / "net.mar", HANDLER, config="batchSize: 8\n", labels=b"cat\n")
+    archive = make_archive(folder / "net.mar", handler, config="batchSize: 8\n", labels=b"cat\n")
     with zipfile.ZipFile(archive) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["MAR-INF/MANIFEST.json"])
@@ -170,6 +172,28 @@ def test_what_cannot_be_exported_or_is_not_equal_leaves_no_archive(
 
     assert ran.status == 1
     assert words in ran.err
+    assert not (tmp_path / "net-onnx.mar").exists()
+
+
+OTHER_EACH_TIME = HANDLER.replace(
+    "    pass\n",
+    "    def postprocess(self, data):\n        return [{'at': __import__('time').monotonic_ns()} for _ in data]\n",
+)
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.onnx
+def test_answers_that_differ_leave_no_archive_however_equal_the_models_are(tmp_path: Path, inputs: Path) -> None:
+    """An archive is exported if it answers as its parent does."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    archive = archive_of(tmp_path, GOOD, handler=OTHER_EACH_TIME)
+
+    ran = marserve("export", archive, "--to", "onnx", "--inputs", inputs, "-o", tmp_path)
+
+    assert ran.status == 1
+    assert "net does not answer as onnx as it does now: 6 of 6 answers differ (by more than 0.001)" in ran.err
     assert not (tmp_path / "net-onnx.mar").exists()
 
 

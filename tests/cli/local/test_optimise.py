@@ -20,6 +20,7 @@ from marserve.optimise.comparison import Bounds
 from marserve.optimise.inputs import find_inputs
 from marserve.optimise.optimise import Report, Row, Wish, optimise
 from marserve.optimise.ratio import Ratio
+from marserve_handlers.optimising.machine import cpu_flags
 from support.command_line import marserve
 from support.server import Server, make_archive, poll
 
@@ -490,6 +491,38 @@ def test_a_build_that_crashes_hangs_or_takes_too_much_is_a_row_and_the_others_go
     assert layout["passed"], layout
     assert words in json.dumps(rounded), rounded
     assert not rounded["passed"]
+
+
+COMPARES = """
+    names_classes = False
+
+    def compare(self, primary, shadow):
+        return {verdict}
+"""
+
+
+@pytest.mark.system
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_without_class_scores_the_handlers_compare_says_how_many_inputs_agree(tmp_path: Path) -> None:
+    """What is rounded needs enough inputs then, and is refused where the handler says that answers differ."""
+    pytest.importorskip("torch")
+    if not {"avx512_bf16", "amx_bf16", "bf16"} & set(cpu_flags()):
+        pytest.skip("no build that is rounded is tried on this processor")
+    folder = pictures(tmp_path / "in", 12)
+    words = ["--inputs", folder, "--candidate", "bf16", "-o", tmp_path, "--json", "--force"]
+
+    def rows(verdict: bool, *more: object) -> list[dict[str, object]]:
+        archive = net_archive(tmp_path, HANDLER + COMPARES.format(verdict=verdict))
+        return list(marserve("optimise", archive, *words, *more).document["builds"])
+
+    (too_few,) = rows(True)
+    exact, rounded = rows(False, "--candidate", "channels-last", "--min-agreement", 0.3)
+
+    assert too_few["whyNot"] == "143 more inputs are needed to show the agreement that is asked for"
+    assert exact["passed"], exact  # by its error alone, which float32 bounds
+    assert exact["agreement"]["by"] == rounded["agreement"]["by"] == "the handler's compare"  # type: ignore[index]
+    assert "0 of 6 inputs agree by the handler's compare" in rounded["faults"][0]  # type: ignore[index]
 
 
 @pytest.mark.system

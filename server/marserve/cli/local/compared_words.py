@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marserve.cli.output import WrongArguments
+from marserve.errors import without_stop
 
 if TYPE_CHECKING:
     from marserve.optimise.compare import UnknownScores
@@ -24,7 +25,7 @@ def read_inputs(folder: Path) -> list[Input]:
 
 def wrong_scores(error: UnknownScores) -> WrongArguments:
     """The error of a name of `--scores` that no output with class scores has."""
-    message = error.message if error.message.endswith("?") else f"{error.message}."
+    message = error.message if error.message.endswith("?") else f"{without_stop(error.message)}."
     return WrongArguments(f"--scores: {message}", "Name one of them with --scores.")
 
 
