@@ -40,8 +40,20 @@ def find_stored(folder: str) -> dict[str, Stored]:
             files = sorted(set(json.load(file)["weight_map"].values()))
     stored: dict[str, Stored] = {}
     for name in files:
-        stored.update(stored_in(os.path.join(folder, os.path.basename(name))))
+        stored.update(stored_in(_path_below(folder, name)))
     return stored
+
+
+def _path_below(folder: str, name: str) -> str:
+    """The path of a file that an index names, which may lie in a folder below its own. Raises ValueError for another.
+
+    The server refused what leads out, and what it saw may have been changed since.
+    """
+    path = os.path.join(folder, name)
+    whole = os.path.realpath(folder)
+    if os.path.commonpath([whole, os.path.realpath(path)]) != whole:
+        raise ValueError(f"the index names {shown_name(name)}, which lies outside of its folder")
+    return path
 
 
 def stored_in(path: str) -> dict[str, Stored]:

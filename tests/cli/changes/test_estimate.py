@@ -58,6 +58,23 @@ def test_one_process_maps_safetensors_of_its_archive(tmp_path: Path) -> None:
     assert (found["isMapped"], found["tensors"], found["bytesOfARank"]) == (False, 3, 1184)
 
 
+def test_files_in_folders_below_the_index_are_weighed(tmp_path: Path) -> None:
+    """Of a folder, and of an archive."""
+    index = json.dumps({"weight_map": {"a": "x/m.safetensors", "b": "y/m.safetensors"}}).encode()
+    files = {"w/model.safetensors.index.json": index}
+    files |= {f"w/{folder}/m.safetensors": safetensors_bytes({name: ("F32", [8])}) for name, folder in ("ax", "by")}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    said = manifest("m", "base_handler", modelFile="net.py", configFile="c.yaml")
+    others = {"MAR-INF/MANIFEST.json": said, "net.py": b"", "c.yaml": b"checkpoint: w\n"}
+    (tmp_path / "m.mar").write_bytes(zip_of(others | files))
+
+    for source in (tmp_path / "w", tmp_path / "m.mar"):
+        found = _ask(source)
+        assert (found["tensors"], found["weightBytes"]) == (2, 64)
+
+
 def test_weights_in_the_archive_count_as_well(tmp_path: Path) -> None:
     """By their header, or else as large as they are."""
     one = _ask(_archive(tmp_path, PARALLEL, "m.safetensors", serializedFile="m.safetensors"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marserve.archive.checkpoints.safetensors_index import DTYPES
+from marserve.archive.checkpoints.safetensors_index import DTYPES, read_safetensors
 from support.checkpoints import with_header
 
 torch = pytest.importorskip("torch")
@@ -44,6 +44,49 @@ def test_tensors_of_all_files_of_an_index_are_read(tmp_path: Path, how: str) -> 
 
     assert read.keys() == state.keys()
     assert all(torch.equal(read[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("how", ["map_tensors", "read_tensors"])
+def test_files_in_folders_below_the_index_are_those_that_the_server_checked(tmp_path: Path, how: str) -> None:
+    """Not files of the same name beside it, nor one for two."""
+    from safetensors.torch import save_file
+
+    from marserve_handlers.sharding import safe_files
+
+    state = {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}
+    for name, folder in (("a", "x"), ("b", "y/z")):
+        (tmp_path / folder).mkdir(parents=True)
+        save_file({name: state[name]}, tmp_path / folder / "m.safetensors")
+    save_file({name: -state[name] for name in state}, tmp_path / "m.safetensors")
+    where = {"a": "x/m.safetensors", "b": "y/z/m.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+    checked = read_safetensors(tmp_path)
+    read = getattr(safe_files, how)(safe_files.find_stored(str(tmp_path)))
+
+    assert checked.tensors.keys() == read.keys() == state.keys()
+    assert set(checked.files) == set(where.values())
+    assert all(torch.equal(read[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    "name", ["../o.safetensors", "x/../../o.safetensors", "/{folder}/o.safetensors", "l.safetensors"]
+)
+def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    """As the server does; its index may have been changed since."""
+    from safetensors.torch import save_file
+
+    from marserve_handlers.sharding.safe_files import find_stored
+
+    (folder := tmp_path / "weights").mkdir()
+    (folder / "x").mkdir()
+    save_file({"a": torch.tensor([1.0])}, tmp_path / "o.safetensors")
+    (folder / "l.safetensors").symlink_to(tmp_path / "o.safetensors")
+    name = name.format(folder=tmp_path)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+    with pytest.raises(ValueError, match=r"the index names .*.safetensors, which lies outside of its folder"):
+        find_stored(str(folder))
 
 
 def test_what_lies_as_no_processor_reads_it_is_read_instead_of_mapped(tmp_path: Path) -> None:
