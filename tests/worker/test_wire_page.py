@@ -35,7 +35,7 @@ def test_further_fields_of_load_stand_where_the_page_says() -> None:
     """Those that a worker in another language may need."""
     fields = STRUCTS["load"].__struct_fields__
     told = PAGE[PAGE.index("`load` goes on") : PAGE.index("A model is loaded once")]
-    found = {int(place): name for place, name in re.findall(r"(\d+) `(\w+)`", told)}
+    found = {int(place): name for place, name in re.findall(r"(\d+)\s+`(\w+)`", told)}
 
     assert found == {place: fields[place - 1] for place in (9, 13, 14, 16, 17, 24, 28, 30)}
 
