@@ -31,6 +31,15 @@ def test_fields_are_in_their_order(name: str) -> None:
     assert ROWS[name] == (fields[:8] if name == "load" else fields)
 
 
+def test_further_fields_of_load_stand_where_the_page_says() -> None:
+    """Those that a worker in another language may need."""
+    fields = STRUCTS["load"].__struct_fields__
+    told = PAGE[PAGE.index("`load` goes on") : PAGE.index("A model is loaded once")]
+    found = {int(place): name for place, name in re.findall(r"(\d+)\s+`(\w+)`", told)}
+
+    assert found == {place: fields[place - 1] for place in (9, 13, 14, 16, 17, 24, 28, 30)}
+
+
 def test_every_message_that_such_a_worker_meets_has_a_row() -> None:
     """Sixteen at the time of writing, so that a table that is not read any more shows."""
     assert len(ROWS) == 16

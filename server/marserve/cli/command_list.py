@@ -65,7 +65,7 @@ def build_commands(names: Iterable[str] = COMMANDS, *, are_listed_only: bool = F
         name="marserve",
         cls=Commands,
         help="A model server for PyTorch and ONNX.",
-        epilog="Exit status: 0 done, 1 failed, 2 wrong settings or arguments.",
+        epilog="Exit status: 0 done, 1 failed, 2 wrong settings or arguments, 3 of optimise: the parent stays.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )

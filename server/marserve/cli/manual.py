@@ -21,6 +21,7 @@ _STATUSES = (
     ("0", "Done."),
     ("1", "It failed; the sentence on standard error says why."),
     ("2", "Wrong settings or arguments: nothing was tried."),
+    ("3", "Of marserve optimise: no build is equal and surely better, the parent stays."),
     ("130", "Ctrl-C; a sentence says what goes on in the server."),
 )
 _VARIABLES = (
