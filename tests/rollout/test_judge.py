@@ -8,8 +8,8 @@ from bisect import bisect_left
 import numpy
 import pytest
 
-from marserve.proportions import highest_rate, lowest_rate
 from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
+from marserve.registry.observing.proportions import highest_rate, lowest_rate
 from marserve.rollout.judge import (
     ABOVE_P99,
     Answers,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marserve.proportions import lowest_rate
+from marserve.registry.observing.proportions import lowest_rate
 
 ALONE = "alone"
 # The doubt that is left about a claimed agreement.

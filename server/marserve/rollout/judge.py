@@ -25,8 +25,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from marserve.proportions import at_least, at_most, highest_rate, lowest_rate
 from marserve.registry.observing.arms import LATENCY_BOUNDS, Seen
+from marserve.registry.observing.proportions import at_least, at_most, highest_rate, lowest_rate
 
 Decision = Literal["continue", "promote", "hold", "roll back"]
 Measure = Literal["errors", "rejections", "p99", "answers"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
-from marserve.proportions import highest_rate, lowest_rate
+from marserve.registry.observing.proportions import highest_rate, lowest_rate
 
 LEAST_PAIRS: Final = 9
 DOUBT: Final = 1 / 500

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from marserve.proportions import at_least, at_most
+from marserve.registry.observing.proportions import at_least, at_most
 
 DOUBT: Final = 0.05
 SHARES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)

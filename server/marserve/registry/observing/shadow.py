@@ -24,7 +24,7 @@ from marserve.messages import Accepted, Answer, Receiver, Request
 from marserve.pool.checks.certifier import MOST_PAIRS
 from marserve.pool.dispatch.queue import LEAST_URGENT
 from marserve.pool.pool import Pool
-from marserve.proportions import lowest_rate
+from marserve.registry.observing.proportions import lowest_rate
 from marserve.registry.observing.shadow_spec import ShadowSpec
 from marserve.registry.observing.yielding import Yielding
 

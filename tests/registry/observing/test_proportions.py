@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from marserve.proportions import at_least, at_most, highest_rate, lowest_rate
+from marserve.registry.observing.proportions import at_least, at_most, highest_rate, lowest_rate
 
 
 def summed(first: int, last: int, trials: int, rate: float) -> float:
