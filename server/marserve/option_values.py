@@ -285,7 +285,9 @@ def _read_program(value: object) -> tuple[str, ...]:
     right = "a list of words, a program's name and a file of the archive first, as [node, worker.mjs]"
     if not isinstance(value, list) or not 2 <= len(value) <= 16:
         raise Unusable(right)
-    if not all(isinstance(word, str) and word and "\0" not in word for word in value) or "/" in value[0]:
+    if not all(isinstance(word, str) and word and "\0" not in word and is_encodable(word) for word in value):
+        raise Unusable(right)
+    if "/" in value[0]:
         raise Unusable(right)
     return tuple(value)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -109,6 +111,23 @@ def test_an_answer_that_takes_too_long_is_told() -> None:
     slow = Listener("http://127.0.0.1:1", httpx.MockTransport(too_slow))
     with slow as server, pytest.raises(CommandFailed, match=r"did not answer GET /x within 2\.5 s"):
         server.ask("GET", "/x", timeout_s=2.5)
+
+
+def test_an_answer_that_drips_is_told_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its pieces comes in time, and the answer does not."""
+    clock = itertools.count(100.0, 2.0)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def too_slow(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=(b"x" for _ in range(1000)))
+
+    with (
+        Inference("http://127.0.0.1:1", httpx.MockTransport(too_slow)) as server,
+        pytest.raises(CommandFailed, match=r"did not answer POST /predictions/m within 10 s"),
+    ):
+        server.predict("m", None, b"1", None, 120.0, 10.0)
+
+    assert next(clock) < 120
 
 
 def test_an_answer_that_never_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

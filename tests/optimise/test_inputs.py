@@ -68,19 +68,22 @@ def test_the_named_folder_goes_before_samples_and_samples_before_what_is_drawn(t
 
 
 def test_an_archive_without_inputs_of_its_own_is_told_what_to_name(tmp_path: Path) -> None:
-    """So are a folder that is not in it, one that leads out of it, and a sample that is not there."""
+    """So are a folder that is not in it, one that leads out of it or to itself, and a sample that is not there."""
     inside = tmp_path / "model"
     inside.mkdir()
     (tmp_path / "outside").mkdir()
     (inside / "link").symlink_to(tmp_path / "outside")
+    (inside / "loop").symlink_to("loop")
 
     with pytest.raises(BadInputs, match="no samples, and no signature"):
         own_inputs(inside, "", [], [], tmp_path)
-    for name in ("none", "link", "../outside"):
+    for name in ("none", "link", "loop", "../outside", "x" * 300):
         with pytest.raises(BadInputs, match="no folder of the archive"):
             own_inputs(inside, name, [], [], tmp_path)
     with pytest.raises(BadInputs, match=r"the sample 'no\.png' is no file"):
         own_inputs(inside, "", [Sample(None, "no.png")], [], tmp_path)
+    with pytest.raises(BadInputs, match=r"x' is no file of the archive"):
+        own_inputs(inside, "", [Sample(None, "x" * 300)], [], tmp_path)
 
 
 def test_inputs_are_drawn_from_the_signature_of_a_configuration_and_from_nothing_else() -> None:

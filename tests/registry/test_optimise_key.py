@@ -34,6 +34,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         ("{inputs: ../in}", "must be a map whose inputs are a folder of the archive, named by its path inside of it"),
         ("{inputs: requests}", "of model m is 'requests', which is no folder of the archive: put request bodies there"),
         ("{inputs: MAR-INF/MANIFEST.json}", "'MAR-INF/MANIFEST.json', which is no folder of the archive"),
+        (f"{{inputs: {'x' * 300}}}", "xxx', which is no folder of the archive"),
     ],
 )
 async def test_a_value_that_cannot_be_used_is_refused_with_what_it_must_be(

@@ -43,10 +43,13 @@ def test_an_archive_that_is_not_trusted_starts_nothing(tmp_path: Path) -> None:
         (("node", "none.mjs"), "none.mjs is no file of the archive"),
         (("node", "../../etc/passwd"), r"\.\./\.\./etc/passwd is no file of the archive"),
         (("node", "/etc/passwd"), "/etc/passwd is no file of the archive"),
+        (("node", "x" * 300), "xxx is no file of the archive"),
+        (("node", "loop"), "loop is no file of the archive"),
     ],
 )
 def test_what_is_not_there_is_named(program: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    """Also by a way out of the archive."""
+    """Also by a way out of the archive, by a name that no file can have, and by a link to itself."""
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(BadArchive, match=words):
         find(tmp_path, replace(OPTIONS, worker_program=program))
 
@@ -70,7 +73,9 @@ def test_what_such_a_worker_cannot_serve_is_refused(change: dict[str, Any], word
         find(tmp_path, has_requirements=True)
 
 
-@pytest.mark.parametrize("value", ["node", "[node]", "[/usr/bin/node, w.mjs]", "[node, 3]", "['', w.mjs]"])
+@pytest.mark.parametrize(
+    "value", ["node", "[node]", "[/usr/bin/node, w.mjs]", "[node, 3]", "['', w.mjs]", '[node, "\\ud800"]']
+)
 def test_what_is_no_program_is_refused(value: str) -> None:
     """With the value."""
     with pytest.raises(

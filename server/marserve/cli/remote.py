@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -127,16 +128,19 @@ class Listener:
         """Close the connections."""
         self._client.close()
 
-    def ask(self, method: str, path: str, *, timeout_s: float | None = QUICK_S, **more: Any) -> httpx.Response:
+    def ask(
+        self, method: str, path: str, *, timeout_s: float | None = QUICK_S, whole_s: float | None = None, **more: Any
+    ) -> httpx.Response:
         """Send one request and return the whole answer, whatever its status. `timeout_s` None: no limit.
 
+        `timeout_s` is for each piece of the answer, `whole_s` for all of them.
         `more` are further arguments of httpx's `request`. Raises CommandFailed if there is no answer, or one that has
         more than `MOST_ANSWER` bytes.
         """
         try:
             timeout, began = httpx.Timeout(timeout_s, connect=QUICK_S), time.monotonic()
             with self._client.stream(method, path, timeout=timeout, **more) as answer:
-                body = self._read(answer)
+                body = self._read(answer, math.inf if whole_s is None else began + whole_s)
             # Without the headers that say how the body came: it is unpacked.
             headers = [(name, value) for name, value in answer.headers.multi_items() if name not in _OF_TRANSFER]
             whole = httpx.Response(answer.status_code, headers=headers, content=body, request=answer.request)
@@ -146,7 +150,7 @@ class Listener:
             raise self._unreachable(error) from error
         except httpx.TimeoutException as error:
             raise CommandFailed(
-                f"The server at {self.address} did not answer {method} {path} within {timeout_s:g} s.",
+                f"The server at {self.address} did not answer {method} {path} within {whole_s or timeout_s:g} s.",
                 "It may be busy: `marserve status` tells how it is.",
             ) from error
         except httpx.HTTPError as error:
@@ -155,11 +159,13 @@ class Listener:
                 "Is it marserve that listens there, and http or https as configured?",
             ) from error
 
-    def _read(self, answer: httpx.Response) -> bytes:
-        """The whole body, unpacked. Raises CommandFailed for one that may never end."""
+    def _read(self, answer: httpx.Response, ends: float) -> bytes:
+        """The whole body, unpacked. Raises CommandFailed for one that may never end, ReadTimeout after `ends`."""
         body = bytearray()
         for piece in answer.iter_bytes():
             body += piece
+            if time.monotonic() > ends:
+                raise httpx.ReadTimeout("its pieces come too slowly", request=answer.request)
             if len(body) > MOST_ANSWER:
                 raise CommandFailed(
                     f"The answer of {self.address} has more than {MOST_ANSWER} bytes.",
@@ -218,12 +224,18 @@ class Inference(Listener):
         return self._probe("/startupz")
 
     def predict(
-        self, model: str, version: str | None, body: bytes, content_type: str | None, timeout_s: float
+        self,
+        model: str,
+        version: str | None,
+        body: bytes,
+        content_type: str | None,
+        timeout_s: float,
+        whole_s: float | None = None,
     ) -> httpx.Response:
-        """Send one body to a model and return the whole answer, whatever its status."""
+        """Send one body to a model and return the whole answer, whatever its status. The times are as in `ask`."""
         path = f"/predictions/{quote(model, safe='')}" + (f"/{quote(version, safe='')}" if version else "")
         headers = {"content-type": content_type} if content_type else {}
-        return self.ask("POST", path, timeout_s=timeout_s, content=body, headers=headers)
+        return self.ask("POST", path, timeout_s=timeout_s, whole_s=whole_s, content=body, headers=headers)
 
 
 class Management(Listener):

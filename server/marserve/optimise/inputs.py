@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,9 @@ def own_inputs(
     Bodies that are no files are written into the folder `into`. Raises BadInputs, also for an archive without any.
     """
     if named:
-        folder = (model_dir / named).resolve()
-        if not folder.is_relative_to(model_dir.resolve()) or not folder.is_dir():
+        # Of os.path, which takes a name that is too long and a link to itself for what is not there; pathlib raises.
+        folder = Path(os.path.realpath(model_dir / named))
+        if not folder.is_relative_to(os.path.realpath(model_dir)) or not os.path.isdir(folder):
             raise BadInputs(
                 f"optimise.inputs of its model-config.yaml is {named!r}, which is no folder of the archive."
             )
@@ -91,7 +93,7 @@ def drawn_of(signature: object) -> tuple[Sample, ...]:
 def _written(sample: Sample, model_dir: Path, into: Path, at: int) -> Input:
     if sample.file:
         path = model_dir / sample.file
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise BadInputs(f"the sample {sample.file!r} is no file of the archive.")
     else:
         path = into / f"sample-{at}"

@@ -97,7 +97,7 @@ def try_once(
         try_call(address, cast("GrpcTarget", target), first, timeout_s)
         return
     with Inference(address) as server:
-        answer = server.predict(model, version, first.body, first.content_type or None, timeout_s)
+        answer = server.predict(model, version, first.body, first.content_type or None, timeout_s, timeout_s)
     if answer.status_code in (401, 403, 404):
         step = asked_there(address) if answer.status_code == 404 else None
         failure = refused(answer, step)

@@ -6,6 +6,7 @@ Knows nothing of other versions. It reads the archive's folder, to find the hand
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -295,10 +296,12 @@ def _facts(
 
 def _check_inputs(model: str, named: str, folder: Path) -> None:
     """Raise BadArchive for inputs of `optimise` that are no folder of the archive, or an empty one."""
-    inputs = (folder / named).resolve()
-    if not named or (inputs.is_relative_to(folder.resolve()) and inputs.is_dir() and any(inputs.iterdir())):
+    # Of os.path, which takes a name that is too long and a link to itself for what is not there; pathlib raises.
+    inputs = Path(os.path.realpath(folder / named))
+    is_folder = os.path.isdir(inputs)
+    if not named or (inputs.is_relative_to(os.path.realpath(folder)) and is_folder and any(inputs.iterdir())):
         return
-    what = "holds no files" if inputs.is_dir() else "is no folder of the archive"
+    what = "holds no files" if is_folder else "is no folder of the archive"
     raise BadArchive(
         f"optimise.inputs in the configuration of model {model} is {named!r}, which {what}: put request bodies there, "
         "one a file, or leave it out, and the samples of the archive are taken."

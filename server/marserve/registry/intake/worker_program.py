@@ -6,6 +6,7 @@ An archive may start one only where the operator trusts it (`trusted_models`), a
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,8 @@ def find_program(
     program = which(name)
     if program is None:
         raise BadArchive(f"{what}, and there is no program {name} on the server's PATH: install it, or set PATH.")
-    path = (folder / file).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    # Of os.path, which takes a name that is too long and a link to itself for what is not there; pathlib raises.
+    path = Path(os.path.realpath(folder / file))
+    if not path.is_relative_to(os.path.realpath(folder)) or not os.path.isfile(path):
         raise BadArchive(f"{what}, and {file} is no file of the archive.")
     return (str(Path(program).absolute()), str(path), *words)
