@@ -109,13 +109,20 @@ class Stage:
         return self.dispatcher.raised(key, Raised(flight.number, 0.001, kind, "Prediction failed", code, "trace"), now)
 
     def die(
-        self, key: str, now: float = 0.0, *, begun: int | None = None, may_retry: bool = True, cause: str = "killed"
+        self,
+        key: str,
+        now: float = 0.0,
+        *,
+        begun: int | None = None,
+        may_retry: bool = True,
+        cause: str = "killed",
+        began_oldest: bool = False,
     ) -> None:
         """A worker is gone; it had begun its oldest flight, unless said otherwise."""
         flights = self.flights.pop(key, [])
         if begun is None:
             begun = flights[0].number if flights else 0
-        self.dispatcher.died(key, begun, WorkerDied(cause), may_retry=may_retry, now=now)
+        self.dispatcher.died(key, begun, WorkerDied(cause), may_retry=may_retry, began_oldest=began_oldest, now=now)
 
     def run_until_empty(self, guilty: set[bytes], key: str = "w") -> None:
         """A worker whose handler raises for batches that hold something guilty."""
@@ -1037,6 +1044,23 @@ def test_a_worker_that_never_began_its_batch_in_time_ends_it_too() -> None:
 
     stage.die("a", begun=0, may_retry=False, cause="response_timeout")
 
+    assert isinstance(client.end, WorkerDied)
+
+
+def test_a_worker_that_may_not_have_told_what_it_began_gets_its_batch_once_more_and_no_further_time() -> None:
+    """A program in another language, say, that dies of a request before it has written its page."""
+    stage = Stage()
+    for key in ("a", "b", "c"):
+        stage.open(key)
+    client = stage.submit(b"x")
+
+    killed = []
+    while client.end is None:
+        [key] = [key for key, flights in stage.flights.items() if flights]
+        killed.append(key)
+        stage.die(key, begun=0, began_oldest=True, cause="bad_frame")
+
+    assert len(killed) == 2
     assert isinstance(client.end, WorkerDied)
 
 

@@ -566,19 +566,21 @@ class Dispatcher:
         now: float,
         is_suspect: bool = True,
         accused: int = 0,
+        began_oldest: bool = False,
     ) -> None:
         """Worker `key` is gone; it had begun batches up to number `begun`.
 
         Batches that it had not begun go back to the head of the queue. Items that it had begun are run once more, each
         by itself, if `may_retry`, the model's options and the item's history allow; else they fail with `error`.
         Without `may_retry` the oldest batch counts as begun: the worker was ended because of it. Without `is_suspect`
-        its machine was lost, which counts against no request. `accused` is the batch that caused the end according to
+        its machine was lost, which counts against no request. With `began_oldest` the oldest batch counts as begun: the
+        worker may not have told, and would get it again for ever. `accused` is the batch that caused the end according to
         the worker, 0 if it named none.
         """
         lane = self.lanes.lost(key)
         if lane is None:
             return
-        lost = self._mode.lost(lane, Loss(begun, may_retry, is_suspect, accused), now)
+        lost = self._mode.lost(lane, Loss(begun, may_retry, is_suspect, accused, began_oldest), now)
         for job in lost.failed:
             if lost.is_sure and job.deaths >= MAX_DEATHS:
                 self.fingerprints.refuse(job.request, now)

@@ -212,6 +212,7 @@ class Loss(NamedTuple):
     may_retry: bool
     is_suspect: bool
     accused: int
+    began_oldest: bool = False
 
 
 class Lost(NamedTuple):

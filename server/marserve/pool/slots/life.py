@@ -700,6 +700,8 @@ class Life:
             may_retry=self._may_retry,
             is_suspect=death.cause is not Cause.NODE_LOST,
             accused=self._accused,
+            # What breaks the protocol, or is in another language, may not have written its page.
+            began_oldest=death.cause is Cause.BAD_FRAME or bool(self._context.options.program),
             now=time.monotonic(),
         )
         self._context.certifier.lost(self.key, death.cause.value)

@@ -114,13 +114,14 @@ class Batches:
     def lost(self, lane: WorkerLane, loss: Loss, now: float) -> Lost:
         """Items that it had begun are run once more, as `Dispatcher.died` says.
 
-        Without `may_retry` the oldest batch counts as begun: the worker was ended because of it. Of a worker that
+        Without `may_retry` the oldest batch counts as begun: the worker was ended because of it; so it does where the
+        worker may not have told. Of a worker that
         overlaps the batch ahead may have ended it as well, by its `preprocess`: it costs that batch no request, but it
         is run by itself from then on.
         """
         begun = loss.begun
         was_asked = self._lose_question(lane, begun)
-        if lane.flights and not loss.may_retry and not was_asked:
+        if lane.flights and (loss.began_oldest or not loss.may_retry) and not was_asked:
             begun = max(begun, lane.flights[0].number)
         may_retry = loss.may_retry and self._options.retry_on_worker_death
         failed: list[Job] = []
