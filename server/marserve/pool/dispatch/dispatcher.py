@@ -574,8 +574,8 @@ class Dispatcher:
         by itself, if `may_retry`, the model's options and the item's history allow; else they fail with `error`.
         Without `may_retry` the oldest batch counts as begun: the worker was ended because of it. Without `is_suspect`
         its machine was lost, which counts against no request. With `began_oldest` the oldest batch counts as begun: the
-        worker may not have told, and would get it again for ever. `accused` is the batch that caused the end according to
-        the worker, 0 if it named none.
+        worker may not have told, and would get it again for ever. `accused` is the batch that caused the end according
+        to the worker, 0 if it named none.
         """
         lane = self.lanes.lost(key)
         if lane is None:
