@@ -254,7 +254,7 @@ def test_a_build_is_measured_alone_and_in_full_batches_with_one_thread_and_with_
     row = both.document["builds"][0]
     assert [(each["rows"], each["threads"]) for each in row["ratios"]] == [(1, 2), (4, 2), (1, 1), (4, 1)], row
     assert both.document["threads"] == 2
-    assert "times as fast at 4, 2 threads" in (tmp_path / "r.html").read_text()
+    assert "times as fast at 4 rows, 2 threads" in (tmp_path / "r.html").read_text()
     assert [(each["rows"], each["threads"]) for each in one.document["builds"][0]["ratios"]] == [(1, 1), (4, 1)]
 
 
