@@ -758,6 +758,13 @@ class Draining(Unavailable):
         super().__init__("The server is shutting down and takes no more requests.")
 
 
+class VersionStops(Draining):
+    """A version leaves, or its server stops, and what still waits for it is refused."""
+
+    def __init__(self, model: str, version: str) -> None:
+        Unavailable.__init__(self, f"Version {version} of model {model} is stopping and takes no more requests.")
+
+
 class RolloutsUnread(Unavailable):
     """The server starts, and has not read yet which roll-outs it continues."""
 

@@ -20,11 +20,11 @@ import msgspec
 from marserve.errors import (
     CannotProfile,
     CannotReplay,
-    Draining,
     LoadFailed,
     MarserveError,
     NoMemoryNow,
     NotEnoughMemory,
+    VersionStops,
 )
 from marserve.messages import (
     FLOPS_NOT_COUNTED,
@@ -523,8 +523,11 @@ class Pool:
         self._changes.tell()
         return given_up
 
+    def _stops(self) -> VersionStops:
+        return VersionStops(self.options.model, self.options.version)
+
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Drain, then end every worker and the template, and reap them. Requests that are left are refused as Draining.
+        """Drain, then end every worker and the template, and reap them. What is left is refused as VersionStops.
 
         Safe to call more than once, and again while it runs: the shorter drain counts.
         """
@@ -537,12 +540,12 @@ class Pool:
         await self._succession.stop()
         if left:
             log.warning("%s %s: %d requests given up", self.options.model, self.options.version, left)
-        self.dispatcher.fail_waiting(Draining(), time.monotonic())
+        self.dispatcher.fail_waiting(self._stops(), time.monotonic())
         await self._processes.close()
         await self.launcher.close()
         self.reservations.close()
         self._context.launchers.devices.forget(self.options.model, self.options.version)
-        self.dispatcher.fail_waiting(Draining(), time.monotonic())
+        self.dispatcher.fail_waiting(self._stops(), time.monotonic())
         self._wake.cancel()
         self.lives.close()
         self._changes.tell()

@@ -21,7 +21,6 @@ from marserve.errors import (
     BadFrame,
     BadInput,
     DeadlinePassed,
-    Draining,
     FingerprintRefused,
     HandlerFailed,
     MarserveError,
@@ -32,6 +31,7 @@ from marserve.errors import (
     SequenceGone,
     Thrown,
     Unavailable,
+    VersionStops,
     WaitTooLong,
 )
 from marserve.messages import Answer, Raised, Receiver, Request, Result, Work
@@ -110,7 +110,8 @@ class Dispatcher:
     def submit(self, request: Request, receiver: Receiver, now: float) -> Job:
         """Take a request, or refuse it at once.
 
-        Raises Draining, NoWorker (no slot lives), FingerprintRefused, NoTicket, QueueFull, WaitTooLong, DeadlinePassed.
+        Raises VersionStops, NoWorker (no slot lives), FingerprintRefused, NoTicket, QueueFull, WaitTooLong,
+        DeadlinePassed.
         """
         try:
             return self._admit(request, receiver, now)
@@ -127,7 +128,7 @@ class Dispatcher:
 
     def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
         if self.is_draining:
-            raise Draining
+            raise VersionStops(self.options.model, self.options.version)
         options = self.options
         deadline = request.deadline
         if options.client_timeout_s is not None:
@@ -678,7 +679,8 @@ class Dispatcher:
             hold.look_at = math.inf
             return 0
         if self.is_draining or hold.next_start is None:
-            return self.fail_waiting(Draining() if self.is_draining else self._no_worker(now), now)
+            stops = VersionStops(self.options.model, self.options.version) if self.is_draining else None
+            return self.fail_waiting(stops or self._no_worker(now), now)
         grouped = [job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED]
         failed = 0
         hold.look_at = math.inf
