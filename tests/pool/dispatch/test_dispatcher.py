@@ -188,7 +188,7 @@ def test_a_draining_pool_refuses() -> None:
     before = stage.submit(b"before")
     stage.dispatcher.is_draining = True
 
-    with pytest.raises(Draining, match="Version .* of model .* is stopping"):
+    with pytest.raises(Draining, match=r"Version .* of model .* is stopping"):
         stage.submit(b"after")
 
     stage.answer("w")
