@@ -246,6 +246,20 @@ def test_a_candidate_whose_recording_was_cut_short_has_not_passed(
     assert (row.why_not, row.may_change, row.has_passed) == (why, True, False)
 
 
+def test_a_step_takes_half_of_what_is_left_at_most_unless_its_candidate_is_the_last(
+    search: Any, recording: Any
+) -> None:
+    """Else one that hangs would leave nothing to the others."""
+    told = recording(answers=[ANSWER])
+    search.to_come = 1
+
+    row = search.try_one(EXACT, lambda step: None)
+
+    (order,) = [order for order in told if order["do"] == "record"]
+    assert 20 < order["within_s"] <= 30
+    assert row.why_not == "not finished: its part of the 300 s was over after 1 of 2 inputs"
+
+
 def test_a_parent_that_answered_fewer_inputs_is_compared_by_those_and_without_its_batches_nothing_passes(
     search: Any, recording: Any
 ) -> None:

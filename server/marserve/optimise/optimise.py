@@ -321,6 +321,7 @@ def _searched(
         tried = in_order([choice.candidate for choice in choices if not choice.why_not])
         for number, candidate in enumerate(tried, 1):
             place = f"{number} of {len(tried)}"
+            search.to_come = len(tried) - number
             row = search.try_one(candidate, partial(_tell_place, on_step, place))
             report.rows = [row if each.name == row.name else each for each in report.rows]
         report.winner = best(wish.goal, size, _measured(report.rows), facts.weight_bytes)
@@ -375,6 +376,7 @@ class _Search:
     share: int
     report: Report
     is_by_name: bool = False
+    to_come: int = 0
     until: float = 0.0
 
     def folder_of(self, name: str) -> Path:
@@ -402,8 +404,13 @@ class _Search:
             raise self._out_of_time()
         return left
 
-    def _out_of_time(self, when: str = "") -> _OutOfTime:
-        return _OutOfTime(f"{self.wish.within_s:g} s were over{when}")
+    def _allowed(self) -> float:
+        """The seconds that one step may take: half of what is left, so that some is left if it hangs."""
+        return self._left() / 2 if self.to_come else self._left()
+
+    def _out_of_time(self, when: str = "", *, is_part: bool = False) -> _OutOfTime:
+        within = f"{self.wish.within_s:g} s"
+        return _OutOfTime(f"its part of the {within} was over{when}" if is_part else f"{within} were over{when}")
 
     def _try(self, candidate: Candidate, row: Row, on_step: Callable[[str], None]) -> None:
         build, run = self.folder_of(candidate.name), self.scratch / f"run-{candidate.name}"
@@ -415,7 +422,7 @@ class _Search:
             subject.loaded(min(LOAD_S, self._left() + GRACE_S))
             # A single input calibrates nothing, and is an example all the same.
             examples = self.calibrating or self.compared
-            built = subject.build(candidate.name, build, examples, self.size, self._left())
+            built = subject.build(candidate.name, build, examples, self.size, self._allowed())
             if built.refused:
                 row.why_not = "; ".join([built.refused, *built.notes])
                 row.may_change = os.strerror(errno.ENOSPC) in built.refused
@@ -425,11 +432,11 @@ class _Search:
                 row.why_not = beaten
                 return
             on_step(f"{candidate.name}: comparing")
-            recorded = subject.record(self.compared, run, self.size, self._left())
+            recorded = subject.record(self.compared, run, self.size, self._allowed())
             if recorded.is_cut_short(len(self.compared)):  # what was not run has no faults
                 tried, of = len(recorded.answers), len(self.compared)
                 what = f" after {tried} of {of} inputs" if tried < of else " before all batches had been run"
-                raise self._out_of_time(what)
+                raise self._out_of_time(what, is_part=self.to_come > 0)
             errors = Errors([self.recorded, recorded], [self.scratch / "parent", run], wish.scores)
             failing = [
                 f"input {at} fails with {theirs.message}"
@@ -472,7 +479,7 @@ class _Search:
         rows = 1 if goal == "latency" else size
         folder = self.scratch / f"look-{candidate.name}"
         folder.mkdir()
-        subject.record(self.compared[: max(rows, 2)], folder, rows, self._left())
+        subject.record(self.compared[: max(rows, 2)], folder, rows, self._allowed())
         shutil.rmtree(folder)
         for each in (self.parent, subject):
             each.use_threads(self.share, GRACE_S)
