@@ -70,3 +70,11 @@ def s3() -> Iterator[S3Server]:
     """A stand-in for S3, one a test session; each test takes a bucket of its own."""
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """SIGHUP ends what does not handle it, also in a test run under nohup, which ignores it and hands that on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -139,6 +139,7 @@ def test_a_signal_that_the_shell_ignores_stays_ignored() -> None:
     assert ended.stdout == "True\n"
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_tidies_up_and_no_further_one_hinders_it(number: signal.Signals) -> None:
     """Shells send a second one; afterwards all is as before."""

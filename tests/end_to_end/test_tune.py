@@ -101,6 +101,7 @@ SIGNALS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.usefixtures("hangs_up")
 @SIGNALS
 @pytest.mark.system
 @pytest.mark.timeout(120)
@@ -116,6 +117,7 @@ def test_a_signal_removes_the_copy(server: Server, numbers: list[signal.Signals]
     assert _names(server) == ["m"]
 
 
+@pytest.mark.usefixtures("hangs_up")
 @SIGNALS
 @pytest.mark.system
 @pytest.mark.timeout(120)

@@ -291,6 +291,7 @@ def test_an_interrupt_that_leaves_the_loop_half_closed_is_still_one(monkeypatch:
         run(work)
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_with_a_handler_cancels_the_load_before_the_handler_is_called(number: signal.Signals) -> None:
     """Raised within a callback its exception would be lost, and the load go on."""

@@ -289,6 +289,7 @@ def test_a_copy_that_is_refused_says_what_to_do(apis: FakeApis, body: Path) -> N
     assert apis.orders("DELETE") == []
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("ends_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None])
 def test_the_copy_is_removed_however_the_search_ends(
     apis: FakeApis, body: Path, monkeypatch: pytest.MonkeyPatch, ends_by: signal.Signals | None
