@@ -548,6 +548,7 @@ class Pool:
         self.dispatcher.fail_waiting(self._stops(), time.monotonic())
         self._wake.cancel()
         self.lives.close()
+        self.metrics.stages.end()
         self._changes.tell()
 
     # ------------------------------------------------------------------------------------------- slots' news

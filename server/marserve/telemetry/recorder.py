@@ -65,7 +65,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self.slowest: list[tuple[float, int, Timeline]] = []  # a heap, the quickest first
-        self.failed: deque[Timeline] = deque(maxlen=FAILED_KEPT)
+        self.failed: list[Timeline] = []  # an empty deque takes twelve times as much, for each model that ever was
         self.slow_above_s = -1.0
         self.fresh_until = 0.0  # when the oldest of the slowest has been kept for its time
 
@@ -196,6 +196,7 @@ class Recorder:
         before = len(kept.slowest) + len(kept.failed)
         if timeline.has_failed:
             kept.failed.append(timeline)
+            del kept.failed[:-FAILED_KEPT]
         last = timeline.last
         if last is not None and last.work is not None and last.work.spans:
             self._bound_spans(last.work)

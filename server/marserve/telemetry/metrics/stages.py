@@ -19,13 +19,19 @@ _written_at, _last, _landed_at = attrgetter("written_at"), attrgetter("last"), a
 class StageSeconds:
     """The histograms of a version by stage: names of `timeline.STAGES`, and `first_chunk`, `next_chunk` of streams."""
 
-    __slots__ = ("_bounds", "_by_stage", "model", "slow_above_s", "version")
+    __slots__ = ("_bounds", "_by_stage", "_is_over", "model", "slow_above_s", "version")
 
     def __init__(self, model: str, version: str, bounds: Sequence[float]) -> None:
         self.model, self.version = model, version
         self._bounds = bounds
         self.slow_above_s = 0.0
         self._by_stage: dict[str, Histogram] = {}
+        self._is_over = False
+
+    def end(self) -> None:
+        """The version is gone: nothing is counted any more. Timelines that are kept of it would keep its histograms."""
+        self._is_over = True
+        self._by_stage = {}
 
     @property
     def by_stage(self) -> Mapping[str, Histogram]:
@@ -34,7 +40,8 @@ class StageSeconds:
 
     def observe(self, stage: str, seconds: float, times: int = 1) -> None:
         """Count a stage that took so long, `times` times. A negative time, which clocks may yield, counts as none."""
-        self._histogram(stage).observe(max(0.0, seconds), times)
+        if not self._is_over:
+            self._histogram(stage).observe(max(0.0, seconds), times)
 
     def _histogram(self, stage: str) -> Histogram:
         histogram = self._by_stage.get(stage)
@@ -45,7 +52,7 @@ class StageSeconds:
     def observe_batch(self, times: BatchTimes) -> None:
         """Count the stages that the requests of a landed batch have in common, if its worker has told of its work."""
         work = times.work
-        if work is None:
+        if work is None or self._is_over:
             return
         begins_at, size = times.begins_at, times.size
         own_s = work.decode_s + times.handler_s + work.encode_s
@@ -59,6 +66,8 @@ class StageSeconds:
 
     def observe_ended(self, ended: Sequence[Timeline]) -> None:
         """Count the stages that each of these requests has by itself: together they cost a third of one by one."""
+        if self._is_over:
+            return
         if any(map(_body_at, ended)):
             for timeline in ended:
                 if timeline.body_at:  # it came in pieces
