@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,6 +130,27 @@ async def test_an_answer_for_a_slow_client_leaves_memory_and_comes_from_disk(tmp
         feed.go_on()  # told again while a thread reads: no piece comes twice
         await until(lambda: bucket.is_fed, "it has all")
         assert bucket.taken == body
+
+
+async def test_a_file_is_given_back_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk takes its time for large ones, and many clients may leave at once."""
+    closed: list[str] = []
+    close = os.close
+
+    def watched(descriptor: int) -> None:
+        closed.append(threading.current_thread().name)
+        close(descriptor)
+
+    async with answers_in(tmp_path) as answers:
+        feed = answers.feed(pattern(3 * MIB), Bucket(room=1))
+        await put_on_disk(feed)
+        monkeypatch.setattr(os, "close", watched)
+
+        feed.close()
+
+        await until(lambda: closed, "it is closed")
+        monkeypatch.undo()
+    assert all(name.startswith("large-answers") for name in closed)
 
 
 async def test_what_is_taken_while_it_is_copied_is_not_sent_again(tmp_path: Path) -> None:
