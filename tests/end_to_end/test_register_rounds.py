@@ -29,7 +29,9 @@ def grown_by(folder: Path, first_rounds: int, rounds: int) -> int:
     store = folder / "store"
     store.mkdir()
     make_archive(store / "m.mar", ECHO, weights=b"x" * 100_000)
-    with Server(folder, entry="marserve", store=store) as server:
+    # The flight recorder is full after the first rounds, too: of 8 MiB, its default, it would take some in each.
+    settings = {"flight_recorder_size": "65536"}
+    with Server(folder, entry="marserve", store=store, settings=settings) as server:
         assert server.process is not None
         process = psutil.Process(server.process.pid)
 
