@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -130,6 +132,23 @@ async def test_an_answer_for_a_slow_client_leaves_memory_and_comes_from_disk(tmp
         feed.go_on()  # told again while a thread reads: no piece comes twice
         await until(lambda: bucket.is_fed, "it has all")
         assert bucket.taken == body
+
+
+async def test_what_is_on_disk_already_counts_once_against_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not free any more: counted twice, a client would be cut though its answer has room."""
+    async with answers_in(tmp_path) as answers:
+        first = answers.feed(pattern(3 * MIB), Bucket(room=1))
+        await put_on_disk(first)
+        usage = SimpleNamespace(total=100 * MIB, free=10 * MIB + 3 * MIB)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+
+        second = answers.feed(pattern(3 * MIB), Bucket(room=1))
+        await put_on_disk(second)
+
+        first.close()
+        second.close()
 
 
 async def test_a_file_is_given_back_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

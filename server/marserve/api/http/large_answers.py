@@ -151,7 +151,8 @@ class LargeAnswers:
             disk = shutil.disk_usage(self.folder or tempfile.gettempdir())
         except OSError:
             return False
-        return disk.free - (self.on_disk_bytes + size) >= LEAVE_FREE_SHARE * disk.total
+        # What has been written is not free any more; what is on its way may still be.
+        return disk.free - (self._moving_bytes + size) >= LEAVE_FREE_SHARE * disk.total
 
     # Called by a feed.
 
