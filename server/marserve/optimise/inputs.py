@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from marserve.errors import MarserveError
+from marserve.files.below import real_below
 from marserve.option_values import Sample
 from marserve.registry.intake.drawn_samples import draw_samples
 
@@ -52,9 +53,8 @@ def own_inputs(
     Bodies that are no files are written into the folder `into`. Raises BadInputs, also for an archive without any.
     """
     if named:
-        # Of os.path, which takes a name that is too long and a link to itself for what is not there; pathlib raises.
-        folder = Path(os.path.realpath(model_dir / named))
-        if not folder.is_relative_to(os.path.realpath(model_dir)) or not os.path.isdir(folder):
+        folder = real_below(model_dir, named)
+        if folder is None or not os.path.isdir(folder):
             raise BadInputs(
                 f"optimise.inputs of its model-config.yaml is {named!r}, which is no folder of the archive."
             )

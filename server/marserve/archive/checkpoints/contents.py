@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeGuard
 
 from marserve.archive.reading.member_names import split_name
 from marserve.errors import BadArchive, UnsafeArchive, without_stop
+from marserve.files.below import real_below
 from marserve.files.regular import why_not_regular
 
 Kind = Literal["dcp", "safetensors"]
@@ -143,9 +144,8 @@ def find_inside(folder: Path, name: str, named_in: str) -> tuple[Path, int]:
         parts = split_name(name)
     except UnsafeArchive as error:
         raise BadCheckpoint(named_in, f"it names the file {shown(name)}, which is not used: {error.reason}") from None
-    path = folder.joinpath(*parts)
-    real = Path(os.path.realpath(path))
-    if not real.is_relative_to(os.path.realpath(folder)):
+    real = real_below(folder, os.path.join(*parts))
+    if real is None:
         raise BadCheckpoint(named_in, f"it names the file {shown(name)}, a link that leads out of the checkpoint")
     if why := why_not_regular(real):
         raise BadCheckpoint(named_in, f"it names the file {shown(name)}: {why}")

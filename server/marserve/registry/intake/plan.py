@@ -28,6 +28,7 @@ from marserve.errors import (
     LoadFailed,
     RequirementsRefused,
 )
+from marserve.files.below import real_below
 from marserve.files.digests import digest_of
 from marserve.messages import Checkpoint, Load
 from marserve.model_options import Layers, ModelOptions, Said, fold, say
@@ -296,10 +297,9 @@ def _facts(
 
 def _check_inputs(model: str, named: str, folder: Path) -> None:
     """Raise BadArchive for inputs of `optimise` that are no folder of the archive, or an empty one."""
-    # Of os.path, which takes a name that is too long and a link to itself for what is not there; pathlib raises.
-    inputs = Path(os.path.realpath(folder / named))
-    is_folder = os.path.isdir(inputs)
-    if not named or (inputs.is_relative_to(os.path.realpath(folder)) and is_folder and any(inputs.iterdir())):
+    inputs = real_below(folder, named)
+    is_folder = inputs is not None and os.path.isdir(inputs)
+    if not named or (inputs is not None and is_folder and any(inputs.iterdir())):
         return
     what = "holds no files" if is_folder else "is no folder of the archive"
     raise BadArchive(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marserve.errors import BadArchive
+from marserve.files.below import real_below
 from marserve.pool.options import PoolOptions
 
 
@@ -59,8 +60,7 @@ def find_program(
     program = which(name)
     if program is None:
         raise BadArchive(f"{what}, and there is no program {name} on the server's PATH: install it, or set PATH.")
-    # Of os.path, which takes a name that is too long and a link to itself for what is not there; pathlib raises.
-    path = Path(os.path.realpath(folder / file))
-    if not path.is_relative_to(os.path.realpath(folder)) or not os.path.isfile(path):
+    path = real_below(folder, file)
+    if path is None or not os.path.isfile(path):
         raise BadArchive(f"{what}, and {file} is no file of the archive.")
     return (str(Path(program).absolute()), str(path), *words)
