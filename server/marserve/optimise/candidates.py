@@ -110,7 +110,7 @@ def choose(
 
     `compared` is how many inputs are left to compare; `has_agreement`: something says whether two answers agree;
     `is_drawn`: the inputs are drawn from a declaration, and show errors alone; `calibrating` is how many calibrate.
-    Raises UnknownCandidate for a name that is none.
+    Raises UnknownCandidate for a name that no candidate has.
     """
     refuse_unknown(wanted)
     chosen = [each for each in CANDIDATES if not wanted or each.name in wanted]
@@ -181,6 +181,11 @@ class Measured:
     size: int
 
 
+def rows_of(goal: Goal, batch_size: int) -> int:
+    """The size of the batches whose ratio a goal is about."""
+    return 1 if goal == "latency" else batch_size
+
+
 def beaten_by(goal: Goal, batch_size: int, high: float, passed: Mapping[str, Measured]) -> str:
     """The best build that passed and is faster with certainty than one that is at most `high` times as fast, if any.
 
@@ -188,7 +193,7 @@ def beaten_by(goal: Goal, batch_size: int, high: float, passed: Mapping[str, Mea
     """
     if goal == "memory":
         return ""
-    rows = 1 if goal == "latency" else batch_size
+    rows = rows_of(goal, batch_size)
     lows = {name: each.ratios[rows].low for name, each in passed.items() if rows in each.ratios}
     lows = {name: low for name, low in lows.items() if low > max(high, 1.0)}
     return max(lows, key=lambda name: lows[name], default="")
@@ -209,7 +214,7 @@ def best(goal: Goal, batch_size: int, measured: Mapping[str, Measured], parent_b
             and not any(ratio.is_slower for ratio in each.ratios.values())
         }
         return min(smaller, key=lambda name: smaller[name], default="")
-    rows = 1 if goal == "latency" else batch_size
+    rows = rows_of(goal, batch_size)
     ratios = {name: each.ratios[rows] for name, each in measured.items() if rows in each.ratios}
     faster = {name: ratio.middle for name, ratio in ratios.items() if ratio.is_faster}
     return max(faster, key=lambda name: faster[name], default="")

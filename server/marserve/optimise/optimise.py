@@ -38,6 +38,7 @@ from marserve.optimise.candidates import (
     choose,
     in_order,
     refuse_unknown,
+    rows_of,
     split,
 )
 from marserve.optimise.compare import (
@@ -476,7 +477,7 @@ class _Search:
         if not beaten_by(goal, size, 1.0, passed):
             return ""
         on_step(f"{candidate.name}: a look at its speed")
-        rows = 1 if goal == "latency" else size
+        rows = rows_of(goal, size)
         folder = self.scratch / f"look-{candidate.name}"
         folder.mkdir()
         subject.record(self.compared[: max(rows, 2)], folder, rows, self._allowed())

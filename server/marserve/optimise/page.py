@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
+from marserve.optimise.candidates import rows_of
 from marserve.optimise.ratio import Ratio
 
 WIDTH, HEIGHT, MARGIN = 640, 320, 56
@@ -97,7 +98,7 @@ def write_picture(report: Mapping[str, Any], max_error: float) -> str:
 
 
 def _picture_of(report: Mapping[str, Any], max_error: float) -> str:
-    rows, threads = 1 if report["goal"] == "latency" else report["batchSize"], report["threads"]
+    rows, threads = rows_of(report["goal"], report["batchSize"]), report["threads"]
     points = points_of(report["builds"], rows, threads)
     return _picture(points, rows, threads, max_error) if points else ""
 
