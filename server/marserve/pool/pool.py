@@ -24,7 +24,6 @@ from marserve.errors import (
     MarserveError,
     NoMemoryNow,
     NotEnoughMemory,
-    VersionStops,
 )
 from marserve.messages import (
     FLOPS_NOT_COUNTED,
@@ -523,9 +522,6 @@ class Pool:
         self._changes.tell()
         return given_up
 
-    def _stops(self) -> VersionStops:
-        return VersionStops(self.options.model, self.options.version)
-
     async def stop(self, drain_s: float = 0.0) -> None:
         """Drain, then end every worker and the template, and reap them. What is left is refused as VersionStops.
 
@@ -540,12 +536,12 @@ class Pool:
         await self._succession.stop()
         if left:
             log.warning("%s %s: %d requests given up", self.options.model, self.options.version, left)
-        self.dispatcher.fail_waiting(self._stops(), time.monotonic())
+        self.dispatcher.fail_waiting(self.dispatcher.stops(), time.monotonic())
         await self._processes.close()
         await self.launcher.close()
         self.reservations.close()
         self._context.launchers.devices.forget(self.options.model, self.options.version)
-        self.dispatcher.fail_waiting(self._stops(), time.monotonic())
+        self.dispatcher.fail_waiting(self.dispatcher.stops(), time.monotonic())
         self._wake.cancel()
         self.lives.close()
         self.metrics.stages.end()

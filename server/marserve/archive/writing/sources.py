@@ -36,8 +36,8 @@ from marserve.files.nearest import did_you_mean
 CONFIG_NAME = "model-config.yaml"
 REQUIREMENTS_NAME = "requirements.txt"
 LABELS_NAME = "index_to_name.json"
-# The file of a folder that has the model, and the one that is looked for next.
 PROGRAM_KEY = re.compile(r"^workerProgram\s*:", re.MULTILINE)
+# The file of a folder that has the model, and the one that is looked for next.
 MODEL_FILES = ("model.py", "handler.py")
 PROGRAMS = (".onnx", ".pt2", ".pt")
 _WEIGHTS = (".pth", ".bin", ".ckpt", ".safetensors", ".pkl", ".joblib")

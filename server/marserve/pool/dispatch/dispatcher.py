@@ -128,7 +128,7 @@ class Dispatcher:
 
     def _admit(self, request: Request, receiver: Receiver, now: float) -> Job:
         if self.is_draining:
-            raise VersionStops(self.options.model, self.options.version)
+            raise self.stops()
         options = self.options
         deadline = request.deadline
         if options.client_timeout_s is not None:
@@ -666,6 +666,10 @@ class Dispatcher:
         """Take the hold of `job` back; the worker is read again when no other job holds it."""
         self.lanes.release(job)
 
+    def stops(self) -> VersionStops:
+        """What is said to requests that a version which leaves takes no more."""
+        return VersionStops(self.options.model, self.options.version)
+
     def _no_worker(self, now: float) -> NoWorker:
         left_s = self.hold_for_start.left_s(now)
         return NoWorker(
@@ -679,8 +683,7 @@ class Dispatcher:
             hold.look_at = math.inf
             return 0
         if self.is_draining or hold.next_start is None:
-            stops = VersionStops(self.options.model, self.options.version) if self.is_draining else None
-            return self.fail_waiting(stops or self._no_worker(now), now)
+            return self.fail_waiting(self.stops() if self.is_draining else self._no_worker(now), now)
         grouped = [job for group in self._batcher.groups for job in group if job.state is JobState.GROUPED]
         failed = 0
         hold.look_at = math.inf

@@ -115,9 +115,8 @@ class Batches:
         """Items that it had begun are run once more, as `Dispatcher.died` says.
 
         Without `may_retry` the oldest batch counts as begun: the worker was ended because of it; so it does where the
-        worker may not have told. Of a worker that
-        overlaps the batch ahead may have ended it as well, by its `preprocess`: it costs that batch no request, but it
-        is run by itself from then on.
+        worker may not have told. Of a worker that overlaps the batch ahead may have ended it as well, by its
+        `preprocess`: it costs that batch no request, but it is run by itself from then on.
         """
         begun = loss.begun
         was_asked = self._lose_question(lane, begun)
